@@ -1,0 +1,43 @@
+# `make demo` on a fresh machine sets up all it needs in .venv; nothing else has to be installed first.
+
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?= checkpoints/shapes
+BIN := .venv/bin
+
+.PHONY: help demo serve test check format bench dashboard accuracy
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# --without-pip: works where Python comes without ensurepip; the outer pip installs into the environment.
+.venv/installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/installed ## see the bundled model answer questions about pictures, stage by stage
+	$(BIN)/raylens demo
+
+serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
+	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
+
+test: .venv/installed ## all tests but the slow and GPU ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: .venv/installed ## ruff, mypy strict, layering, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layering.py
+	$(BIN)/python -m dashboards.generate --check
+
+format: .venv/installed ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
+	$(BIN)/python -m benchmarks.shapes_accuracy
+
+bench: .venv/installed ## latency and throughput of the whole pipeline on this machine
+	$(BIN)/python -m benchmarks.pipeline

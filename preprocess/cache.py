@@ -1,0 +1,101 @@
+"""A byte-bounded LRU cache of media items, in which concurrent requests for one key share one computation."""
+
+import asyncio
+import contextvars
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counts since the start: items asked for, found, evicted; and the bytes held now."""
+
+    queries: int = 0
+    hits: int = 0
+    evictions: int = 0
+    num_bytes: int = 0
+
+
+class _Flight(Generic[V]):
+    """One computation under way and the number of requests that wait for it."""
+
+    def __init__(self, task: asyncio.Task[tuple[V, int]]) -> None:
+        self.task = task
+        self.num_waiters = 0
+
+
+class ItemCache(Generic[V]):
+    """Least recently used items up to `capacity_bytes`; for use from one event loop.
+
+    The value may be a stand-in for the data (a reference to it): its size is what `create` says it is.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.stats = CacheStats()
+        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self._flights: dict[str, _Flight[V]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    async def get_or_create(self, key: str, create: Callable[[], Awaitable[tuple[V, int]]]) -> tuple[V, bool]:
+        """Returns (value, whether it was cached already); calls `create() -> (value, bytes)` when it is missing.
+
+        Concurrent callers with one key share one call. It is cancelled when the last of them has gone,
+        its failure reaches all of them and leaves nothing in the cache.
+        """
+        self.stats.queries += 1
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            self.stats.hits += 1
+            return self._entries[key][0], True
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._start(key, create)
+        flight.num_waiters += 1
+        try:
+            value, _ = await asyncio.shield(flight.task)
+            return value, False
+        finally:
+            flight.num_waiters -= 1
+            if flight.num_waiters == 0 and not flight.task.done():
+                # From here on nobody may join it: the next caller starts anew.
+                self._flights.pop(key, None)
+                flight.task.cancel()
+
+    def discard(self, key: str) -> None:
+        """Forgets `key`, e.g. because the data that its value refers to is gone."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.stats.num_bytes -= entry[1]
+
+    def _start(self, key: str, create: Callable[[], Awaitable[tuple[V, int]]]) -> _Flight[V]:
+        async def run() -> tuple[V, int]:
+            return await create()
+
+        # A context of its own: what the first caller's request carries (its cancellation too) is not the others'.
+        task = asyncio.create_task(run(), context=contextvars.Context())
+        flight = _Flight(task)
+        self._flights[key] = flight
+        task.add_done_callback(lambda done: self._finish(key, flight, done))
+        return flight
+
+    def _finish(self, key: str, flight: _Flight[V], task: asyncio.Task[tuple[V, int]]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        value, num_bytes = task.result()
+        if num_bytes > self.capacity_bytes:
+            return
+        self.discard(key)
+        self._entries[key] = (value, num_bytes)
+        self.stats.num_bytes += num_bytes
+        while self.stats.num_bytes > self.capacity_bytes:
+            self.discard(next(iter(self._entries)))
+            self.stats.evictions += 1

@@ -1,0 +1,120 @@
+"""Encoded media to pictures: `data:` URLs, limits checked before decoding, decoding in one canonical way."""
+
+import base64
+import binascii
+import io
+import warnings
+from dataclasses import dataclass
+
+from PIL import Image, ImageOps
+
+from preprocess.schema import InvalidRequestError
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """What one request may bring. Sizes are of the encoded media in bytes, of pictures in pixels."""
+
+    max_items: int = 16
+    max_item_bytes: int = 20 * 2**20
+    max_total_bytes: int = 64 * 2**20
+    max_image_pixels: int = 50_000_000
+    min_image_side: int = 4
+
+
+def decode_data_url(url: str, *, field: str, limits: MediaLimits) -> bytes:
+    """Returns the bytes of a base64 `data:` URL.
+
+    Raises InvalidRequestError when it is malformed or larger than `limits.max_item_bytes`.
+    """
+    header, comma, payload = url.partition(",")
+    if not comma or not header.endswith(";base64"):
+        raise InvalidRequestError(
+            f"{field}: a data URL has the form data:image/png;base64,<data>",
+            field=field,
+            code="invalid_data_url",
+        )
+    if len(payload) * 3 // 4 > limits.max_item_bytes + 3:
+        raise too_large(len(payload) * 3 // 4, field=field, limits=limits)
+    try:
+        content = base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError(
+            f"{field}: the data URL is not valid base64", field=field, code="invalid_base64"
+        ) from error
+    check_size(content, field=field, limits=limits)
+    return content
+
+
+def check_size(content: bytes | bytearray, *, field: str, limits: MediaLimits) -> None:
+    """Raises InvalidRequestError for an empty item or one over `limits.max_item_bytes`."""
+    if not content:
+        raise InvalidRequestError(f"{field}: the media item is empty (0 bytes)", field=field, code="empty_media")
+    if len(content) > limits.max_item_bytes:
+        raise too_large(len(content), field=field, limits=limits)
+
+
+def too_large(num_bytes: int, *, field: str, limits: MediaLimits) -> InvalidRequestError:
+    """The error for an item over the byte limit; `num_bytes` is what was seen so far."""
+    return InvalidRequestError(
+        f"{field}: the media item has {num_bytes} bytes or more, the limit is {limits.max_item_bytes}",
+        field=field,
+        code="media_too_large",
+    )
+
+
+def decode_image(content: bytes, *, field: str, limits: MediaLimits) -> Image.Image:
+    """Decodes an image to RGB: EXIF orientation applied, alpha composited on white, first frame only.
+
+    The header is read and checked against `limits` before any pixel is decoded.
+    Raises InvalidRequestError when it is no image, truncated, too small or too large.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(content), formats=_FORMATS)
+            _check_image_size(image.size, field=field, limits=limits)
+            return _to_rgb(ImageOps.exif_transpose(image))
+    except InvalidRequestError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InvalidRequestError(
+            f"{field}: the image has more pixels than the limit of {limits.max_image_pixels}",
+            field=field,
+            code="image_too_large",
+        ) from error
+    # Pillow's decoders raise many types on hostile bytes (OSError, SyntaxError, struct.error, ValueError, ...).
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{field}: the {len(content)} bytes are not a readable image ({', '.join(_FORMATS)})",
+            field=field,
+            code="invalid_image",
+        ) from error
+
+
+def _check_image_size(size: tuple[int, int], *, field: str, limits: MediaLimits) -> None:
+    width, height = size
+    if min(width, height) < limits.min_image_side:
+        raise InvalidRequestError(
+            f"{field}: the image is {width}x{height} pixels, each side needs at least {limits.min_image_side}",
+            field=field,
+            code="image_too_small",
+        )
+    if width * height > limits.max_image_pixels:
+        raise InvalidRequestError(
+            f"{field}: the image is {width}x{height} pixels, the limit is {limits.max_image_pixels} in all",
+            field=field,
+            code="image_too_large",
+        )
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")
