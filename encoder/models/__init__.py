@@ -1,0 +1,8 @@
+"""What differs between model families in the vision half, one file a `model_type`."""
+
+from encoder.models.family import VisionFamily
+from encoder.models.llava import LLAVA
+
+FAMILIES: dict[str, VisionFamily] = {"llava": LLAVA}
+
+__all__ = ["FAMILIES", "VisionFamily"]
