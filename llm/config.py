@@ -1,0 +1,32 @@
+"""The engine's settings."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
+    `kv_cache_bytes` is the size of the paged KV cache, all layers together."""
+
+    model: str
+    revision: str | None = None
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    block_size: int = 16
+    kv_cache_bytes: int = 512 * 2**20
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            # Every running sequence decodes one token a step; a smaller budget would starve the last of them.
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
+                f" max_num_seqs ({self.max_num_seqs})"
+            )

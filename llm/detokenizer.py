@@ -1,0 +1,70 @@
+"""Token ids to text as they come, never half a character and never the beginning of a stop string."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """The one method of a Hugging Face tokenizer that is used here."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+# Tokens that are decoded again in front of new ones: decoders treat the first tokens of a text specially.
+_PREFIX_TOKENS = 5
+
+
+class Detokenizer:
+    """The output text of one sequence, grown token by token. Decoding a token costs the same at any length."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._token_ids: list[int] = []
+        self._prefix_offset = 0
+        self._read_offset = 0
+        self._held_back = ""
+        self.stopped = False
+
+    def append(self, token_ids: list[int]) -> str:
+        """Returns the text that `token_ids` make certain; sets `stopped` when a stop string is complete.
+
+        A stop string and what follows it are not part of the text.
+        """
+        self._token_ids += token_ids
+        return self._release(self._decode_new())
+
+    def flush(self) -> str:
+        """Returns what was still held back; call once at the end of a sequence that was not `stopped`."""
+        tail = self._decode_new(final=True)
+        text = self._release(tail) + self._held_back
+        self._held_back = ""
+        return text
+
+    def _decode_new(self, *, final: bool = False) -> str:
+        prefix = self._decode(self._token_ids[self._prefix_offset : self._read_offset])
+        text = self._decode(self._token_ids[self._prefix_offset :])
+        if len(text) <= len(prefix) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
+            return ""
+        self._prefix_offset = max(self._read_offset - _PREFIX_TOKENS, 0)
+        self._read_offset = len(self._token_ids)
+        return text[len(prefix) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _release(self, new_text: str) -> str:
+        text = self._held_back + new_text
+        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        if found:
+            self.stopped = True
+            self._held_back = ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held_back = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,101 @@
+"""Runs the language half over the chunks of one step."""
+
+from itertools import takewhile
+
+import torch
+
+from llm.attention import AttentionMetadata, KVCache, PrefillChunk
+from llm.config import EngineConfig
+from llm.loader import load_language_half
+from llm.scheduler import ScheduledChunk
+
+
+class ModelRunner:
+    """Holds the weights and the KV cache; knows chunks of sequences, not requests."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._device = torch.device(config.device)
+        self._block_size = config.block_size
+        self._model, family = load_language_half(config)
+        self._decoder = family.decoder(self._model)
+        text_config = self._model.config.get_text_config()
+        self.max_position_embeddings: int = text_config.max_position_embeddings
+        self.hidden_size: int = text_config.hidden_size
+        layout = {
+            "num_layers": text_config.num_hidden_layers,
+            "block_size": config.block_size,
+            "num_kv_heads": text_config.num_key_value_heads,
+            "head_dim": getattr(text_config, "head_dim", None)
+            or text_config.hidden_size // text_config.num_attention_heads,
+        }
+        self.num_blocks = config.kv_cache_bytes // KVCache.block_bytes(**layout, dtype=config.dtype)
+        if self.num_blocks == 0:
+            raise ValueError(f"kv_cache_bytes ({config.kv_cache_bytes}) does not hold a single block")
+        self._kv_cache = KVCache(**layout, num_blocks=self.num_blocks, dtype=config.dtype, device=self._device)
+
+    @torch.inference_mode()
+    def run(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
+        """Computes the chunks (decode chunks first) and returns float32 logits, (number that sample, vocab)."""
+        positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
+        hidden = self._decoder(
+            inputs_embeds=self._embed(chunks).unsqueeze(0),
+            position_ids=positions.unsqueeze(0).to(self._device),
+            use_cache=False,
+            attention_metadata=self._attention_metadata(chunks, positions),
+        ).last_hidden_state[0]
+        last_rows = torch.tensor([chunk.num_tokens for chunk in chunks]).cumsum(0) - 1
+        sampling_rows = last_rows[torch.tensor([chunk.samples for chunk in chunks])]
+        head = self._model.get_output_embeddings()
+        logits: torch.Tensor = head(hidden[sampling_rows.to(self._device)])
+        return logits.float()
+
+    def _embed(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
+        """Token embeddings of all chunks, (num_tokens, hidden_size), with item embeddings at their placeholders."""
+        token_ids: list[int] = []
+        overlays: list[tuple[int, torch.Tensor]] = []
+        for chunk in chunks:
+            row_of_start = len(token_ids)
+            chunk_ids = chunk.sequence.token_ids[chunk.start : chunk.end]
+            for item in chunk.sequence.items:
+                first = max(chunk.start, item.placeholder.offset)
+                last = min(chunk.end, item.placeholder.offset + item.placeholder.length)
+                if first < last:
+                    offset = item.placeholder.offset
+                    embeddings = item.embeddings[first - offset : last - offset]
+                    overlays.append((row_of_start + first - chunk.start, embeddings))
+                    # A placeholder's id may lie outside the vocabulary; its embedding is not used.
+                    chunk_ids[first - chunk.start : last - chunk.start] = [0] * (last - first)
+            token_ids += chunk_ids
+        embeds: torch.Tensor = self._model.get_input_embeddings()(torch.tensor(token_ids, device=self._device))
+        for row, embeddings in overlays:
+            embeds[row : row + len(embeddings)] = embeddings.to(embeds)
+        return embeds
+
+    def _attention_metadata(self, chunks: list[ScheduledChunk], positions: torch.Tensor) -> AttentionMetadata:
+        tables = [torch.tensor(chunk.sequence.block_table) for chunk in chunks]
+        slots = torch.cat(
+            [
+                table[positions_of // self._block_size] * self._block_size + positions_of % self._block_size
+                for table, positions_of in zip(
+                    tables, positions.split([chunk.num_tokens for chunk in chunks]), strict=True
+                )
+            ]
+        )
+        # The one-token chunks in front are batched; one that ends a prompt behind a longer chunk is a prefill.
+        num_decodes = sum(1 for _ in takewhile(lambda chunk: chunk.num_tokens == 1, chunks))
+        decode_tables, decode_mask = self._decode_tables(chunks[:num_decodes], tables[:num_decodes])
+        prefills, row = [], num_decodes
+        for chunk, table in zip(chunks[num_decodes:], tables[num_decodes:], strict=True):
+            prefills.append(PrefillChunk(row, chunk.num_tokens, chunk.end, table.to(self._device)))
+            row += chunk.num_tokens
+        return AttentionMetadata(self._kv_cache, slots.to(self._device), decode_tables, decode_mask, prefills)
+
+    def _decode_tables(
+        self, chunks: list[ScheduledChunk], tables: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not chunks:
+            return torch.empty(0, 0, dtype=torch.long), torch.empty(0)
+        padded = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
+        lengths = torch.tensor([chunk.end for chunk in chunks])
+        mask = torch.arange(padded.shape[1] * self._block_size) < lengths[:, None]
+        return padded.to(self._device), mask[:, None, None, :].to(self._device)

@@ -1,0 +1,32 @@
+"""Logits to token ids, each row by its own sampling parameters."""
+
+import torch
+
+from llm.sequence import Sequence
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: frozenset[int]) -> list[int]:
+    """Returns one token id a row of `logits` (len(sequences), vocab), float32. May overwrite `logits`."""
+    for row, sequence in zip(logits, sequences, strict=True):
+        params = sequence.sampling_params
+        if eos_token_ids and not params.ignore_eos and sequence.num_output_tokens < params.min_tokens:
+            row[list(eos_token_ids)] = -torch.inf
+    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    for i, sequence in enumerate(sequences):
+        if sequence.sampling_params.temperature:
+            token_ids[i] = _sample_row(logits[i], sequence, sequence.sampling_params.temperature)
+    return token_ids
+
+
+def _sample_row(logits: torch.Tensor, sequence: Sequence, temperature: float) -> int:
+    """Draws from softmax(logits / temperature) cut to the top k tokens, then to the smallest set of mass top p."""
+    params = sequence.sampling_params
+    logits, token_ids = (logits / temperature).sort(descending=True)
+    if params.top_k:
+        logits, token_ids = logits[: params.top_k], token_ids[: params.top_k]
+    probabilities = logits.softmax(dim=-1)
+    if params.top_p is not None and params.top_p < 1:
+        mass_before = probabilities.cumsum(dim=-1) - probabilities
+        probabilities = probabilities.masked_fill(mass_before >= params.top_p, 0.0)
+    drawn = torch.multinomial(probabilities, 1, generator=sequence.generator)
+    return int(token_ids[drawn])
