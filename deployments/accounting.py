@@ -1,0 +1,72 @@
+"""What one request cost: its usage, its stage times, and the metrics that it leaves."""
+
+import time
+
+from deployments.metrics import IngressMetrics
+from deployments.pipeline import PipelineRequest
+from deployments.protocol import StageTimings, Usage
+from deployments.stages import GeneratedText
+
+
+class RequestAccount:
+    """Watches the pieces of one answer as they pass."""
+
+    def __init__(self, request: PipelineRequest, metrics: IngressMetrics) -> None:
+        self._request = request
+        self._metrics = metrics
+        self._first_token: float | None = None
+        self._last_token = request.arrival
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self.finish_reason: str | None = None
+
+    def add(self, piece: GeneratedText) -> None:
+        """Counts a piece that is about to be sent."""
+        now = time.perf_counter()
+        if self._first_token is None:
+            self._first_token = now
+            self._metrics.time_to_first_token.observe(now - self._request.arrival)
+        elif piece.token_ids:
+            # Tokens that were ready together share the gap in front of them.
+            for _ in piece.token_ids:
+                self._metrics.inter_token_latency.observe((now - self._last_token) / len(piece.token_ids))
+        self._last_token = now
+        self._num_prompt_tokens = piece.num_prompt_tokens
+        self._num_output_tokens = piece.num_output_tokens
+        self.finish_reason = piece.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self._num_output_tokens,
+            total_tokens=self._num_prompt_tokens + self._num_output_tokens,
+        )
+
+    @property
+    def timings(self) -> StageTimings:
+        return StageTimings(
+            seconds=self._request.stage_seconds,
+            time_to_first_token=(self._first_token or self._last_token) - self._request.arrival,
+            total=self._last_token - self._request.arrival,
+            processor_cache_hits=self._request.num_processor_cache_hits,
+            embedding_cache_hits=self._request.num_embedding_cache_hits,
+        )
+
+    def finish(self) -> None:
+        """Records a request that was answered to its end."""
+        metrics, seconds = self._metrics, self._request.stage_seconds
+        first_token = self._first_token or self._last_token
+        metrics.request_success.inc(tags={"finished_reason": self.finish_reason or "stop"})
+        metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        metrics.generation_tokens.inc(self._num_output_tokens)
+        metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
+        metrics.request_generation_tokens.observe(self._num_output_tokens)
+        metrics.e2e_latency.observe(self._last_token - self._request.arrival)
+        metrics.decode_time.observe(self._last_token - first_token)
+        metrics.queue_time.observe(seconds.get("llm_queue", 0.0))
+        metrics.prefill_time.observe(seconds.get("prefill", 0.0))
+        if self._num_output_tokens > 1:
+            metrics.time_per_output_token.observe((self._last_token - first_token) / (self._num_output_tokens - 1))
+        for stage, stage_seconds in seconds.items():
+            metrics.stage_seconds.observe(stage_seconds, tags={"stage": stage})

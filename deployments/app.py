@@ -1,0 +1,56 @@
+"""Builds the Ray Serve application: which deployment gets what, and which handle goes where."""
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig
+
+from deployments.config import AppConfig
+from deployments.ingress import Ingress
+from deployments.stages import Encode, Generate, Preprocess
+
+# Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
+_HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0, "graceful_shutdown_timeout_s": 10.0}
+
+
+def build_app(config: AppConfig) -> Application:
+    """The application of `config`, ready for `serve.run`; also the import path of `serve.yaml`."""
+    preprocess = serve.deployment(
+        Preprocess,
+        name="Preprocess",
+        ray_actor_options={"num_cpus": config.preprocess.num_cpus},
+        max_ongoing_requests=config.preprocess.max_ongoing_requests,
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=config.preprocess.min_replicas,
+            max_replicas=config.preprocess.max_replicas,
+            target_ongoing_requests=config.preprocess.target_ongoing_requests,
+            upscale_delay_s=3.0,
+            downscale_delay_s=60.0,
+            metrics_interval_s=1.0,
+            look_back_period_s=3.0,
+        ),
+        **_HEALTH,
+    ).bind(config)
+    encode = serve.deployment(
+        Encode,
+        name="Encode",
+        num_replicas=config.encode.num_replicas,
+        ray_actor_options={"num_cpus": config.encode.num_cpus, "num_gpus": config.encode.num_gpus},
+        max_ongoing_requests=config.encode.max_ongoing_requests,
+        **_HEALTH,
+    ).bind(config)
+    generate = serve.deployment(
+        Generate,
+        name="Generate",
+        num_replicas=config.generate.num_replicas,
+        ray_actor_options={"num_cpus": config.generate.num_cpus, "num_gpus": config.generate.num_gpus},
+        max_ongoing_requests=config.generate.max_ongoing_requests,
+        **_HEALTH,
+    ).bind(config)
+    return serve.deployment(
+        serve.ingress()(Ingress),
+        name="Ingress",
+        ray_actor_options={"num_cpus": config.ingress.num_cpus},
+        max_ongoing_requests=config.ingress.max_ongoing_requests,
+        max_queued_requests=config.ingress.max_queued_requests,
+        **_HEALTH,
+    ).bind(config, preprocess, encode, generate)

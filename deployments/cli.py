@@ -1,0 +1,156 @@
+"""The command line: `raylens serve` and `raylens demo`."""
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from deployments.config import AppConfig
+from deployments.demo import PICTURES, run_demo
+from deployments.local_cluster import free_port, running_app
+from preprocess.models import FAMILIES
+
+BUNDLED_MODEL = Path(__file__).parent.parent / "checkpoints" / "shapes"
+
+_SERVE_HELP = """\
+Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
+behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
+
+  raylens serve                                     the bundled model, which knows coloured shapes only
+  raylens serve --model ~/models/llava-1.5-7b-hf    a folder in Hugging Face format
+  raylens serve --model llava-hf/llava-1.5-7b-hf    a hub id
+  raylens serve --config serve.yaml                 every setting, each explained in that file
+
+On a cluster: `ray up cluster.yaml`, then `serve deploy serve.yaml` on its head node.
+"""
+_DEMO_HELP = """\
+Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
+long each stage took, and stop. Exits 1 when an answer is wrong.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status: 0, 1 when it failed, 2 for a wrong argument."""
+    args = _parser().parse_args(argv)
+    # So that `kill` shuts down as cleanly as Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        status: int = args.run(args)
+    except KeyboardInterrupt:
+        return 0
+    except (ConfigError, RuntimeError) as error:
+        print(f"raylens: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return status
+
+
+class ConfigError(ValueError):
+    """A setting or argument that cannot work; the message names it."""
+
+
+def load_config(path: Path | None, model: str | None) -> AppConfig:
+    """The settings of a Serve config file (`args` of its only application), with `model` in place of its model.
+
+    Raises ConfigError that names the file and the field.
+    """
+    settings: dict[str, Any] = {}
+    if path is not None:
+        settings = _read_settings(path)
+    if model is not None:
+        settings["model"] = model
+    settings.setdefault("model", str(BUNDLED_MODEL))
+    try:
+        config = AppConfig.model_validate(settings)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{path or 'settings'}: {problems}") from error
+    folder = Path(config.model).expanduser()
+    if not folder.exists():
+        _check_hub_id(config.model)
+        return config
+    _check_folder(folder)
+    # Replicas do not start where the command line was typed.
+    return config.model_copy(update={"model": str(folder.resolve())})
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text())
+        (application,) = document["applications"]
+        return dict(application.get("args") or {})
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"--config {path}: not a Serve config file with one application") from error
+
+
+def _check_hub_id(model: str) -> None:
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name)")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses what can be seen to be wrong before anything is started."""
+    try:
+        model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--model {folder}: no readable config.json with a model_type in it") from error
+    if model_type not in FAMILIES:
+        raise ConfigError(f"--model {folder}: model_type {model_type!r} is not supported, only {sorted(FAMILIES)}")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    config = load_config(args.config, args.model)
+    port = args.port or free_port()
+    with running_app(config, host=args.host, port=port, dashboard=args.dashboard) as url:
+        print(f"\n{config.model_name} is ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
+        print("Try:\n")
+        print(_curl_line(url, config.model_name), flush=True)
+        threading.Event().wait()
+    return 0
+
+
+def _curl_line(url: str, model: str) -> str:
+    picture = PICTURES / "one.png"
+    body = (
+        f'{{"model":"{model}","messages":[{{"role":"user","content":['
+        f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,\'"$(base64 -w0 {picture})"\'"}}}},'
+        '{"type":"text","text":"Describe the picture."}]}]}'
+    )
+    return f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
+
+
+def _demo(args: argparse.Namespace) -> int:
+    config = load_config(None, None)
+    with running_app(config, host="127.0.0.1", port=free_port()) as url:
+        return run_demo(url, config.model_name)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="raylens", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    style = argparse.RawDescriptionHelpFormatter
+    serve = commands.add_parser("serve", help="serve a model", description=_SERVE_HELP, formatter_class=style)
+    serve.add_argument("--model", help="folder or hub id; goes before the config file's (default: checkpoints/shapes)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml")
+    serve.add_argument("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
+    serve.set_defaults(run=_serve)
+    demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
+    return port

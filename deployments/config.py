@@ -1,0 +1,131 @@
+"""The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from preprocess.media import MediaLimits
+from preprocess.media_fetch import FetchPolicy
+
+
+class Settings(BaseModel):
+    """A misspelt field is an error, not a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MediaConfig(Settings):
+    """What one request may bring, and which URLs the server fetches for it."""
+
+    max_items: int = Field(16, ge=0, description="media items per request")
+    max_item_bytes: int = Field(20 * 2**20, ge=1, description="bytes of one encoded item")
+    max_total_bytes: int = Field(64 * 2**20, ge=1, description="bytes of all encoded items of a request")
+    max_image_pixels: int = Field(50_000_000, ge=1, description="pixels of one image, width x height")
+    min_image_side: int = Field(4, ge=1, description="pixels of an image's shorter side")
+    fetch_urls: bool = Field(True, description="fetch http(s) URLs at all")
+    allowed_domains: tuple[str, ...] = Field((), description="hosts that media may come from; empty: any public one")
+    allow_private_addresses: bool = Field(False, description="also fetch from addresses that are not public")
+    connect_timeout_s: float = Field(5.0, gt=0, description="seconds to connect to a media host")
+    total_timeout_s: float = Field(20.0, gt=0, description="seconds for one fetch in all")
+
+    def limits(self) -> MediaLimits:
+        return MediaLimits(
+            max_items=self.max_items,
+            max_item_bytes=self.max_item_bytes,
+            max_total_bytes=self.max_total_bytes,
+            max_image_pixels=self.max_image_pixels,
+            min_image_side=self.min_image_side,
+        )
+
+    def fetch_policy(self) -> FetchPolicy:
+        return FetchPolicy(
+            enabled=self.fetch_urls,
+            allowed_domains=self.allowed_domains,
+            allow_private_addresses=self.allow_private_addresses,
+            connect_timeout_s=self.connect_timeout_s,
+            total_timeout_s=self.total_timeout_s,
+        )
+
+
+class IngressConfig(Settings):
+    """The HTTP endpoint, which also owns both caches."""
+
+    num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
+    max_ongoing_requests: int = Field(256, ge=1, description="requests in work at once")
+    max_queued_requests: int = Field(256, ge=1, description="requests waiting beyond those, then 503")
+    processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
+    embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
+    health_period_s: float = Field(1.0, gt=0, description="seconds between two looks at the stages")
+    health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
+
+
+class PreprocessConfig(Settings):
+    """The CPU stage, scaled by the requests in work per replica."""
+
+    num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
+    min_replicas: int = Field(1, ge=1, description="replicas at rest")
+    max_replicas: int = Field(2, ge=1, description="replicas under load")
+    target_ongoing_requests: float = Field(2.0, gt=0, description="requests in work per replica that scaling aims at")
+    max_ongoing_requests: int = Field(16, ge=1, description="requests in work per replica at most")
+
+
+class EncodeConfig(Settings):
+    """The vision stage."""
+
+    num_replicas: int = Field(1, ge=1, description="replicas")
+    num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
+    max_batch_size: int = Field(16, ge=1, description="items encoded together")
+    max_ongoing_requests: int = Field(64, ge=1, description="items in work per replica at most")
+    step_timeout_s: float = Field(120.0, gt=0, description="seconds that one batch may take until the replica is ill")
+
+
+class GenerateConfig(Settings):
+    """The language stage."""
+
+    num_replicas: int = Field(1, ge=1, description="replicas")
+    num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
+    block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
+    kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache")
+    max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
+    max_num_batched_tokens: int = Field(512, ge=1, description="tokens of one step")
+    max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
+    step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")
+
+
+class AppConfig(Settings):
+    """One model behind one endpoint."""
+
+    model: str = Field("checkpoints/shapes", description="folder or hub id of the checkpoint")
+    revision: str | None = Field(None, description="revision of a hub id")
+    served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
+    )
+    max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
+    media: MediaConfig = MediaConfig()
+    ingress: IngressConfig = IngressConfig()
+    preprocess: PreprocessConfig = PreprocessConfig()
+    encode: EncodeConfig = EncodeConfig()
+    generate: GenerateConfig = GenerateConfig()
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    def dtype_name(self, num_gpus: float) -> str:
+        """The dtype of a stage that runs on `num_gpus` GPUs, e.g. "float32"."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if num_gpus else "float32"
+
+    @property
+    def num_reserved_cpus(self) -> float:
+        """CPUs that all replicas reserve together when every stage is scaled up."""
+        return (
+            self.ingress.num_cpus
+            + self.preprocess.max_replicas * self.preprocess.num_cpus
+            + self.encode.num_replicas * self.encode.num_cpus
+            + self.generate.num_replicas * self.generate.num_cpus
+        )

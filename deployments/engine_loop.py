@@ -1,0 +1,124 @@
+"""Runs a synchronous engine on a thread of its own for asynchronous callers: asyncio ends here."""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+_IDLE_BEAT_SECONDS = 0.5
+
+
+class EngineOutput(Protocol):
+    @property
+    def request_id(self) -> str: ...
+
+
+OutputT = TypeVar("OutputT", bound=EngineOutput)
+OutputCovT = TypeVar("OutputCovT", bound=EngineOutput, covariant=True)
+
+
+class Engine(Protocol[OutputCovT]):
+    """The verbs that the encoder engine and the LLM engine share."""
+
+    def step(self) -> Sequence[OutputCovT]: ...
+    def abort(self, request_id: str) -> None: ...
+    def has_unfinished(self) -> bool: ...
+
+
+class EngineDiedError(RuntimeError):
+    """The engine's thread ended; the replica has to be replaced."""
+
+
+class EngineLoop(Generic[OutputT]):
+    """Steps the engine while it has work. Create it and call `stream` on one event loop."""
+
+    def __init__(self, engine: Engine[OutputT], *, name: str, step_timeout_s: float) -> None:
+        self._engine = engine
+        self._step_timeout_s = step_timeout_s
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outputs: dict[str, asyncio.Queue[OutputT | Exception]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._last_beat = time.monotonic()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def stream(self, request_id: str, add_request: Callable[[], None]) -> AsyncIterator[list[OutputT]]:
+        """Yields the request's outputs, those that are ready together in one list, until the caller closes it.
+
+        `add_request` runs on the engine's thread; what it raises is raised here. Closing aborts the request.
+        """
+        if self._failure is not None:
+            raise EngineDiedError("the engine has stopped") from self._failure
+        outputs: asyncio.Queue[OutputT | Exception] = asyncio.Queue()
+        self._outputs[request_id] = outputs
+        self._commands.put(lambda: self._add(request_id, add_request))
+        try:
+            while True:
+                ready = [await outputs.get()]
+                while not outputs.empty():
+                    ready.append(outputs.get_nowait())
+                for output in ready:
+                    if isinstance(output, Exception):
+                        raise output
+                yield [output for output in ready if not isinstance(output, Exception)]
+        finally:
+            del self._outputs[request_id]
+            self._commands.put(lambda: self._engine.abort(request_id))
+
+    def check_health(self) -> None:
+        """Raises EngineDiedError when the thread has ended or one step takes longer than `step_timeout_s`."""
+        if self._failure is not None:
+            raise EngineDiedError("the engine has stopped") from self._failure
+        if self.heartbeat_age > self._step_timeout_s:
+            raise EngineDiedError(f"no step ended in {self.heartbeat_age:.0f} s")
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Seconds since the engine's thread last showed life, between two steps or while idle."""
+        return time.monotonic() - self._last_beat
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._last_beat = time.monotonic()
+                self._obey_commands(wait=not self._engine.has_unfinished())
+                outputs = self._engine.step() if self._engine.has_unfinished() else []
+                if outputs:
+                    self._loop.call_soon_threadsafe(self._deliver, outputs)
+        except Exception as error:
+            logger.exception("engine thread ended")
+            self._failure = error
+            with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
+                self._loop.call_soon_threadsafe(self._fail_all)
+
+    def _obey_commands(self, *, wait: bool) -> None:
+        with contextlib.suppress(queue.Empty):
+            if wait:
+                self._commands.get(timeout=_IDLE_BEAT_SECONDS)()
+            while True:
+                self._commands.get_nowait()()
+
+    def _add(self, request_id: str, add_request: Callable[[], None]) -> None:
+        try:
+            add_request()
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._put, request_id, error)
+
+    def _deliver(self, outputs: Sequence[OutputT]) -> None:
+        for output in outputs:
+            self._put(output.request_id, output)
+
+    def _put(self, request_id: str, output: OutputT | Exception) -> None:
+        if request_id in self._outputs:
+            self._outputs[request_id].put_nowait(output)
+
+    def _fail_all(self) -> None:
+        for outputs in self._outputs.values():
+            outputs.put_nowait(EngineDiedError("the engine has stopped"))

@@ -1,0 +1,145 @@
+"""The HTTP endpoint: OpenAI-compatible routes, server-sent events, errors in OpenAI's form."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray.serve.handle import DeploymentHandle
+
+from deployments.accounting import RequestAccount
+from deployments.answer import Answer
+from deployments.config import AppConfig
+from deployments.errors import add_error_handlers, error_response
+from deployments.health import StageMonitor
+from deployments.metrics import IngressMetrics
+from deployments.metrics_export import export_metrics
+from deployments.pipeline import MediaSource, Pipeline, PipelineRequest, StageUnavailableError
+from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
+from deployments.stages import GeneratedText
+from preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger("ray.serve")
+
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
+
+
+class Ingress:
+    """One replica of the endpoint. Wrapped by `serve.ingress` in `deployments.app`."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        preprocess: DeploymentHandle[Any],
+        encode: DeploymentHandle[Any],
+        generate: DeploymentHandle[Any],
+    ) -> None:
+        self._model_name = config.model_name
+        self._created = int(time.time())
+        self._metrics = IngressMetrics()
+        self._pipeline = Pipeline(config, preprocess, encode, generate, self._metrics)
+        self._monitor = StageMonitor(
+            {"preprocess": preprocess, "encode": encode, "generate": generate},
+            period_s=config.ingress.health_period_s,
+            timeout_s=config.ingress.health_timeout_s,
+        )
+        self._reporter = asyncio.get_running_loop().create_task(self._report_caches_forever())
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """What Ray Serve calls once the replica is made: the routes, bound to this object."""
+        api = FastAPI(title="Raylens", description="Vision-language models behind an OpenAI-compatible API.")
+        route = api.add_api_route
+        chat = "/v1/chat/completions"
+        route(chat, self.chat_completions, methods=["POST"], response_model=ChatCompletion, responses=_ERRORS)
+        route("/v1/models", self.models, methods=["GET"])
+        route("/v1/models/{model:path}", self.model, methods=["GET"], responses=_ERRORS)
+        route("/health", self.health, methods=["GET"], response_model=None)
+        route("/metrics", self.metrics, methods=["GET"], response_model=None)
+        add_error_handlers(api)
+        return api
+
+    async def chat_completions(
+        self, body: ChatCompletionRequest, x_request_id: Annotated[str | None, Header(max_length=64)] = None
+    ) -> Response:
+        """Answers a conversation that may hold pictures, all at once or as server-sent events."""
+        self._check_model(body.model)
+        if not self._monitor.processor_fingerprint:
+            raise StageUnavailableError("the stages are still starting")
+        request = PipelineRequest(
+            request_id=f"chatcmpl-{x_request_id or uuid.uuid4().hex}",
+            messages=body.template_messages(),
+            media=[MediaSource(url, field) for field, url in body.images()],
+            params=body.sampling_params(),
+        )
+        answer = Answer(body, request, RequestAccount(request, self._metrics))
+        pieces = self._pipeline.run(request, self._monitor.processor_fingerprint)
+        headers = {"x-request-id": request.request_id}
+        try:
+            # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
+            first = await anext(pieces)
+            if body.stream:
+                events = self._events(answer, first, pieces)
+                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            completion = await answer.complete(first, pieces)
+        except BaseException as error:
+            await pieces.aclose()
+            self._count_error(error)
+            raise
+        return Response(completion.model_dump_json(exclude_none=True), media_type="application/json", headers=headers)
+
+    async def models(self) -> ModelList:
+        """The one model that is served."""
+        return ModelList(data=[ModelCard(id=self._model_name, created=self._created)])
+
+    async def model(self, model: str) -> ModelCard:
+        self._check_model(model)
+        return ModelCard(id=self._model_name, created=self._created)
+
+    async def health(self) -> JSONResponse:
+        """200 when every stage is ready, else 503; the body says which is not."""
+        status = 200 if self._monitor.is_ready else 503
+        return JSONResponse({"ready": self._monitor.is_ready, "stages": self._monitor.states()}, status)
+
+    async def metrics(self) -> Response:
+        """All stages' metrics, for Prometheus."""
+        return Response(await export_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _check_model(self, model: str) -> None:
+        if model != self._model_name:
+            raise InvalidRequestError(
+                f"model: {model[:100]!r} is not served here, only {self._model_name!r}",
+                field="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    async def _events(
+        self, answer: Answer, first: GeneratedText, pieces: AsyncGenerator[GeneratedText]
+    ) -> AsyncIterator[str]:
+        """Server-sent events; an error in mid-stream is an event of its own and ends them."""
+        async with aclosing(pieces):
+            try:
+                async for chunk in answer.chunks(first, pieces):
+                    yield f"data: {chunk.model_dump_json(exclude_none=True)}\n\n"
+            except Exception as error:
+                self._count_error(error)
+                logger.exception("a stream ended with an error")
+                yield f"data: {error_response(error)[1].model_dump_json()}\n\n"
+        yield "data: [DONE]\n\n"
+
+    def _count_error(self, error: BaseException) -> None:
+        if isinstance(error, Exception):  # a client that went away is no error
+            status, body = error_response(error)
+            stage = "ingress" if status < 500 else "pipeline"
+            self._metrics.request_errors.inc(tags={"stage": stage, "code": body.error.code or str(status)})
+
+    async def _report_caches_forever(self) -> None:
+        while True:
+            self._metrics.mm_cache.report(self._pipeline.processed_items.stats)
+            self._metrics.encoder_cache.report(self._pipeline.embeddings.stats)
+            await asyncio.sleep(1.0)

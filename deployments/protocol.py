@@ -1,0 +1,223 @@
+"""The wire types of the OpenAI-compatible API, and how they become what the pipeline takes."""
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from llm.sampling_params import SamplingParams
+from preprocess.schema import InvalidRequestError
+
+
+class WireModel(BaseModel):
+    """Fields that the server does not know are refused: silently ignored ones mislead the client."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextPart(WireModel):
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(WireModel):
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class ImagePart(WireModel):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class ChatMessage(WireModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    name: str | None = None
+    # What the official client returns in an assistant message and sends back in the next turn.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class StreamOptions(WireModel):
+    include_usage: bool = False
+
+
+class ResponseFormat(WireModel):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(WireModel):
+    """`POST /v1/chat/completions`. Fields typed to one value are accepted only where they change nothing."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
+    return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
+    n: Literal[1] | None = 1
+    logprobs: Literal[False] | None = None
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+
+    @field_validator("presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _zero_is_zero(cls, value: Any) -> Any:
+        return 0 if value == 0 else value
+
+    def sampling_params(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            ignore_eos=self.ignore_eos,
+        )
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them; pictures become placeholders without their data."""
+        return [
+            {
+                "role": "system" if message.role == "developer" else message.role,
+                "content": _template_content(message.content),
+            }
+            for message in self.messages
+        ]
+
+    def images(self) -> list[tuple[str, str]]:
+        """(field, url) of every picture, in the order of the prompt."""
+        found = []
+        for i, message in enumerate(self.messages):
+            for j, part in enumerate(message.content if isinstance(message.content, list) else []):
+                if isinstance(part, ImagePart):
+                    field = f"messages[{i}].content[{j}].image_url"
+                    if message.role != "user":
+                        raise InvalidRequestError(f"{field}: only user messages may hold pictures", field=field)
+                    found.append((field, part.image_url.url))
+        return found
+
+
+def _template_content(content: str | list[TextPart | ImagePart]) -> list[dict[str, str]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
+    ]
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int = 0
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+
+
+class StageTimings(BaseModel):
+    """The stage waterfall of one request, in seconds; a stage that was skipped is absent. Hits count items."""
+
+    seconds: dict[str, float]
+    time_to_first_token: float
+    total: float
+    processor_cache_hits: int
+    embedding_cache_hits: int
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    index: int = 0
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+    stage_timings: StageTimings | None = None
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    stage_timings: StageTimings | None = None
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "raylens"
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """OpenAI's form of an error, for every status above 399."""
+
+    error: ErrorBody

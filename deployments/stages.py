@@ -1,0 +1,244 @@
+"""The three libraries as Ray Serve deployments: plain classes, wrapped by `deployments.app`.
+
+A stage that makes tensors answers with two objects: first what is known of the item, then its tensors. The caller
+reads the first and passes a reference to the second on, unread. Both are owned by the caller, so they outlive the
+replica that made them.
+
+The libraries are imported where a replica starts: the controller and the ingress never load torch.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deployments.config import AppConfig
+from deployments.engine_loop import EngineLoop
+from deployments.metrics import EncodeMetrics, GenerateMetrics
+from llm.sampling_params import SamplingParams
+from preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt
+
+if TYPE_CHECKING:
+    import torch
+
+    from encoder.schema import EncodeOutput
+    from llm.engine import EngineStats, RequestOutput
+    from preprocess.processor import Message
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A stage's sign of life: seconds since its engine last moved, and the processor's identity if it has one."""
+
+    age_s: float = 0.0
+    processor_fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """What is known of an item's embeddings besides the tensor. Times in seconds."""
+
+    num_bytes: int
+    transfer_seconds: float
+    queue_seconds: float
+    encode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A piece of an answer. `seconds` holds the stage times that became known with it, by stage name."""
+
+    text: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: str | None
+    seconds: dict[str, float]
+
+
+class Preprocess:
+    """Runs the model's Hugging Face processor. Pictures are worked on in a thread, one at a time, so that a
+    prompt is never rendered only after somebody else's picture."""
+
+    def __init__(self, config: AppConfig) -> None:
+        import torch
+
+        from preprocess.processor import MultiModalProcessor, ProcessorConfig
+
+        torch.set_num_threads(max(1, int(config.preprocess.num_cpus)))
+        self._processor = MultiModalProcessor(
+            ProcessorConfig(
+                model=config.model,
+                revision=config.revision,
+                dtype=getattr(torch, config.dtype_name(config.encode.num_gpus)),
+                max_model_len=config.max_model_len,
+                limits=config.media.limits(),
+            )
+        )
+        self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
+
+    async def process_image(self, content: bytes, field: str) -> "AsyncIterator[ItemInfo | ItemTensors]":
+        """Yields the picture's ItemInfo, then its tensors."""
+        info, tensors = await asyncio.get_running_loop().run_in_executor(
+            self._image_thread, lambda: self._processor.process_image(content, field=field)
+        )
+        yield info
+        yield tensors
+
+    async def render(self, messages: "list[Message]", items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
+        return self._processor.render(messages, items, hashes)
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(processor_fingerprint=self._processor.fingerprint)
+
+
+class Encode:
+    """Batches waiting items through the vision half."""
+
+    def __init__(self, config: AppConfig) -> None:
+        import torch
+
+        from encoder.engine import EncoderEngine
+
+        if not config.encode.num_gpus:
+            torch.set_num_threads(max(1, int(config.encode.num_cpus)))
+        engine = EncoderEngine(
+            config.model,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype_name(config.encode.num_gpus)),
+            device="cuda" if config.encode.num_gpus else "cpu",
+            max_batch_size=config.encode.max_batch_size,
+        )
+        self._engine = engine
+        self._loop: EngineLoop[EncodeOutput] = EngineLoop(
+            engine, name="encoder-engine", step_timeout_s=config.encode.step_timeout_s
+        )
+        self._metrics = EncodeMetrics()
+
+    async def encode(
+        self, request_id: str, tensors: "ItemTensors", sent_at: float
+    ) -> "AsyncIterator[EmbeddingInfo | torch.Tensor]":
+        """Yields an EmbeddingInfo, then the item's embeddings (num_tokens, hidden_size). `sent_at` is wall time."""
+        transfer_seconds = max(0.0, time.time() - sent_at)
+        async with aclosing(
+            self._loop.stream(request_id, lambda: self._engine.add_request(request_id, tensors))
+        ) as outputs:
+            (output,) = await anext(outputs)
+        status = "ok" if output.error is None else "error"
+        self._metrics.items_total.inc(tags={"modality": "image", "status": status})
+        if output.error is not None:
+            raise output.error
+        assert output.embeddings is not None
+        self._metrics.batch_size.observe(output.batch_size)
+        yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
+        yield output.embeddings
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._loop.heartbeat_age)
+
+    def check_health(self) -> None:
+        self._loop.check_health()
+
+
+class Generate:
+    """Stitches embeddings into the prompt and decodes."""
+
+    def __init__(self, config: AppConfig) -> None:
+        import torch
+
+        from llm.config import EngineConfig
+        from llm.engine import LLMEngine
+
+        settings = config.generate
+        if not settings.num_gpus:
+            torch.set_num_threads(max(1, int(settings.num_cpus)))
+        engine = LLMEngine(
+            EngineConfig(
+                model=config.model,
+                revision=config.revision,
+                dtype=getattr(torch, config.dtype_name(settings.num_gpus)),
+                device="cuda" if settings.num_gpus else "cpu",
+                block_size=settings.block_size,
+                kv_cache_bytes=settings.kv_cache_bytes,
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+            )
+        )
+        self._engine = engine
+        self._loop: EngineLoop[RequestOutput] = EngineLoop(
+            engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
+        )
+        self._metrics = GenerateMetrics()
+        self._num_preemptions = 0
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams,
+        sent_at: float,
+        *embeddings: "torch.Tensor",
+    ) -> AsyncIterator[GeneratedText]:
+        """Yields the answer piece by piece: tokens that are ready together go together, the first one at once."""
+        transfer_seconds = max(0.0, time.time() - sent_at)
+        is_first = True
+        async with aclosing(
+            self._loop.stream(request_id, lambda: self._engine.add_request(request_id, prompt, embeddings, params))
+        ) as batches:
+            async for outputs in batches:
+                piece = _merge(outputs)
+                if is_first:
+                    piece.seconds["transfer_embeddings"] = transfer_seconds
+                    is_first = False
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._loop.heartbeat_age)
+
+    def check_health(self) -> None:
+        self._loop.check_health()
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._report(self._engine.stats)
+            await asyncio.sleep(1.0)
+
+    def _report(self, stats: "EngineStats") -> None:
+        self._metrics.num_running.set(stats.num_running)
+        self._metrics.num_waiting.set(stats.num_waiting)
+        self._metrics.kv_cache_usage.set(stats.kv_cache_usage)
+        if stats.num_preemptions > self._num_preemptions:
+            self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
+            self._num_preemptions = stats.num_preemptions
+
+
+def _merge(outputs: "list[RequestOutput]") -> GeneratedText:
+    """One piece out of the outputs of several steps; stage times go out with the token that ends the stage."""
+    last = outputs[-1]
+    times = last.times
+    seconds: dict[str, float] = {}
+    token_ids = [token_id for output in outputs for token_id in output.token_ids]
+    first_index = last.num_output_tokens - len(token_ids)
+    if first_index == 0 and times.first_token is not None and times.first_scheduled is not None:
+        seconds["llm_queue"] = times.first_scheduled - times.arrival
+        seconds["prefill"] = times.first_token - times.first_scheduled
+    if first_index <= 1 < last.num_output_tokens and times.first_token is not None and times.second_token is not None:
+        seconds["first_decode"] = times.second_token - times.first_token
+    return GeneratedText(
+        text="".join(output.text for output in outputs),
+        token_ids=token_ids,
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_output_tokens=last.num_output_tokens,
+        finish_reason=last.finish_reason,
+        seconds=seconds,
+    )

@@ -1,0 +1,76 @@
+"""One direction of flow: preprocess, encoder and llm are plain libraries, deployments is the only one above them."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("preprocess", "encoder", "llm", "deployments", "checkpoints", "dashboards")
+SERVING_LIBRARIES = ("ray", "fastapi", "starlette", "uvicorn", "prometheus_client")
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Every module that the source imports anywhere, also inside functions and under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield node.module
+
+
+def violations(package: str, source: str) -> list[str]:
+    """The imports in `source` that a module of `package` must not have."""
+    found = []
+    for module in imported_modules(source):
+        top = module.split(".")[0]
+        is_other_package = top in PACKAGES and top != package
+        if package in ("preprocess", "encoder", "llm"):
+            allowed = module == "preprocess.schema" and package != "preprocess"
+            if top in SERVING_LIBRARIES or (is_other_package and not allowed):
+                found.append(module)
+        elif is_other_package and (top == "deployments" or package != "deployments"):
+            found.append(module)
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_layers(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    assert violations(package, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("llm", "import ray"),
+        ("llm", "from preprocess.processor import MultiModalProcessor"),
+        ("encoder", "def f():\n    from llm.engine import LLMEngine"),
+        ("preprocess", "from prometheus_client import Counter"),
+        ("preprocess", "import deployments.app"),
+        ("checkpoints", "from deployments.cli import main"),
+    ],
+)
+def test_a_violation_is_seen(package: str, source: str) -> None:
+    assert len(violations(package, source)) == 1
+
+
+def test_every_python_file_at_the_top_belongs_to_a_known_package() -> None:
+    tops = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("[!.]*/**/*.py")}
+    assert tops - set(PACKAGES) <= {"tests", "benchmarks", "examples"}
+
+
+def test_the_ingress_process_needs_no_torch() -> None:
+    """It passes references to tensors on and never touches one: what it imports shows it."""
+    import subprocess
+
+    code = "import sys, deployments.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
