@@ -3,9 +3,10 @@
 import time
 
 from deployments.metrics import IngressMetrics
-from deployments.pipeline import PipelineRequest
+from deployments.pipeline import PipelineRequest, StageError
 from deployments.protocol import StageTimings, Usage
 from deployments.stages import GeneratedText
+from preprocess.schema import InvalidRequestError
 
 
 class RequestAccount:
@@ -26,10 +27,13 @@ class RequestAccount:
         if self._first_token is None:
             self._first_token = now
             self._metrics.time_to_first_token.observe(now - self._request.arrival)
+            self._metrics.prompt_tokens.inc(piece.num_prompt_tokens)
         elif piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
             for _ in piece.token_ids:
                 self._metrics.inter_token_latency.observe((now - self._last_token) / len(piece.token_ids))
+        if piece.token_ids:
+            self._metrics.generation_tokens.inc(len(piece.token_ids))
         self._last_token = now
         self._num_prompt_tokens = piece.num_prompt_tokens
         self._num_output_tokens = piece.num_output_tokens
@@ -53,13 +57,20 @@ class RequestAccount:
             embedding_cache_hits=self._request.num_embedding_cache_hits,
         )
 
+    def fail(self, error: BaseException) -> None:
+        """Records a request that ended early: refused, failed, or left by its client."""
+        if not isinstance(error, Exception):
+            self._metrics.request_success.inc(tags={"finished_reason": "abort"})
+            return
+        stage = error.stage if isinstance(error, StageError) else "ingress"
+        code = error.code if isinstance(error, InvalidRequestError) else type(error).__name__
+        self._metrics.request_errors.inc(tags={"stage": stage, "code": code})
+
     def finish(self) -> None:
         """Records a request that was answered to its end."""
         metrics, seconds = self._metrics, self._request.stage_seconds
         first_token = self._first_token or self._last_token
         metrics.request_success.inc(tags={"finished_reason": self.finish_reason or "stop"})
-        metrics.prompt_tokens.inc(self._num_prompt_tokens)
-        metrics.generation_tokens.inc(self._num_output_tokens)
         metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         metrics.request_generation_tokens.observe(self._num_output_tokens)
         metrics.e2e_latency.observe(self._last_token - self._request.arrival)

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator
 
 from deployments.accounting import RequestAccount
-from deployments.pipeline import PipelineRequest
+from deployments.pipeline import PipelineRequest, StageFailedError
 from deployments.protocol import (
     AssistantMessage,
     ChatCompletion,
@@ -17,10 +17,6 @@ from deployments.protocol import (
 from deployments.stages import GeneratedText
 
 
-class GenerationError(RuntimeError):
-    """The engine gave up on this request."""
-
-
 class Answer:
     """Shapes one answer as the client asked for it and accounts for it on the way."""
 
@@ -30,15 +26,19 @@ class Answer:
         self._account = account
         self._created = int(time.time())
 
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
     async def complete(self, first: GeneratedText, pieces: AsyncIterator[GeneratedText]) -> ChatCompletion:
-        """The whole answer at once. Raises GenerationError when the engine fails on it."""
+        """The whole answer at once. Raises StageFailedError when the engine fails on it."""
         text, token_ids = "", []
         async for piece in self._accounted(first, pieces):
             text += piece.text
             token_ids += piece.token_ids
         choice = Choice(message=AssistantMessage(content=text), finish_reason=self._account.finish_reason)
         completion = ChatCompletion(
-            id=self._request.request_id,
+            id=self.request_id,
             created=self._created,
             model=self._body.model,
             choices=[choice],
@@ -83,14 +83,14 @@ class Answer:
     def _checked(self, piece: GeneratedText) -> GeneratedText:
         self._account.add(piece)
         if piece.finish_reason not in (None, "stop", "length"):
-            raise GenerationError(f"the engine ended the request with {piece.finish_reason!r}")
+            raise StageFailedError("generate", f"the engine ended the request with {piece.finish_reason!r}")
         return piece
 
     def _chunk(
         self, delta: Delta, *, finish_reason: str | None = None, token_ids: list[int] | None = None
     ) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            id=self._request.request_id,
+            id=self.request_id,
             created=self._created,
             model=self._body.model,
             choices=[ChunkChoice(delta=delta, finish_reason=finish_reason, token_ids=token_ids)],

@@ -36,9 +36,7 @@ def run_demo(url: str, model: str) -> int:
 
 def _ask(url: str, model: str, pictures: list[str], question: str) -> tuple[str, dict[str, Any]]:
     """Streams one answer to the terminal; returns it with its stage timings."""
-    content: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": _data_url(PICTURES / name)}} for name in pictures
-    ]
+    content = [picture_part((PICTURES / name).read_bytes()) for name in pictures]
     content.append({"type": "text", "text": question})
     body = {
         "model": model,
@@ -46,7 +44,8 @@ def _ask(url: str, model: str, pictures: list[str], question: str) -> tuple[str,
         "stream": True,
         "stage_timings": True,
     }
-    answer, timings = "", {}
+    answer = ""
+    timings: dict[str, Any] = {}
     print("      ", end="")
     for event in _events(f"{url}/v1/chat/completions", body):
         if "error" in event:
@@ -80,5 +79,7 @@ def _waterfall(timings: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _data_url(picture: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+def picture_part(content: bytes) -> dict[str, Any]:
+    """An encoded picture as a content part of a chat message."""
+    url = "data:image/png;base64," + base64.b64encode(content).decode()
+    return {"type": "image_url", "image_url": {"url": url}}

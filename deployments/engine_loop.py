@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -43,22 +44,25 @@ class EngineLoop(Generic[OutputT]):
         self._step_timeout_s = step_timeout_s
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outputs: dict[str, asyncio.Queue[OutputT | Exception]] = {}
+        self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._last_beat = time.monotonic()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def stream(self, request_id: str, add_request: Callable[[], None]) -> AsyncIterator[list[OutputT]]:
+    async def stream(self, request_id: str, add_request: Callable[[str], None]) -> AsyncGenerator[list[OutputT]]:
         """Yields the request's outputs, those that are ready together in one list, until the caller closes it.
 
-        `add_request` runs on the engine's thread; what it raises is raised here. Closing aborts the request.
+        `add_request(engine_id)` runs on the engine's thread; what it raises is raised here. The id is unique, even
+        when a request is sent again while its first try still ends. Closing aborts the request.
         """
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
         outputs: asyncio.Queue[OutputT | Exception] = asyncio.Queue()
-        self._outputs[request_id] = outputs
-        self._commands.put(lambda: self._add(request_id, add_request))
+        engine_id = f"{request_id}#{next(self._numbers)}"
+        self._outputs[engine_id] = outputs
+        self._commands.put(lambda: self._add(engine_id, add_request))
         try:
             while True:
                 ready = [await outputs.get()]
@@ -69,8 +73,8 @@ class EngineLoop(Generic[OutputT]):
                         raise output
                 yield [output for output in ready if not isinstance(output, Exception)]
         finally:
-            del self._outputs[request_id]
-            self._commands.put(lambda: self._engine.abort(request_id))
+            del self._outputs[engine_id]
+            self._commands.put(lambda: self._engine.abort(engine_id))
 
     def check_health(self) -> None:
         """Raises EngineDiedError when the thread has ended or one step takes longer than `step_timeout_s`."""
@@ -105,19 +109,19 @@ class EngineLoop(Generic[OutputT]):
             while True:
                 self._commands.get_nowait()()
 
-    def _add(self, request_id: str, add_request: Callable[[], None]) -> None:
+    def _add(self, engine_id: str, add_request: Callable[[str], None]) -> None:
         try:
-            add_request()
+            add_request(engine_id)
         except Exception as error:
-            self._loop.call_soon_threadsafe(self._put, request_id, error)
+            self._loop.call_soon_threadsafe(self._put, engine_id, error)
 
     def _deliver(self, outputs: Sequence[OutputT]) -> None:
         for output in outputs:
             self._put(output.request_id, output)
 
-    def _put(self, request_id: str, output: OutputT | Exception) -> None:
-        if request_id in self._outputs:
-            self._outputs[request_id].put_nowait(output)
+    def _put(self, engine_id: str, output: OutputT | Exception) -> None:
+        if engine_id in self._outputs:
+            self._outputs[engine_id].put_nowait(output)
 
     def _fail_all(self) -> None:
         for outputs in self._outputs.values():

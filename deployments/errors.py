@@ -26,7 +26,7 @@ def add_error_handlers(api: FastAPI) -> None:
 def error_response(error: Exception) -> tuple[int, ErrorResponse]:
     """Status and body for an error. Internals stay in the log."""
     if isinstance(error, InvalidRequestError):
-        body = ErrorBody(message=error.message, type="invalid_request_error", param=error.field, code=error.code)
+        body = ErrorBody(message=str(error), type="invalid_request_error", param=error.field, code=error.code)
         return error.status, ErrorResponse(error=body)
     if isinstance(error, StageUnavailableError):
         body = ErrorBody(message=f"{error}, try again", type="server_error", param=None, code="stage_unavailable")
@@ -46,9 +46,9 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     worst = max(error.errors(), key=lambda problem: len(problem["loc"]))
     if worst["type"] == "json_invalid":
-        return await _on_error(request, InvalidRequestError("body: not valid JSON", field="body", code="invalid_json"))
+        return await _on_error(request, InvalidRequestError("not valid JSON", field="body", code="invalid_json"))
     field = _field_name(worst["loc"])
-    return await _on_error(request, InvalidRequestError(f"{field}: {worst['msg']}", field=field))
+    return await _on_error(request, InvalidRequestError(f"{worst['msg']}", field=field))
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:

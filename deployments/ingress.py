@@ -6,9 +6,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray.serve.handle import DeploymentHandle
 
@@ -63,32 +63,31 @@ class Ingress:
         add_error_handlers(api)
         return api
 
-    async def chat_completions(
-        self, body: ChatCompletionRequest, x_request_id: Annotated[str | None, Header(max_length=64)] = None
-    ) -> Response:
+    async def chat_completions(self, body: ChatCompletionRequest) -> Response:
         """Answers a conversation that may hold pictures, all at once or as server-sent events."""
-        self._check_model(body.model)
-        if not self._monitor.processor_fingerprint:
-            raise StageUnavailableError("the stages are still starting")
         request = PipelineRequest(
-            request_id=f"chatcmpl-{x_request_id or uuid.uuid4().hex}",
+            request_id=f"chatcmpl-{uuid.uuid4().hex}",
             messages=body.template_messages(),
             media=[MediaSource(url, field) for field, url in body.images()],
             params=body.sampling_params(),
         )
-        answer = Answer(body, request, RequestAccount(request, self._metrics))
+        self._check_model(body.model)
+        if not self._monitor.processor_fingerprint:
+            raise StageUnavailableError("preprocess", "the stages are still starting")
+        account = RequestAccount(request, self._metrics)
+        answer = Answer(body, request, account)
         pieces = self._pipeline.run(request, self._monitor.processor_fingerprint)
         headers = {"x-request-id": request.request_id}
         try:
             # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
             first = await anext(pieces)
             if body.stream:
-                events = self._events(answer, first, pieces)
+                events = self._events(answer, account, first, pieces)
                 return StreamingResponse(events, media_type="text/event-stream", headers=headers)
             completion = await answer.complete(first, pieces)
         except BaseException as error:
             await pieces.aclose()
-            self._count_error(error)
+            self._note_failure(account, request.request_id, error)
             raise
         return Response(completion.model_dump_json(exclude_none=True), media_type="application/json", headers=headers)
 
@@ -112,31 +111,31 @@ class Ingress:
     def _check_model(self, model: str) -> None:
         if model != self._model_name:
             raise InvalidRequestError(
-                f"model: {model[:100]!r} is not served here, only {self._model_name!r}",
+                f"{model[:100]!r} is not served here, only {self._model_name!r}",
                 field="model",
                 code="model_not_found",
                 status=404,
             )
 
     async def _events(
-        self, answer: Answer, first: GeneratedText, pieces: AsyncGenerator[GeneratedText]
+        self, answer: Answer, account: RequestAccount, first: GeneratedText, pieces: AsyncGenerator[GeneratedText]
     ) -> AsyncIterator[str]:
         """Server-sent events; an error in mid-stream is an event of its own and ends them."""
         async with aclosing(pieces):
             try:
                 async for chunk in answer.chunks(first, pieces):
                     yield f"data: {chunk.model_dump_json(exclude_none=True)}\n\n"
-            except Exception as error:
-                self._count_error(error)
-                logger.exception("a stream ended with an error")
+            except BaseException as error:
+                self._note_failure(account, answer.request_id, error)
+                if not isinstance(error, Exception):
+                    raise
                 yield f"data: {error_response(error)[1].model_dump_json()}\n\n"
         yield "data: [DONE]\n\n"
 
-    def _count_error(self, error: BaseException) -> None:
-        if isinstance(error, Exception):  # a client that went away is no error
-            status, body = error_response(error)
-            stage = "ingress" if status < 500 else "pipeline"
-            self._metrics.request_errors.inc(tags={"stage": stage, "code": body.error.code or str(status)})
+    def _note_failure(self, account: RequestAccount, request_id: str, error: BaseException) -> None:
+        account.fail(error)
+        if isinstance(error, Exception) and not isinstance(error, InvalidRequestError):
+            logger.error("request %s failed", request_id, exc_info=error)
 
     async def _report_caches_forever(self) -> None:
         while True:

@@ -50,9 +50,9 @@ class IngressMetrics:
     """What the ingress sees: whole requests, the stage waterfall and both caches."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = _counter("prompt_tokens", "Prompt tokens of accepted requests")
-        self.generation_tokens = _counter("generation_tokens", "Tokens generated")
-        self.request_success = _counter("request_success", "Requests answered", "finished_reason")
+        self.prompt_tokens = _counter("prompt_tokens", "Prompt tokens of requests that reached their first token")
+        self.generation_tokens = _counter("generation_tokens", "Tokens generated, counted as they are sent")
+        self.request_success = _counter("request_success", "Requests ended; abort: the client left", "finished_reason")
         self.request_errors = _counter("request_errors", "Requests ended by an error", "stage", "code")
         self.items_recomputed = _counter("items_recomputed", "Work done again elsewhere", "stage", "reason")
         self.time_to_first_token = _histogram(
@@ -111,7 +111,7 @@ class EncodeMetrics:
     """What the encode stage sees."""
 
     def __init__(self) -> None:
-        self.batch_size = _histogram("encoder_batch_size", "Items encoded together", _BATCH_BUCKETS)
+        self.batch_size = _histogram("encoder_batch_size", "Batch size as each item saw it", _BATCH_BUCKETS)
         self.items_total = _counter("encoder_items_total", "Items encoded", "modality", "status")
 
 

@@ -1,6 +1,8 @@
 """The metrics of all replicas as one page, read from the agents that Ray runs on every node."""
 
 import asyncio
+import logging
+import re
 
 import aiohttp
 import ray
@@ -12,7 +14,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from deployments.metrics import PREFIX
 
 _RAY_PREFIX = "ray_"
+_OWN = re.compile(rf"(# (HELP|TYPE) )?{_RAY_PREFIX}{PREFIX}")
 _TIMEOUT_SECONDS = 5.0
+
+logger = logging.getLogger("ray.serve")
 
 
 class _Page(Collector):
@@ -41,7 +46,7 @@ def merge_pages(pages: list[str]) -> list[Metric]:
     """The application's metric families of several nodes' pages, samples of one family together."""
     families: dict[str, Metric] = {}
     for page in pages:
-        own = "\n".join(line.replace(_RAY_PREFIX, "", 1) for line in page.splitlines() if _RAY_PREFIX + PREFIX in line)
+        own = "\n".join(line.replace(_RAY_PREFIX, "", 1) for line in page.splitlines() if _OWN.match(line))
         for family in text_string_to_metric_families(own + "\n"):
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type)).samples.extend(
                 family.samples
@@ -50,6 +55,10 @@ def merge_pages(pages: list[str]) -> list[Metric]:
 
 
 async def _read(session: aiohttp.ClientSession, url: str) -> str:
-    async with session.get(url) as response:
-        response.raise_for_status()
-        return await response.text()
+    try:
+        async with session.get(url) as response:
+            response.raise_for_status()
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        logger.warning("no metrics from %s: %s", url, type(error).__name__)
+        return ""

@@ -7,7 +7,7 @@ asked for it: the cached data lies in the object store and outlives the replica 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,11 +72,23 @@ class StoredItem:
     ref: ObjectRef
 
 
-class StageUnavailableError(RuntimeError):
-    """A stage's replicas died faster than the request could be sent again."""
+class StageError(RuntimeError):
+    """What the server, not the client, did wrong, and in which stage."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
 
 
-class ItemLostError(RuntimeError):
+class StageFailedError(StageError):
+    """A stage answered with an error of its own; it would do so again."""
+
+
+class StageUnavailableError(StageError):
+    """A stage has no replica, or they died faster than the request could be sent again."""
+
+
+class ItemLostError(StageError):
     """The object behind a reference is gone, with the node that held it."""
 
 
@@ -100,15 +112,15 @@ class Pipeline:
         self.processed_items: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
         self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
 
-    async def run(self, request: PipelineRequest, processor_fingerprint: str) -> AsyncIterator[GeneratedText]:
+    async def run(self, request: PipelineRequest, processor_fingerprint: str) -> AsyncGenerator[GeneratedText]:
         """Yields the answer's pieces. What fails before the first one has been tried again where that can help.
 
         Raises InvalidRequestError for what the client has to change, StageUnavailableError when a stage stays down.
         """
         contents = await self._load_media(request)
-        hashes = [
-            mm_hash(content, modality="image", processor_fingerprint=processor_fingerprint) for content in contents
-        ]
+        hashes = await asyncio.to_thread(
+            lambda: [mm_hash(one, modality="image", processor_fingerprint=processor_fingerprint) for one in contents]
+        )
         try:
             prompt, embeddings = await self._prepare(request, contents, hashes)
         except ItemLostError:
@@ -127,7 +139,7 @@ class Pipeline:
     async def _load_media(self, request: PipelineRequest) -> list[bytes]:
         if len(request.media) > self._limits.max_items:
             raise InvalidRequestError(
-                f"messages: {len(request.media)} images, the limit is {self._limits.max_items} per request",
+                f"{len(request.media)} images, the limit is {self._limits.max_items} per request",
                 field="messages",
                 code="too_many_items",
             )
@@ -136,7 +148,7 @@ class Pipeline:
         total = sum(len(content) for content in contents)
         if total > self._limits.max_total_bytes:
             raise InvalidRequestError(
-                f"messages: {total} bytes of media, the limit is {self._limits.max_total_bytes} per request",
+                f"{total} bytes of media, the limit is {self._limits.max_total_bytes} per request",
                 field="messages",
                 code="media_too_large",
             )
@@ -146,9 +158,12 @@ class Pipeline:
         return list(contents)
 
     async def _load(self, source: MediaSource) -> bytes:
-        if source.url.startswith("data:"):
-            return decode_data_url(source.url, field=source.field, limits=self._limits)
-        content = await self._fetcher.fetch(source.url, field=source.field)
+        try:
+            if source.url.startswith("data:"):
+                return await asyncio.to_thread(decode_data_url, source.url, limits=self._limits)
+            content = await self._fetcher.fetch(source.url)
+        except InvalidRequestError as error:
+            raise error.for_field(source.field) from error
         self._metrics.mm_media_download_bytes.inc(len(content))
         return content
 
@@ -160,8 +175,8 @@ class Pipeline:
         try:
             async with asyncio.TaskGroup() as group:
                 items = [
-                    group.create_task(self._embeddings_of(request, content, key, source.field, info))
-                    for content, key, source, info in zip(contents, hashes, request.media, infos, strict=True)
+                    group.create_task(self._embeddings_of(request, source, content, key, info))
+                    for source, content, key, info in zip(request.media, contents, hashes, infos, strict=True)
                 ]
                 prompt = group.create_task(self._render(request, infos, hashes))
         except BaseExceptionGroup as failures:
@@ -183,28 +198,31 @@ class Pipeline:
         return prompt
 
     async def _embeddings_of(
-        self, request: PipelineRequest, content: bytes, key: str, field: str, info: asyncio.Future[ItemInfo]
+        self, request: PipelineRequest, source: MediaSource, content: bytes, key: str, info: asyncio.Future[ItemInfo]
     ) -> ObjectRef:
         """A reference to the item's embeddings; `info` is set as early as it is known."""
 
         async def create() -> tuple[StoredItem, int]:
             item, is_cached = await self.processed_items.get_or_create(
-                key, lambda: self._process_image(request, content, field)
+                key, lambda: self._process_image(request, content)
             )
             request.num_processor_cache_hits += is_cached
             if not info.done():
                 info.set_result(item.info)
             return await self._encode_item(request, key, item)
 
-        encoded, is_cached = await self.embeddings.get_or_create(key, create)
+        try:
+            encoded, is_cached = await self.embeddings.get_or_create(key, create)
+        except InvalidRequestError as error:
+            raise error.for_field(source.field) from error
         request.num_embedding_cache_hits += is_cached
         if not info.done():
             info.set_result(encoded.info)
         return encoded.ref
 
-    async def _process_image(self, request: PipelineRequest, content: bytes, field: str) -> tuple[StoredItem, int]:
+    async def _process_image(self, request: PipelineRequest, content: bytes) -> tuple[StoredItem, int]:
         process_image = self._preprocess.options(stream=True).process_image
-        info, tensors = await self._retry("preprocess", lambda: _two_objects(process_image.remote(content, field)))
+        info, tensors = await self._retry("preprocess", lambda: _two_objects(process_image.remote(content)))
         assert isinstance(info, ItemInfo)
         request.add_seconds("media_decode", info.decode_seconds)
         request.add_seconds("processor", info.process_seconds)
@@ -226,13 +244,13 @@ class Pipeline:
 
     async def _decode(
         self, request: PipelineRequest, prompt: ProcessedPrompt, embeddings: list[ObjectRef]
-    ) -> AsyncIterator[GeneratedText]:
+    ) -> AsyncGenerator[GeneratedText]:
         """Streams from Generate; a replica that dies before the first piece costs the client only time."""
         generate = self._generate.options(stream=True).generate
         for attempt in range(_MAX_ATTEMPTS):
             has_started = False
+            pieces = generate.remote(request.request_id, prompt, request.params, time.time(), *embeddings)
             try:
-                pieces = generate.remote(request.request_id, prompt, request.params, time.time(), *embeddings)
                 async for piece in pieces:
                     has_started = True
                     for stage, seconds in piece.seconds.items():
@@ -242,7 +260,9 @@ class Pipeline:
             except RayError as error:
                 if has_started or not self._may_retry(error, "generate", attempt):
                     raise _translated(error, "generate") from error
-                await _back_off(attempt)
+            finally:
+                pieces.cancel()  # nothing to a stream that has ended; else the client left
+            await _back_off(attempt)
 
     async def _retry(self, stage: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
         for attempt in range(_MAX_ATTEMPTS):
@@ -284,10 +304,10 @@ def _translated(error: RayError, stage: str) -> Exception:
     if isinstance(cause, InvalidRequestError):
         return cause
     if isinstance(cause, ObjectLostError):
-        return ItemLostError(f"an item for the {stage} stage is lost")
+        return ItemLostError(stage, f"an item for the {stage} stage is lost")
     if isinstance(error, RayTaskError):
-        return RuntimeError(f"the {stage} stage failed")
-    return StageUnavailableError(f"the {stage} stage is not available")
+        return StageFailedError(stage, f"the {stage} stage failed")
+    return StageUnavailableError(stage, f"the {stage} stage is not available")
 
 
 async def _back_off(attempt: int) -> None:

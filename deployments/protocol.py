@@ -115,7 +115,7 @@ class ChatCompletionRequest(WireModel):
                 if isinstance(part, ImagePart):
                     field = f"messages[{i}].content[{j}].image_url"
                     if message.role != "user":
-                        raise InvalidRequestError(f"{field}: only user messages may hold pictures", field=field)
+                        raise InvalidRequestError("only user messages may hold pictures", field=field)
                     found.append((field, part.image_url.url))
         return found
 

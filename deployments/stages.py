@@ -10,7 +10,7 @@ The libraries are imported where a replica starts: the controller and the ingres
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -83,10 +83,10 @@ class Preprocess:
         )
         self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
 
-    async def process_image(self, content: bytes, field: str) -> "AsyncIterator[ItemInfo | ItemTensors]":
+    async def process_image(self, content: bytes) -> "AsyncGenerator[ItemInfo | ItemTensors]":
         """Yields the picture's ItemInfo, then its tensors."""
         info, tensors = await asyncio.get_running_loop().run_in_executor(
-            self._image_thread, lambda: self._processor.process_image(content, field=field)
+            self._image_thread, self._processor.process_image, content
         )
         yield info
         yield tensors
@@ -123,11 +123,11 @@ class Encode:
 
     async def encode(
         self, request_id: str, tensors: "ItemTensors", sent_at: float
-    ) -> "AsyncIterator[EmbeddingInfo | torch.Tensor]":
+    ) -> "AsyncGenerator[EmbeddingInfo | torch.Tensor]":
         """Yields an EmbeddingInfo, then the item's embeddings (num_tokens, hidden_size). `sent_at` is wall time."""
         transfer_seconds = max(0.0, time.time() - sent_at)
         async with aclosing(
-            self._loop.stream(request_id, lambda: self._engine.add_request(request_id, tensors))
+            self._loop.stream(request_id, lambda engine_id: self._engine.add_request(engine_id, tensors))
         ) as outputs:
             (output,) = await anext(outputs)
         status = "ok" if output.error is None else "error"
@@ -186,12 +186,14 @@ class Generate:
         params: SamplingParams,
         sent_at: float,
         *embeddings: "torch.Tensor",
-    ) -> AsyncIterator[GeneratedText]:
+    ) -> AsyncGenerator[GeneratedText]:
         """Yields the answer piece by piece: tokens that are ready together go together, the first one at once."""
         transfer_seconds = max(0.0, time.time() - sent_at)
         is_first = True
         async with aclosing(
-            self._loop.stream(request_id, lambda: self._engine.add_request(request_id, prompt, embeddings, params))
+            self._loop.stream(
+                request_id, lambda engine_id: self._engine.add_request(engine_id, prompt, embeddings, params)
+            )
         ) as batches:
             async for outputs in batches:
                 piece = _merge(outputs)

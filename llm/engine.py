@@ -76,14 +76,14 @@ class LLMEngine:
         num_prompt_tokens = len(prompt.prompt_token_ids)
         if not 0 < num_prompt_tokens < self.max_model_len:
             raise InvalidRequestError(
-                f"messages: the prompt has {num_prompt_tokens} tokens, the context of {self.max_model_len} tokens"
+                f"the prompt has {num_prompt_tokens} tokens, the context of {self.max_model_len} tokens"
                 " has to hold it and an answer",
                 field="messages",
                 code="context_length_exceeded",
             )
         if params.max_tokens is not None and num_prompt_tokens + params.max_tokens > self.max_model_len:
             raise InvalidRequestError(
-                f"max_tokens: {params.max_tokens} and the prompt's {num_prompt_tokens} tokens are more than the"
+                f"{params.max_tokens} and the prompt's {num_prompt_tokens} tokens are more than the"
                 f" context of {self.max_model_len} tokens",
                 field="max_tokens",
                 code="context_length_exceeded",
@@ -150,7 +150,7 @@ class LLMEngine:
     def _check_items(self, prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor]) -> list[EmbeddedItem]:
         if len(embeddings) != len(prompt.placeholders):
             raise InvalidRequestError(
-                f"messages: {len(prompt.placeholders)} placeholders but {len(embeddings)} items",
+                f"{len(prompt.placeholders)} placeholders but {len(embeddings)} items",
                 field="messages",
             )
         items = []
@@ -158,7 +158,7 @@ class LLMEngine:
             expected = (placeholder.length, self._runner.hidden_size)
             if tuple(item.shape) != expected:
                 raise InvalidRequestError(
-                    f"messages: item embeddings of shape {tuple(item.shape)}, expected {expected}",
+                    f"item embeddings of shape {tuple(item.shape)}, expected {expected}",
                     field="messages",
                 )
             items.append(EmbeddedItem(placeholder, item))

@@ -73,14 +73,11 @@ class ModelRunner:
 
     def _attention_metadata(self, chunks: list[ScheduledChunk], positions: torch.Tensor) -> AttentionMetadata:
         tables = [torch.tensor(chunk.sequence.block_table) for chunk in chunks]
-        slots = torch.cat(
-            [
-                table[positions_of // self._block_size] * self._block_size + positions_of % self._block_size
-                for table, positions_of in zip(
-                    tables, positions.split([chunk.num_tokens for chunk in chunks]), strict=True
-                )
-            ]
+        sizes = [chunk.num_tokens for chunk in chunks]
+        block_ids = torch.cat(
+            [table[own // self._block_size] for table, own in zip(tables, torch.split(positions, sizes), strict=True)]
         )
+        slots = block_ids * self._block_size + positions % self._block_size
         # The one-token chunks in front are batched; one that ends a prompt behind a longer chunk is a prefill.
         num_decodes = sum(1 for _ in takewhile(lambda chunk: chunk.num_tokens == 1, chunks))
         decode_tables, decode_mask = self._decode_tables(chunks[:num_decodes], tables[:num_decodes])

@@ -50,4 +50,4 @@ class SamplingParams:
 
 def _check(holds: bool, field: str, limit: str, value: object) -> None:
     if not holds:
-        raise InvalidRequestError(f"{field}: must be {limit}, got {value}", field=field)
+        raise InvalidRequestError(f"must be {limit}, got {value}", field=field)

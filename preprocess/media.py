@@ -24,7 +24,7 @@ class MediaLimits:
     min_image_side: int = 4
 
 
-def decode_data_url(url: str, *, field: str, limits: MediaLimits) -> bytes:
+def decode_data_url(url: str, limits: MediaLimits) -> bytes:
     """Returns the bytes of a base64 `data:` URL.
 
     Raises InvalidRequestError when it is malformed or larger than `limits.max_item_bytes`.
@@ -32,40 +32,38 @@ def decode_data_url(url: str, *, field: str, limits: MediaLimits) -> bytes:
     header, comma, payload = url.partition(",")
     if not comma or not header.endswith(";base64"):
         raise InvalidRequestError(
-            f"{field}: a data URL has the form data:image/png;base64,<data>",
-            field=field,
+            "a data URL has the form data:image/png;base64,<data>",
+            field="media",
             code="invalid_data_url",
         )
     if len(payload) * 3 // 4 > limits.max_item_bytes + 3:
-        raise too_large(len(payload) * 3 // 4, field=field, limits=limits)
+        raise too_large(len(payload) * 3 // 4, limits=limits)
     try:
         content = base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequestError(
-            f"{field}: the data URL is not valid base64", field=field, code="invalid_base64"
-        ) from error
-    check_size(content, field=field, limits=limits)
+        raise InvalidRequestError("the data URL is not valid base64", field="media", code="invalid_base64") from error
+    check_size(content, limits=limits)
     return content
 
 
-def check_size(content: bytes | bytearray, *, field: str, limits: MediaLimits) -> None:
+def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:
     """Raises InvalidRequestError for an empty item or one over `limits.max_item_bytes`."""
     if not content:
-        raise InvalidRequestError(f"{field}: the media item is empty (0 bytes)", field=field, code="empty_media")
+        raise InvalidRequestError("the media item is empty (0 bytes)", field="media", code="empty_media")
     if len(content) > limits.max_item_bytes:
-        raise too_large(len(content), field=field, limits=limits)
+        raise too_large(len(content), limits=limits)
 
 
-def too_large(num_bytes: int, *, field: str, limits: MediaLimits) -> InvalidRequestError:
+def too_large(num_bytes: int, limits: MediaLimits) -> InvalidRequestError:
     """The error for an item over the byte limit; `num_bytes` is what was seen so far."""
     return InvalidRequestError(
-        f"{field}: the media item has {num_bytes} bytes or more, the limit is {limits.max_item_bytes}",
-        field=field,
+        f"the media item has {num_bytes} bytes or more, the limit is {limits.max_item_bytes}",
+        field="media",
         code="media_too_large",
     )
 
 
-def decode_image(content: bytes, *, field: str, limits: MediaLimits) -> Image.Image:
+def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
     """Decodes an image to RGB: EXIF orientation applied, alpha composited on white, first frame only.
 
     The header is read and checked against `limits` before any pixel is decoded.
@@ -75,37 +73,37 @@ def decode_image(content: bytes, *, field: str, limits: MediaLimits) -> Image.Im
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
-            _check_image_size(image.size, field=field, limits=limits)
+            _check_image_size(image.size, limits=limits)
             return _to_rgb(ImageOps.exif_transpose(image))
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidRequestError(
-            f"{field}: the image has more pixels than the limit of {limits.max_image_pixels}",
-            field=field,
+            f"the image has more pixels than can be decoded safely, {Image.MAX_IMAGE_PIXELS}",
+            field="media",
             code="image_too_large",
         ) from error
     # Pillow's decoders raise many types on hostile bytes (OSError, SyntaxError, struct.error, ValueError, ...).
     except Exception as error:
         raise InvalidRequestError(
-            f"{field}: the {len(content)} bytes are not a readable image ({', '.join(_FORMATS)})",
-            field=field,
+            f"the {len(content)} bytes are not a readable image ({', '.join(_FORMATS)})",
+            field="media",
             code="invalid_image",
         ) from error
 
 
-def _check_image_size(size: tuple[int, int], *, field: str, limits: MediaLimits) -> None:
+def _check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
     width, height = size
     if min(width, height) < limits.min_image_side:
         raise InvalidRequestError(
-            f"{field}: the image is {width}x{height} pixels, each side needs at least {limits.min_image_side}",
-            field=field,
+            f"the image is {width}x{height} pixels, each side needs at least {limits.min_image_side}",
+            field="media",
             code="image_too_small",
         )
     if width * height > limits.max_image_pixels:
         raise InvalidRequestError(
-            f"{field}: the image is {width}x{height} pixels, the limit is {limits.max_image_pixels} in all",
-            field=field,
+            f"the image is {width}x{height} pixels, the limit is {limits.max_image_pixels} in all",
+            field="media",
             code="image_too_large",
         )
 

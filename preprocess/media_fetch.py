@@ -19,6 +19,7 @@ from preprocess.schema import InvalidRequestError
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 3
 _CHUNK_BYTES = 64 * 1024
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # A compressed body could grow without bound behind the size limit.
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "raylens"}
 
@@ -61,9 +62,14 @@ def is_public_address(address: str) -> bool:
     """True for a global unicast IP address; an IPv4 address inside an IPv6 one is judged as itself."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        embedded = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        ip = embedded or ip
+        ip = _embedded_ipv4(ip) or ip
     return ip.is_global and not ip.is_multicast
+
+
+def _embedded_ipv4(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
 
 
 class MediaFetcher:
@@ -92,65 +98,63 @@ class MediaFetcher:
     async def close(self) -> None:
         await self._session.close()
 
-    async def fetch(self, url: str, *, field: str) -> bytes:
+    async def fetch(self, url: str) -> bytes:
         """Returns the body at `url`. Raises InvalidRequestError when it may not or cannot be fetched."""
         if not self._policy.enabled:
             raise InvalidRequestError(
-                f"{field}: fetching media by URL is switched off on this server, send a data: URL",
-                field=field,
+                "fetching media by URL is switched off on this server, send a data: URL",
+                field="media",
                 code="media_fetch_disabled",
             )
         try:
-            return await self._fetch_following(url, field=field)
+            return await self._fetch_following(url)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, InvalidRequestError):
                 raise
-            raise _fetch_error(error, field=field) from error
+            raise _fetch_error(error) from error
 
-    async def _fetch_following(self, url: str, *, field: str) -> bytes:
-        target = self._checked(URL(url), field=field)
+    async def _fetch_following(self, url: str) -> bytes:
+        target = self._checked(URL(url))
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._session.get(target, allow_redirects=False, headers=_HEADERS) as response:
                 location = response.headers.get("Location")
                 if response.status in _REDIRECTS and location:
-                    target = self._checked(target.join(URL(location)), field=field)
+                    target = self._checked(target.join(URL(location)))
                     continue
                 if response.status != 200:
                     raise InvalidRequestError(
-                        f"{field}: the media server answered {response.status}",
-                        field=field,
+                        f"the media server answered {response.status}",
+                        field="media",
                         code="media_fetch_failed",
                     )
-                return await self._read(response, field=field)
-        raise InvalidRequestError(
-            f"{field}: more than {_MAX_REDIRECTS} redirects", field=field, code="media_fetch_failed"
-        )
+                return await self._read(response)
+        raise InvalidRequestError(f"more than {_MAX_REDIRECTS} redirects", field="media", code="media_fetch_failed")
 
-    def _checked(self, url: URL, *, field: str) -> URL:
+    def _checked(self, url: URL) -> URL:
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidRequestError(
-                f"{field}: media URLs start with https://, http:// or data:",
-                field=field,
+                "media URLs start with https://, http:// or data:",
+                field="media",
                 code="invalid_media_url",
             )
         domains = self._policy.allowed_domains
         if domains and not any(url.host == domain or url.host.endswith("." + domain) for domain in domains):
             raise InvalidRequestError(
-                f"{field}: the host is not on this server's list of media hosts",
-                field=field,
+                "the host is not on this server's list of media hosts",
+                field="media",
                 code="media_url_forbidden",
             )
         if not self._policy.allow_private_addresses and _is_private_literal(url.host):
-            raise _forbidden(field)
+            raise _forbidden()
         return url
 
-    async def _read(self, response: aiohttp.ClientResponse, *, field: str) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         content = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             content += chunk
             if len(content) > self._limits.max_item_bytes:
-                raise too_large(len(content), field=field, limits=self._limits)
-        check_size(content, field=field, limits=self._limits)
+                raise too_large(len(content), limits=self._limits)
+        check_size(content, limits=self._limits)
         return bytes(content)
 
 
@@ -169,15 +173,15 @@ def _is_private_literal(host: str) -> bool:
         return False
 
 
-def _forbidden(field: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: the host's address is not public", field=field, code="media_url_forbidden")
+def _forbidden() -> InvalidRequestError:
+    return InvalidRequestError("the host's address is not public", field="media", code="media_url_forbidden")
 
 
-def _fetch_error(error: Exception, *, field: str) -> InvalidRequestError:
+def _fetch_error(error: Exception) -> InvalidRequestError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ForbiddenAddressError):
-            return _forbidden(field)
+            return _forbidden()
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, TimeoutError):
         reason = "the media server took too long"
@@ -185,4 +189,4 @@ def _fetch_error(error: Exception, *, field: str) -> InvalidRequestError:
         reason = "the media URL is malformed"
     else:
         reason = "the media server could not be reached"
-    return InvalidRequestError(f"{field}: {reason}", field=field, code="media_fetch_failed")
+    return InvalidRequestError(f"{reason}", field="media", code="media_fetch_failed")

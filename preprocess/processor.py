@@ -59,14 +59,14 @@ class MultiModalProcessor:
         self.max_model_len: int = config.max_model_len or hf_config.get_text_config().max_position_embeddings
         self.fingerprint = self._fingerprint()
 
-    def process_image(self, content: bytes, *, field: str) -> tuple[ItemInfo, ItemTensors]:
-        """Decodes and processes one encoded picture; `field` names it in errors.
+    def process_image(self, content: bytes) -> tuple[ItemInfo, ItemTensors]:
+        """Decodes and processes one encoded picture.
 
         Returns its metadata and its tensors, for llava `pixel_values` (channels, height, width) in the encoder's
         dtype. Raises InvalidRequestError when the picture cannot be decoded or breaks a limit.
         """
         started = time.perf_counter()
-        image = decode_image(content, field=field, limits=self._config.limits)
+        image = decode_image(content, limits=self._config.limits)
         decoded = time.perf_counter()
         outputs, (replacement,) = self._processor._process_images([image], **self._image_kwargs)
         tensors = {name: self._item_tensor(outputs[name][0]) for name in self._family.item_fields}
@@ -98,7 +98,7 @@ class MultiModalProcessor:
         token_ids = self._tokenize(text)
         if len(token_ids) >= self.max_model_len:
             raise InvalidRequestError(
-                f"messages: the prompt has {len(token_ids)} tokens, the context of {self.max_model_len} tokens"
+                f"the prompt has {len(token_ids)} tokens, the context of {self.max_model_len} tokens"
                 " leaves no room for an answer",
                 field="messages",
                 code="context_length_exceeded",
@@ -121,7 +121,7 @@ class MultiModalProcessor:
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(
-                "messages: the model's chat template does not accept these roles or contents",
+                "the model's chat template does not accept these roles or contents",
                 field="messages",
             ) from error
         return prompt
@@ -174,7 +174,7 @@ def _special_prefix(tokenizer: Any) -> list[int]:
 
 def _wrong_item_count(num_items: int) -> InvalidRequestError:
     return InvalidRequestError(
-        f"messages: the prompt's placeholders do not match the {num_items} media items",
+        f"the prompt's placeholders do not match the {num_items} media items",
         field="messages",
         code="placeholder_mismatch",
     )

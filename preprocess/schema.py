@@ -15,22 +15,26 @@ ItemTensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class InvalidRequestError(ValueError):
-    """Input that the client has to change. `field` names it in the client's own terms; never holds internals."""
+    """Input that the client has to change: which field, and why. `reason` never holds internals."""
 
-    def __init__(self, message: str, *, field: str, code: str = "invalid_value", status: int = 400) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, reason: str, *, field: str, code: str = "invalid_value", status: int = 400) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.reason = reason
         self.field = field
         self.code = code
         self.status = status
 
+    def for_field(self, field: str) -> "InvalidRequestError":
+        """The same error of another field: a library knows its argument, its caller the client's name for it."""
+        return InvalidRequestError(self.reason, field=field, code=self.code, status=self.status)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions with keyword-only arguments do not survive pickling by themselves; stages are processes.
-        return _rebuild_error, (self.message, self.field, self.code, self.status)
+        return _rebuild_error, (self.reason, self.field, self.code, self.status)
 
 
-def _rebuild_error(message: str, field: str, code: str, status: int) -> InvalidRequestError:
-    return InvalidRequestError(message, field=field, code=code, status=status)
+def _rebuild_error(reason: str, field: str, code: str, status: int) -> InvalidRequestError:
+    return InvalidRequestError(reason, field=field, code=code, status=status)
 
 
 @dataclass(frozen=True, slots=True)

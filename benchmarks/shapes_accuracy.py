@@ -1,0 +1,79 @@
+"""Asks the bundled model held-out questions over HTTP, through the whole pipeline, and counts exact answers.
+
+    python -m benchmarks.shapes_accuracy [--count 500] [--url http://127.0.0.1:8000]
+
+Scenes come from seeds that no training uses, pictures are sent as PNG at any size from 96 to 512 pixels. Starts the
+application itself unless `--url` names a running one. The last line is one JSON document; exits 1 below the target.
+"""
+
+import argparse
+import io
+import json
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+from openai import OpenAI
+
+from checkpoints.judge_shapes import Case, held_out_cases
+from deployments.config import AppConfig
+from deployments.demo import picture_part
+from deployments.local_cluster import free_port, running_app
+
+TARGET = 0.97
+SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
+
+
+def ask(client: OpenAI, case: Case) -> str:
+    """The model's answer to one case."""
+    content: list[dict[str, object]] = []
+    for picture in case.pictures:
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG")
+        content.append(picture_part(buffer.getvalue()))
+    content.append({"type": "text", "text": case.question.text})
+    answer = client.chat.completions.create(
+        model="shapes",
+        messages=[{"role": "user", "content": content}],  # type: ignore[list-item, misc]
+        temperature=0,
+    )
+    return answer.choices[0].message.content or ""
+
+
+def measure(url: str, count: int, concurrency: int) -> float:
+    """Share of exact answers among `count` held-out cases; prints it for each kind of question and each miss."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=300)
+    cases = list(held_out_cases(count))
+    with ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(lambda case: ask(client, case), cases))
+    asked: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for case, answer in zip(cases, answers, strict=True):
+        asked[case.question.kind] += 1
+        right[case.question.kind] += answer == case.question.answer
+        if answer != case.question.answer:
+            print(f"  {case.question.text!r}: {answer!r}, expected {case.question.answer!r}")
+    for kind in sorted(asked):
+        print(f"{kind:12} {right[kind]:4} of {asked[kind]:4}")
+    return right.total() / count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500, help="cases to ask (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests at once (default: %(default)s)")
+    parser.add_argument("--url", help="base URL of a running server")
+    args = parser.parse_args()
+    config = AppConfig(model=str(SHAPES))
+    running = nullcontext(args.url) if args.url else running_app(config, host="127.0.0.1", port=free_port())
+    with running as url:
+        share = measure(url, args.count, args.concurrency)
+    checks = {"exact_answers": {"value": share, "target": TARGET, "ok": share >= TARGET}}
+    print(json.dumps({"cases": args.count, "checks": checks}))
+    return 0 if share >= TARGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

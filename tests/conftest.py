@@ -1,0 +1,17 @@
+"""What tests of several packages share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# One thread each: the tests' engines and the application's replicas share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def shapes() -> str:
+    """The folder of the bundled checkpoint."""
+    return str(ROOT / "checkpoints" / "shapes")

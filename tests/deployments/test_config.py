@@ -1,0 +1,108 @@
+"""serve.yaml and the settings behind it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.cli import ConfigError, load_config
+from deployments.config import AppConfig
+from deployments.local_cluster import RAY_ENVIRONMENT
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = yaml.safe_load((ROOT / "serve.yaml").read_text())
+
+
+def test_serve_yaml_shows_every_setting_with_its_default() -> None:
+    (application,) = DOCUMENT["applications"]
+    assert application["args"] == AppConfig().model_dump(mode="json")
+
+
+def test_serve_yaml_is_a_serve_config() -> None:
+    ServeDeploySchema.model_validate(DOCUMENT)
+    (application,) = DOCUMENT["applications"]
+    assert application["runtime_env"]["env_vars"].items() <= RAY_ENVIRONMENT.items()
+
+
+def fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
+    found = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += fields(field.annotation)
+        else:
+            found.append((f"{model.__name__}.{name}", field))
+    return found
+
+
+@pytest.mark.parametrize(("name", "field"), fields(AppConfig))
+def test_every_setting_is_described(name: str, field: Any) -> None:
+    assert field.description, name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"modle": "x"},
+        {"generate": {"block_sise": 16}},
+        {"generate": {"block_size": 0}},
+        {"dtype": "int4"},
+        {"preprocess": {"num_cpus": -1}},
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        AppConfig.model_validate(settings)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path, shapes: str) -> None:
+    path = write(tmp_path, "applications: [{args: {model: other/model, generate: {block_size: 8}}}]")
+    config = load_config(path, shapes)
+    assert (config.model, config.generate.block_size, config.model_name) == (shapes, 8, "shapes")
+    assert load_config(path, None).model == "other/model"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("applications: [{args: {generate: {block_sise: 8}}}]", r"serve.yaml: generate\.block_sise: Extra"),
+        ("applications: []", "not a Serve config file"),
+        ("just text", "not a Serve config file"),
+        ("a: [", "not a Serve config file"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text), None)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        load_config(tmp_path / "absent.yaml", None)
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "one-word"])
+def test_a_model_that_cannot_be_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_config(None, model)
+
+
+def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no readable config\.json"):
+        load_config(None, str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['llava'\]"):
+        load_config(None, str(tmp_path))
+
+
+def test_dtypes_follow_the_device() -> None:
+    assert (AppConfig().dtype_name(0), AppConfig().dtype_name(0.5)) == ("float32", "bfloat16")
+    assert AppConfig(dtype="float16").dtype_name(0) == "float16"

@@ -1,0 +1,285 @@
+"""The endpoint as clients meet it: the official client, raw HTTP, good requests and bad ones."""
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from PIL import Image
+
+from deployments.demo import PICTURES, picture_part
+from tests.pictures import disc, encoded, user_message
+
+EXAMPLES = json.loads((PICTURES / "questions.json").read_text())
+RED, BLUE = encoded(disc("red", (96, 96), (36, 36))), encoded(disc("blue", (96, 96), (36, 36)))
+
+
+def ask(client: OpenAI, text: str, *pictures: bytes, **options: Any) -> Any:
+    return client.chat.completions.create(model="shapes", messages=[user_message(text, *pictures)], **options)
+
+
+def example_pictures(example: dict[str, Any]) -> list[bytes]:
+    return [(PICTURES / name).read_bytes() for name in example["pictures"]]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["question"])
+def test_the_official_client_asks_and_streams(client: OpenAI, example: dict[str, Any]) -> None:
+    pictures = example_pictures(example)
+    completion = ask(client, example["question"], *pictures)
+    assert completion.choices[0].message.content == example["answer"]
+    assert completion.choices[0].finish_reason == "stop"
+
+    chunks = list(ask(client, example["question"], *pictures, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == example["answer"]
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == completion.usage
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
+
+
+def test_the_stream_ends_with_done(app_url: str) -> None:
+    body = {"model": "shapes", "messages": [user_message("Hello")], "stream": True}
+    response = httpx.post(f"{app_url}/v1/chat/completions", json=body, timeout=60)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [event for event in response.text.split("\n\n") if event]
+    assert events[-1] == "data: [DONE]"
+    assert all(event.startswith("data: {") for event in events[:-1])
+
+
+def test_models_are_listed(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["shapes"]
+    assert client.models.retrieve("shapes").id == "shapes"
+    with pytest.raises(NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_conversations_with_pictures_in_the_history(client: OpenAI) -> None:
+    messages: Any = [
+        user_message("What colour is the circle?", RED),
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "How many shapes are there?"},
+    ]
+    answer = client.chat.completions.create(model="shapes", messages=messages)
+    assert answer.choices[0].message.content == "one"
+
+
+def test_sampling_options_reach_the_engine(client: OpenAI) -> None:
+    assert ask(client, "Describe the picture.", RED, max_tokens=2).choices[0].finish_reason == "length"
+    assert ask(client, "Describe the picture.", RED, max_completion_tokens=3).usage.completion_tokens == 3
+    stopped = ask(client, "Describe the picture.", RED, stop=[" circle"])
+    assert stopped.choices[0].message.content == "a red"
+    assert stopped.choices[0].finish_reason == "stop"
+    drawn = [
+        ask(client, "Hi", temperature=2.0, seed=5, max_tokens=20, extra_body={"ignore_eos": True}) for _ in range(2)
+    ]
+    assert drawn[0].choices[0].message.content == drawn[1].choices[0].message.content
+    assert drawn[0].usage.completion_tokens == 20
+
+
+def test_two_pictures_with_one_prompt_never_share_state(client: OpenAI) -> None:
+    for _ in range(2):
+        assert ask(client, "What colour is the circle?", RED).choices[0].message.content == "red"
+        assert ask(client, "What colour is the circle?", BLUE).choices[0].message.content == "blue"
+    order = [ask(client, "What is in the second image?", *pair) for pair in ((RED, BLUE), (BLUE, RED))]
+    assert ["blue" in order[0].choices[0].message.content, "red" in order[1].choices[0].message.content] == [True, True]
+
+
+def test_a_repeated_picture_is_neither_processed_nor_encoded_again(client: OpenAI) -> None:
+    picture = encoded(disc("green", (101, 97)))
+    first, second = (
+        ask(client, "Describe the picture.", picture, extra_body={"stage_timings": True}).stage_timings
+        for _ in range(2)
+    )
+    assert {"media_fetch", "media_decode", "processor", "encode", "prefill"} <= first["seconds"].keys()
+    assert (first["embedding_cache_hits"], second["embedding_cache_hits"]) == (0, 1)
+    assert {"media_decode", "processor", "encode"}.isdisjoint(second["seconds"])
+
+
+def test_sixteen_at_once_are_answered_right(client: OpenAI) -> None:
+    colours = ["red", "green", "blue", "yellow", "purple", "orange", "red", "blue"]
+    pictures = [encoded(disc(colour, (96 + i, 96 + i), (36, 36))) for i, colour in enumerate(colours)]
+    expected_text = ask(client, "Who are you?").choices[0].message.content
+
+    def one(index: int) -> str:
+        if index % 2:
+            return str(ask(client, "Who are you?").choices[0].message.content)
+        return str(ask(client, "What colour is the circle?", pictures[index // 2]).choices[0].message.content)
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(one, range(16)))
+    assert answers[0::2] == colours
+    assert answers[1::2] == [expected_text] * 8
+
+
+@pytest.fixture
+def media_host() -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/red.png" else 404)
+            self.end_headers()
+            self.wfile.write(RED if self.path == "/red.png" else b"")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_pictures_are_fetched_by_url(client: OpenAI, media_host: str) -> None:
+    message = user_message("What colour is the circle?")
+    message["content"].insert(0, {"type": "image_url", "image_url": {"url": f"{media_host}/red.png"}})
+    answer = client.chat.completions.create(model="shapes", messages=[message])
+    assert answer.choices[0].message.content == "red"
+    message["content"][0]["image_url"]["url"] = f"{media_host}/missing.png"
+    with pytest.raises(BadRequestError, match="answered 404"):
+        client.chat.completions.create(model="shapes", messages=[message])
+
+
+def with_url(url: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+def with_file(content: bytes, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": role, "content": [picture_part(content)]}]
+
+
+IMAGE_FIELD = "messages[0].content[0].image_url"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"messages": with_url("data:image/png;base64,@@@")}, 400, IMAGE_FIELD),
+        ({"messages": with_file(b"this is a text file")}, 400, IMAGE_FIELD),
+        ({"messages": with_file(encoded(Image.new("RGB", (1, 1))))}, 400, IMAGE_FIELD),
+        ({"messages": with_file(encoded(disc("red"))[:300])}, 400, IMAGE_FIELD),
+        ({"messages": with_url("ftp://example.com/a.png")}, 400, IMAGE_FIELD),
+        ({"messages": [user_message("Hi", *[RED] * 5)]}, 400, "messages"),
+        ({"messages": with_file(RED, "system")}, 400, IMAGE_FIELD),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "messages"),
+        ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
+        ({"messages": HELLO, "max_tokens": -1}, 400, "max_tokens"),
+        ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
+        ({"messages": HELLO, "max_tokens": 2048}, 400, "max_tokens"),
+        ({"messages": HELLO, "temperature": 3}, 400, "temperature"),
+        ({"messages": HELLO, "top_p": 0}, 400, "top_p"),
+        ({"messages": HELLO, "n": 2}, 400, "n"),
+        ({"messages": HELLO, "stop": [""]}, 400, "stop"),
+        ({"messages": HELLO, "seed": 2**70}, 400, "seed"),
+        ({"messages": HELLO, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
+        ({"messages": "Hello"}, 400, "messages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_input_is_refused_by_name(
+    client: OpenAI, app_url: str, body: dict[str, Any], status: int, field: str, stream: bool
+) -> None:
+    body = {"model": "shapes", "stream": stream, **body}
+    response = httpx.post(f"{app_url}/v1/chat/completions", json=body, timeout=60)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["type"]) == (status, field, "invalid_request_error")
+    assert field in error["message"]
+    assert ask(client, "What colour is the circle?", RED).choices[0].message.content == "red"
+
+
+@pytest.mark.parametrize(("content", "status"), [(b"{", 400), (b"\xff\xfe", 400), (b"[]", 400), (b"", 400)])
+def test_bodies_that_are_no_json_object_are_refused(app_url: str, content: bytes, status: int) -> None:
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{app_url}/v1/chat/completions", content=content, headers=headers)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_paths_and_methods_answer_in_openais_form(app_url: str) -> None:
+    assert httpx.get(f"{app_url}/v1/nothing").status_code == 404
+    response = httpx.get(f"{app_url}/v1/chat/completions")
+    assert response.status_code == 405
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_client_maps_errors(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError):
+        client.chat.completions.create(model="other", messages=[user_message("Hi")])
+    with pytest.raises(APIStatusError, match="at least 1 item"):
+        client.chat.completions.create(model="shapes", messages=[])
+
+
+def test_health_tells_every_stage(app_url: str) -> None:
+    response = httpx.get(f"{app_url}/health")
+    assert response.status_code == 200
+    assert response.json() == {
+        "ready": True,
+        "stages": {"preprocess": "ready", "encode": "ready", "generate": "ready"},
+    }
+
+
+def test_metrics_count_what_happened(client: OpenAI, app_url: str) -> None:
+    """Ray's agents report every two seconds."""
+
+    def read(name: str) -> float:
+        page = urllib.request.urlopen(f"{app_url}/metrics", timeout=30).read().decode()
+        lines = [line for line in page.splitlines() if line.startswith(name)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    names = [
+        "raylens_request_success_total",
+        "raylens_mm_items_total",
+        "raylens_time_to_first_token_seconds_count",
+        "raylens_generation_tokens_total",
+    ]
+    before = {name: read(name) for name in names}
+    picture = encoded(disc("purple", (111, 99)))
+    tokens = ask(client, "Describe the picture.", picture).usage.completion_tokens
+
+    async def settled() -> dict[str, float]:
+        for _ in range(30):
+            await asyncio.sleep(0.5)
+            gained = {name: read(name) - before[name] for name in names}
+            if all(gained.values()):
+                return gained
+        return gained
+
+    gained = asyncio.run(settled())
+    assert gained == dict(zip(names, [1, 1, 1, tokens], strict=True))
+    assert read("raylens_request_stage_seconds_count{") > 0
+    assert read("raylens_encoder_items_total") > 0
+
+
+def test_a_client_that_goes_away_frees_its_place(client: OpenAI, app_url: str) -> None:
+    """The engine reports its running sequences in /metrics: abandoned streams must vanish from there."""
+    for _ in range(3):
+        stream = ask(client, "Hello", stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+
+    def running() -> float:
+        page = httpx.get(f"{app_url}/metrics", timeout=30).text
+        (line,) = [line for line in page.splitlines() if line.startswith("raylens_num_requests_running{")]
+        return float(line.rpartition(" ")[2])
+
+    async def wait() -> None:
+        await asyncio.sleep(4)
+        for _ in range(20):
+            if running() == 0:
+                return
+            await asyncio.sleep(0.5)
+        raise AssertionError("abandoned streams still run")
+
+    asyncio.run(wait())

@@ -1,0 +1,141 @@
+"""The thread between asyncio and an engine, with an engine that only counts."""
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import pytest
+
+from deployments.engine_loop import EngineDiedError, EngineLoop
+
+
+@dataclass
+class Count:
+    request_id: str
+    value: int
+
+
+class CountingEngine:
+    """Gives every request 1, 2, 3, ... one a step."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.failure: Exception | None = None
+        self.delay = 0.001
+
+    def add(self, request_id: str) -> None:
+        if request_id.startswith("refused"):
+            raise ValueError("refused")
+        self.counts[request_id] = 0
+
+    def step(self) -> list[Count]:
+        time.sleep(self.delay)
+        if self.failure is not None:
+            raise self.failure
+        for request_id in self.counts:
+            self.counts[request_id] += 1
+        return [Count(request_id, value) for request_id, value in self.counts.items()]
+
+    def abort(self, request_id: str) -> None:
+        self.counts.pop(request_id, None)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.counts)
+
+
+def make(step_timeout_s: float = 10) -> tuple[CountingEngine, EngineLoop[Count]]:
+    engine = CountingEngine()
+    return engine, EngineLoop(engine, name="test", step_timeout_s=step_timeout_s)
+
+
+async def count_to(engine: CountingEngine, loop: EngineLoop[Count], request_id: str, end: int) -> list[int]:
+    values: list[int] = []
+    async with aclosing(loop.stream(request_id, engine.add)) as batches:
+        async for batch in batches:
+            values += [output.value for output in batch]
+            if len(values) >= end:
+                break
+    return values
+
+
+async def settled(engine: CountingEngine) -> None:
+    for _ in range(200):
+        if not engine.counts:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"left in the engine: {engine.counts}")
+
+
+async def test_each_request_gets_its_own_outputs_in_order() -> None:
+    engine, loop = make()
+    results = await asyncio.gather(*(count_to(engine, loop, str(i), 20) for i in range(5)))
+    assert all(values == list(range(1, len(values) + 1)) for values in results)
+    await settled(engine)
+
+
+async def test_outputs_that_are_ready_together_come_together() -> None:
+    engine, loop = make()
+    async with aclosing(loop.stream("a", engine.add)) as batches:
+        await anext(batches)
+        time.sleep(0.05)  # the caller is busy, the engine goes on
+        await asyncio.sleep(0)
+        assert len(await anext(batches)) > 1
+
+
+async def test_a_request_may_be_sent_again_while_its_first_try_ends() -> None:
+    engine, loop = make()
+    results = await asyncio.gather(*(count_to(engine, loop, "same", 20) for _ in range(3)))
+    assert all(values == list(range(1, len(values) + 1)) for values in results)
+    await settled(engine)
+
+
+async def test_closing_a_stream_aborts_its_request() -> None:
+    engine, loop = make()
+    await count_to(engine, loop, "a", 1)
+    await settled(engine)
+
+
+async def test_a_cancelled_caller_aborts_its_request() -> None:
+    engine, loop = make()
+    task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
+    await asyncio.sleep(0.05)
+    assert engine.counts
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settled(engine)
+
+
+async def test_a_refused_request_ends_alone() -> None:
+    engine, loop = make()
+    other = asyncio.create_task(count_to(engine, loop, "a", 50))
+    with pytest.raises(ValueError, match="refused"):
+        await count_to(engine, loop, "refused", 1)
+    assert len(await other) >= 50
+
+
+async def test_a_dead_engine_ends_every_request_and_fails_its_health() -> None:
+    engine, loop = make()
+    loop.check_health()
+    task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
+    await asyncio.sleep(0.05)
+    engine.failure = RuntimeError("broken")
+    with pytest.raises(EngineDiedError):
+        await task
+    with pytest.raises(EngineDiedError, match="stopped"):
+        loop.check_health()
+    with pytest.raises(EngineDiedError):
+        await count_to(engine, loop, "b", 1)
+
+
+async def test_a_hanging_step_fails_the_health_and_idling_does_not() -> None:
+    engine, loop = make(step_timeout_s=0.8)
+    await asyncio.sleep(1.2)
+    loop.check_health()
+    engine.delay = 1.5
+    task = asyncio.create_task(count_to(engine, loop, "a", 1))
+    await asyncio.sleep(1.1)
+    with pytest.raises(EngineDiedError, match="no step ended"):
+        loop.check_health()
+    await task

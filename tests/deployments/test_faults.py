@@ -1,0 +1,147 @@
+"""A replica of each stage is killed under load: what can be sent again is, and the service comes back by itself."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from openai import APIError, OpenAI
+from ray import serve
+from ray.util.state import list_actors
+
+from deployments.local_cluster import APP_NAME
+from tests.pictures import disc, encoded, user_message
+
+COLOURS = ["red", "green", "blue", "yellow", "purple", "orange"]
+
+
+class Load:
+    """Four clients that ask about ever new pictures, one request after the other, and note what comes back."""
+
+    def __init__(self, client: OpenAI) -> None:
+        self._client = client
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.wrong: list[str] = []
+        self.errors: list[tuple[float, str]] = []
+        self.num_right = 0
+        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(4)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for(self, num_right: int, timeout: float) -> None:
+        """Waits until that many more requests were answered right."""
+        target = self.num_right + num_right
+        deadline = time.monotonic() + timeout
+        while self.num_right < target:
+            assert time.monotonic() < deadline, f"only {self.num_right} of {target} answers, errors: {self.errors}"
+            time.sleep(0.05)
+
+    def _run(self, index: int) -> None:
+        for number in range(10_000):
+            if self._stop.is_set():
+                return
+            colour = COLOURS[(index + number) % len(COLOURS)]
+            size = (96 + number % 50, 96 + index + 10 * (number // 50))
+            message = user_message("What colour is the circle?", encoded(disc(colour, size, (36, 36))))
+            try:
+                completion = self._client.chat.completions.create(model="shapes", messages=[message])
+            except APIError as error:
+                with self._lock:
+                    self.errors.append((time.monotonic(), repr(error)))
+                time.sleep(0.2)
+                continue
+            answer = completion.choices[0].message.content
+            with self._lock:
+                self.num_right += answer == colour
+                if answer != colour:
+                    self.wrong.append(f"{answer} for {colour}")
+
+
+def replica_pids(deployment: str) -> list[int]:
+    actors = list_actors(filters=[("state", "=", "ALIVE")], detail=True, limit=1000)
+    name = f"ServeReplica:{APP_NAME}:{deployment}"
+    return [actor.pid for actor in actors if actor.class_name == name]
+
+
+def wait_for_new_replica(deployment: str, killed: int, timeout: float = 90) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        status = serve.status().applications[APP_NAME].deployments[deployment].status
+        pids = replica_pids(deployment)
+        if pids and killed not in pids and status == "HEALTHY":
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"no new replica of {deployment}")
+
+
+@pytest.mark.parametrize("deployment", ["Preprocess", "Encode", "Generate", "Ingress"])
+def test_the_service_survives_the_death_of_a_replica(client: OpenAI, app_url: str, deployment: str) -> None:
+    with Load(client) as load:
+        load.wait_for(8, timeout=60)
+        pid = replica_pids(deployment)[0]
+        os.kill(pid, signal.SIGKILL)
+        wait_for_new_replica(deployment, pid)
+        load.wait_for(20, timeout=60)
+    assert load.wrong == []
+    if deployment in ("Preprocess", "Encode"):
+        # Nothing of a request is lost with these: the ingress sends it again.
+        assert load.errors == []
+    wait_until_healthy(app_url)
+
+
+def wait_until_healthy(app_url: str) -> None:
+    deadline = time.monotonic() + 30
+    while httpx.get(f"{app_url}/health").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: str) -> None:
+    stream: Any = client.chat.completions.create(
+        model="shapes",
+        messages=[user_message("Hello")],
+        stream=True,
+        max_tokens=2000,
+        extra_body={"ignore_eos": True},
+    )
+    pieces = iter(stream)
+    for _ in range(3):
+        next(pieces)
+    pid = replica_pids("Generate")[0]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(APIError, match="generate stage is not available"):
+        for _ in pieces:
+            pass
+    assert httpx.get(f"{app_url}/health", timeout=5).elapsed.total_seconds() < 1
+    wait_for_new_replica("Generate", pid)
+    wait_until_healthy(app_url)
+
+
+def test_health_is_503_while_a_stage_is_away(client: OpenAI, app_url: str) -> None:
+    """The engine is stopped, not killed: its replica lives on but shows no heartbeat."""
+    (pid,) = replica_pids("Generate")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 30
+        while (response := httpx.get(f"{app_url}/health")).status_code == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert response.status_code == 503
+        assert response.json()["stages"]["generate"] == "unresponsive"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until_healthy(app_url)
+    assert ray.is_initialized()

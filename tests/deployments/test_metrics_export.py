@@ -1,0 +1,26 @@
+"""The pages of several nodes' agents as one."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.metrics_export import merge_pages
+
+NODE = """\
+# HELP ray_raylens_mm_items_total Media items
+# TYPE ray_raylens_mm_items_total counter
+ray_raylens_mm_items_total{{modality="image",node="{node}"}} {value}
+# HELP ray_other Something of Ray's own
+# TYPE ray_other gauge
+ray_other{{name="ray_raylens_x"}} 1.0
+"""
+
+
+def test_one_family_holds_the_samples_of_all_nodes() -> None:
+    (family,) = merge_pages([NODE.format(node="a", value=1.0), NODE.format(node="b", value=2.0), ""])
+    assert family.name == "raylens_mm_items"
+    assert {sample.labels["node"]: sample.value for sample in family.samples} == {"a": 1.0, "b": 2.0}
+
+
+def test_the_page_reads_back() -> None:
+    families = merge_pages([NODE.format(node="a", value=1.0)])
+    assert [family.type for family in families] == ["counter"]
+    assert list(text_string_to_metric_families("")) == []

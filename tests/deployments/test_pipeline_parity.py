@@ -1,0 +1,105 @@
+"""Greedy tokens that come over HTTP equal those of transformers' `generate` on the same checkpoint."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from openai import OpenAI
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+from deployments.config import AppConfig
+from deployments.local_cluster import deployed_app, free_port, local_ray
+from tests.pictures import disc, encoded, user_message
+
+NUM_TOKENS = 24
+QUESTIONS = [
+    ("Describe the picture.", ["red"]),
+    ("What is in the second image?", ["green", "blue", "yellow"]),
+    ("Who are you?", []),
+    ("What is in the third image?", ["blue", "purple", "blue"]),
+    ("Where is the circle?", ["orange"]),
+    ("Hello <image> </s>, what is this?", []),
+]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    port = free_port()
+    with local_ray(host="127.0.0.1", port=port, num_cpus=8):
+        yield port
+
+
+@pytest.fixture(scope="module", params=[7, 512], ids=lambda budget: f"budget_{budget}")
+def client(request: pytest.FixtureRequest, shapes: str, port: int) -> Iterator[OpenAI]:
+    generate = {"max_num_batched_tokens": request.param, "max_num_seqs": 7}
+    config = AppConfig.model_validate({"model": shapes, "generate": generate})
+    with deployed_app(config, host="127.0.0.1", port=port) as url:
+        yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def oracle(shapes: str) -> Any:
+    """What `generate` answers: (prompt ids, answer ids) of a question over coloured discs."""
+    model = LlavaForConditionalGeneration.from_pretrained(shapes, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(shapes)
+
+    def answer(prompt_token_ids: list[int], colours: list[str]) -> list[int]:
+        inputs = {"input_ids": torch.tensor([prompt_token_ids])}
+        if colours:
+            images = [disc(colour, (96, 96), (36, 36)) for colour in colours]
+            inputs["pixel_values"] = processor.image_processor(images, return_tensors="pt")["pixel_values"]
+        with torch.inference_mode():
+            output = model.generate(
+                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+            )
+        return output[0, len(prompt_token_ids) :].tolist()  # type: ignore[no-any-return]
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def hf_prompt(shapes: str) -> Any:
+    """The prompt ids of the one-shot call of the Hugging Face processor."""
+    processor = AutoProcessor.from_pretrained(shapes)
+
+    def ids(text: str, colours: list[str]) -> list[int]:
+        content = [{"type": "image"}] * len(colours) + [{"type": "text", "text": text}]
+        prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        images = [disc(colour, (96, 96), (36, 36)) for colour in colours]
+        return processor(text=prompt, images=images or None)["input_ids"][0]  # type: ignore[no-any-return]
+
+    return ids
+
+
+def ask(client: OpenAI, text: str, colours: list[str]) -> Any:
+    pictures = [encoded(disc(colour, (96, 96), (36, 36))) for colour in colours]
+    return client.chat.completions.create(
+        model="shapes",
+        messages=[user_message(text, *pictures)],
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+
+
+@pytest.mark.parametrize(("text", "colours"), QUESTIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_alone(client: OpenAI, oracle: Any, hf_prompt: Any, text: str, colours: list[str]) -> None:
+    completion = ask(client, text, colours)
+    if "<image>" not in text:
+        assert completion.prompt_token_ids == hf_prompt(text, colours)
+    assert completion.choices[0].token_ids == oracle(completion.prompt_token_ids, colours)
+
+
+def test_a_mixed_batch(client: OpenAI, oracle: Any) -> None:
+    requests = QUESTIONS * 2
+    with ThreadPoolExecutor(len(requests)) as pool:
+        completions = list(pool.map(lambda request: ask(client, *request), requests))
+    answers = [completion.choices[0].token_ids for completion in completions]
+    expected = [
+        oracle(completion.prompt_token_ids, colours)
+        for completion, (_, colours) in zip(completions, requests, strict=True)
+    ]
+    assert answers == expected
+    assert len({tuple(answer) for answer in expected}) >= 4, "answers must depend on the input"

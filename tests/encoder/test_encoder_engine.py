@@ -1,0 +1,104 @@
+"""Embeddings equal those of the whole model, whatever is encoded beside them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlavaForConditionalGeneration
+
+from encoder.engine import EncoderEngine
+from encoder.loader import load_vision_half
+from encoder.models import VisionFamily
+
+
+@pytest.fixture(scope="module")
+def engine(shapes: str) -> EncoderEngine:
+    return EncoderEngine(shapes, max_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def whole_model(shapes: str) -> Any:
+    return LlavaForConditionalGeneration.from_pretrained(shapes, dtype=torch.float32).eval()
+
+
+def pixels(seed: int) -> torch.Tensor:
+    return torch.randn(3, 96, 96, generator=torch.Generator().manual_seed(seed))
+
+
+def run(engine: EncoderEngine) -> dict[str, Any]:
+    outputs: dict[str, Any] = {}
+    while engine.has_unfinished():
+        outputs |= {output.request_id: output for output in engine.step()}
+    return outputs
+
+
+@pytest.mark.parametrize("num_items", [1, 4, 6])
+def test_embeddings_equal_the_whole_models(engine: EncoderEngine, whole_model: Any, num_items: int) -> None:
+    for i in range(num_items):
+        engine.add_request(str(i), {"pixel_values": pixels(i)})
+    outputs = run(engine)
+    assert len(outputs) == num_items
+    for i in range(num_items):
+        with torch.inference_mode():
+            (expected,) = whole_model.get_image_features(pixel_values=pixels(i)[None]).pooler_output
+        torch.testing.assert_close(outputs[str(i)].embeddings, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_item_owns_its_memory(engine: EncoderEngine) -> None:
+    for i in range(2):
+        engine.add_request(str(i), {"pixel_values": pixels(i)})
+    for output in run(engine).values():
+        assert output.embeddings.untyped_storage().nbytes() == output.embeddings.nbytes
+
+
+def test_a_bad_item_fails_alone(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        if batch["pixel_values"].isnan().any():
+            raise RuntimeError("the model chokes on this item")
+        return family.encode(model, batch)
+
+    family = engine._family
+    monkeypatch.setattr(engine, "_family", VisionFamily(family.model_class, encode))
+    engine.add_request("bad", {"pixel_values": pixels(0) * torch.nan})
+    engine.add_request("good", {"pixel_values": pixels(0)})
+    outputs = run(engine)
+    assert outputs["bad"].embeddings is None
+    assert outputs["bad"].error is not None
+    assert outputs["good"].error is None
+    assert outputs["good"].embeddings.shape == (36, 192)
+
+
+def test_only_the_vision_half_is_loaded(shapes: str, whole_model: Any) -> None:
+    half, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=torch.device("cpu"))
+    vision = {name for name, _ in half.named_parameters()}
+    language = {name for name, _ in whole_model.named_parameters()} - vision
+    assert all("language_model" in name or "lm_head" in name for name in language)
+    assert vision.isdisjoint(language)
+    assert not any("language_model" in name for name in vision)
+
+
+def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -> None:
+    """Published checkpoints name the tower's weights `vision_tower.vision_model.`, newly saved ones do not."""
+    for file in Path(shapes).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): value for name, value in weights.items()}
+    assert renamed.keys() != weights.keys()
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    cpu = torch.device("cpu")
+    half, _ = load_vision_half(str(tmp_path), revision=None, dtype=torch.float32, device=cpu)
+    expected, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=cpu)
+    for (name, value), (_, other) in zip(half.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(value, other), name
+
+
+def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
+    for file in Path(shapes).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights = {name: value for name, value in weights.items() if "multi_modal_projector.linear_2" not in name}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights of the vision half.*linear_2"):
+        EncoderEngine(str(tmp_path))

@@ -1,0 +1,75 @@
+"""Streamed text: whole characters only, nothing of a stop string, and in the end what one decode gives."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from llm.detokenizer import Detokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shapes: str) -> Any:
+    return AutoTokenizer.from_pretrained(shapes)
+
+
+def stream(tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenizer]:
+    detokenizer = Detokenizer(tokenizer, stop)
+    pieces = []
+    for token_id in token_ids:
+        pieces.append(detokenizer.append([token_id]))
+        if detokenizer.stopped:
+            return pieces, detokenizer
+    return [*pieces, detokenizer.flush()], detokenizer
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=40))
+def test_pieces_add_up_to_one_decode(tokenizer: Any, text: str) -> None:
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces, _ = stream(tokenizer, token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(token_ids=st.lists(st.integers(0, 700), max_size=30))
+def test_any_tokens_add_up_too(tokenizer: Any, token_ids: list[int]) -> None:
+    pieces, _ = stream(tokenizer, token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def test_half_a_character_is_never_sent(tokenizer: Any) -> None:
+    token_ids = tokenizer("é€😀é", add_special_tokens=False)["input_ids"]
+    assert len(token_ids) > 4
+    pieces, _ = stream(tokenizer, token_ids)
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+    assert "".join(pieces) == "é€😀é"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("a red circle in the centre", ("in the",), "a red circle "),
+        ("a red circle in the centre", ("circle", "red"), "a "),
+        ("a red circle", ("circles",), "a red circle"),
+        ("aaab", ("aab",), "a"),
+        ("a red circle", ("a",), ""),
+    ],
+)
+def test_stop_strings_end_the_text(tokenizer: Any, text: str, stop: tuple[str, ...], expected: str) -> None:
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces, detokenizer = stream(tokenizer, token_ids, stop)
+    assert "".join(pieces) == expected
+    assert detokenizer.stopped == (expected != text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab ", max_size=20), stop=st.text("ab ", min_size=1, max_size=4))
+def test_no_piece_holds_any_of_a_stop_string(tokenizer: Any, text: str, stop: str) -> None:
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    decoded = tokenizer.decode(token_ids, skip_special_tokens=True)
+    pieces, detokenizer = stream(tokenizer, token_ids, (stop,))
+    assert "".join(pieces) == decoded.partition(stop)[0]
+    assert detokenizer.stopped == (stop in decoded)

@@ -1,0 +1,285 @@
+"""Greedy tokens equal those of transformers' `generate`, however the engine cuts and mixes the work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration
+
+from llm.config import EngineConfig
+from llm.engine import LLMEngine, RequestOutput
+from llm.loader import load_language_half
+from llm.sampling_params import SamplingParams
+from preprocess.media import MediaLimits, decode_image
+from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
+from tests.pictures import disc, encoded
+
+NUM_TOKENS = 24
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+QUESTIONS = [
+    (1, "What colour is the circle?"),
+    (0, "Who are you?"),
+    (3, "What is in the second image?"),
+    (2, "Describe the first image."),
+    (1, "Describe the picture."),
+    (0, "Hello"),
+]
+COLOURS = ["red", "green", "blue", "yellow", "purple", "orange"]
+
+
+class Case:
+    """One request with its embeddings and what `generate` answers to it."""
+
+    def __init__(self, model: Any, processor: Any, index: int) -> None:
+        num_images, question = QUESTIONS[index]
+        pictures = [
+            decode_image(encoded(disc(COLOURS[(index + i) % 6], corner=(8 + 30 * i, 60))), limits=MediaLimits())
+            for i in range(num_images)
+        ]
+        content = [{"type": "image"}] * num_images + [{"type": "text", "text": question}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        inputs = processor(text=text, images=pictures or None, return_tensors="pt")
+        with torch.inference_mode():
+            output = model.generate(
+                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+            )
+            self.embeddings = (
+                model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output if num_images else []
+            )
+        token_ids = inputs["input_ids"][0].tolist()
+        self.expected = output[0, len(token_ids) :].tolist()
+        first = token_ids.index(3) if num_images else 0
+        starts = [first + i * (36 + len(processor.tokenizer("\n")["input_ids"]) - 1) for i in range(num_images)]
+        assert all(token_ids[start : start + 36] == [3] * 36 for start in starts)
+        self.prompt = ProcessedPrompt(token_ids, [PlaceholderRange(start, 36) for start in starts], ["h"] * num_images)
+
+
+def reshaped_checkpoint(folder: Path, shapes: str, **text_config: Any) -> str:
+    """A checkpoint with random weights of another shape. Spread out more than transformers draws them: with its
+    own initialisation greedy answers hardly depend on the picture."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(shapes)
+    for name, value in text_config.items():
+        setattr(config.text_config, name, value)
+    model = LlavaForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        if "embed_tokens" in name or "lm_head" in name or "projector" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+        elif parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+    AutoProcessor.from_pretrained(shapes).save_pretrained(folder)
+    return str(folder)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bundled": {},
+    "one_kv_head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 48},
+    "no_gqa": {"num_attention_heads": 6, "num_key_value_heads": 6, "num_hidden_layers": 2},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def checkpoint(request: pytest.FixtureRequest, shapes: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "bundled":
+        return shapes
+    return reshaped_checkpoint(tmp_path_factory.mktemp(request.param), shapes, **VARIANTS[request.param])
+
+
+@pytest.fixture(scope="module")
+def cases(checkpoint: str) -> list[Case]:
+    model = LlavaForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(checkpoint)
+    cases = [Case(model, processor, index) for index in range(len(QUESTIONS))]
+    assert len({tuple(case.expected) for case in cases}) == len(cases), "answers must depend on the input"
+    return cases
+
+
+def make_engine(checkpoint: str, **settings: Any) -> LLMEngine:
+    return LLMEngine(EngineConfig(checkpoint, **{"kv_cache_bytes": 2**24, "max_num_seqs": 7, **settings}))
+
+
+def run(engine: LLMEngine) -> Iterator[RequestOutput]:
+    while engine.has_unfinished():
+        yield from engine.step()
+    engine.check_integrity()
+    assert engine.stats.kv_cache_usage == 0
+
+
+def tokens(outputs: Iterator[RequestOutput]) -> dict[str, list[int]]:
+    collected: dict[str, list[int]] = {}
+    for output in outputs:
+        collected.setdefault(output.request_id, []).extend(output.token_ids)
+    return collected
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+def test_each_alone_equals_generate(checkpoint: str, cases: list[Case], budget: int) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=budget)
+    for case in cases:
+        engine.add_request("r", case.prompt, case.embeddings, PARAMS)
+        assert tokens(run(engine)) == {"r": case.expected}
+
+
+@pytest.mark.parametrize("budget", [7, 64, 512])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_mixed_batch_equals_generate(checkpoint: str, cases: list[Case], budget: int, block_size: int) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=budget, block_size=block_size)
+    for i, case in enumerate(cases):
+        engine.add_request(str(i), case.prompt, case.embeddings, PARAMS)
+    assert tokens(run(engine)) == {str(i): case.expected for i, case in enumerate(cases)}
+
+
+def test_preempted_sequences_equal_generate(checkpoint: str, cases: list[Case]) -> None:
+    # Room for the longest alone and a little more: the others are thrown out and computed again.
+    longest = max(len(case.prompt.prompt_token_ids) for case in cases) + NUM_TOKENS
+    probe = make_engine(checkpoint)
+    block_bytes = 2**24 // probe._runner.num_blocks
+    engine = make_engine(checkpoint, kv_cache_bytes=(longest // 16 + 3) * block_bytes)
+    for i, case in enumerate(cases):
+        engine.add_request(str(i), case.prompt, case.embeddings, PARAMS)
+    assert tokens(run(engine)) == {str(i): case.expected for i, case in enumerate(cases)}
+    assert engine.stats.num_preemptions > 0
+
+
+def test_aborted_neighbours_change_nothing(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=64)
+    for i, case in enumerate(cases):
+        engine.add_request(str(i), case.prompt, case.embeddings, PARAMS)
+    collected: dict[str, list[int]] = {}
+    for step in range(10_000):
+        if not engine.has_unfinished():
+            break
+        for output in engine.step():
+            collected.setdefault(output.request_id, []).extend(output.token_ids)
+        if step in (0, 3, 6):
+            engine.abort(str(step // 3 * 2))
+            engine.check_integrity()
+    assert {name: collected[name] for name in "135"} == {name: cases[int(name)].expected for name in "135"}
+
+
+def test_late_arrivals_change_nothing(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=32)
+    waiting = list(enumerate(cases))
+    collected: dict[str, list[int]] = {}
+    while waiting or engine.has_unfinished():
+        if waiting:
+            index, case = waiting.pop(0)
+            engine.add_request(str(index), case.prompt, case.embeddings, PARAMS)
+        for output in engine.step():
+            collected.setdefault(output.request_id, []).extend(output.token_ids)
+    assert collected == {str(i): case.expected for i, case in enumerate(cases)}
+
+
+@pytest.fixture(scope="module")
+def engine(shapes: str) -> LLMEngine:
+    return make_engine(shapes, max_model_len=128)
+
+
+TEXT_PROMPT = ProcessedPrompt([1, 50, 60, 70], [], [])
+
+
+def ask(engine: LLMEngine, params: SamplingParams, prompt: ProcessedPrompt = TEXT_PROMPT) -> list[RequestOutput]:
+    engine.add_request("r", prompt, [], params)
+    return list(run(engine))
+
+
+def test_max_tokens_respected(engine: LLMEngine) -> None:
+    outputs = ask(engine, SamplingParams(max_tokens=5, ignore_eos=True))
+    assert (outputs[-1].num_output_tokens, outputs[-1].finish_reason) == (5, "length")
+
+
+def test_the_context_ends_an_answer_without_max_tokens(engine: LLMEngine) -> None:
+    outputs = ask(engine, SamplingParams(ignore_eos=True))
+    assert (outputs[-1].num_output_tokens, outputs[-1].finish_reason) == (124, "length")
+
+
+def test_the_same_seed_gives_the_same_tokens(engine: LLMEngine) -> None:
+    params = [SamplingParams(max_tokens=20, temperature=1.5, seed=seed, ignore_eos=True) for seed in (1, 1, 2)]
+    first, again, other = ([output.token_ids for output in ask(engine, one)] for one in params)
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("prompt", "embeddings", "params", "field"),
+    [
+        (ProcessedPrompt([1] * 128, [], []), [], SamplingParams(), "messages"),
+        (ProcessedPrompt([], [], []), [], SamplingParams(), "messages"),
+        (TEXT_PROMPT, [], SamplingParams(max_tokens=125), "max_tokens"),
+        (TEXT_PROMPT, [torch.zeros(1, 192)], SamplingParams(), "messages"),
+        (ProcessedPrompt([3, 3], [PlaceholderRange(0, 2)], ["h"]), [torch.zeros(1, 192)], SamplingParams(), "messages"),
+        (ProcessedPrompt([3, 3], [PlaceholderRange(0, 2)], ["h"]), [torch.zeros(2, 64)], SamplingParams(), "messages"),
+    ],
+)
+def test_requests_that_can_never_run_are_refused(
+    engine: LLMEngine, prompt: ProcessedPrompt, embeddings: list[torch.Tensor], params: SamplingParams, field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.add_request("bad", prompt, embeddings, params)
+    assert caught.value.field == field
+    assert not engine.has_unfinished()
+    assert ask(engine, SamplingParams(max_tokens=1))[-1].finish_reason is not None
+
+
+def test_a_failing_step_ends_its_requests_and_nothing_else(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.add_request("bad", TEXT_PROMPT, [], SamplingParams(max_tokens=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "run", lambda chunks: 1 / 0)
+        (output,) = engine.step()
+    assert (output.request_id, output.finish_reason) == ("bad", "error")
+    assert ask(engine, SamplingParams(max_tokens=2, ignore_eos=True))[-1].finish_reason == "length"
+
+
+def test_only_the_language_half_is_loaded(shapes: str) -> None:
+    half, _ = load_language_half(EngineConfig(shapes))
+    names = {name for name, _ in half.named_parameters()}
+    assert not any("vision_tower" in name or "projector" in name for name in names)
+    whole = LlavaForConditionalGeneration.from_pretrained(shapes)
+    rest = {name for name, _ in whole.named_parameters()} - names
+    assert all("vision_tower" in name or "projector" in name for name in rest)
+
+
+def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -> None:
+    """Checkpoints are found with `language_model.model.` (published ones) and with `model.language_model.`."""
+    for file in Path(shapes).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("language_model.model.", "model.language_model.").replace(
+            "language_model.lm_head.", "lm_head."
+        ): value
+        for name, value in weights.items()
+    }
+    assert renamed.keys() != weights.keys()
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    half, _ = load_language_half(EngineConfig(str(tmp_path)))
+    expected, _ = load_language_half(EngineConfig(shapes))
+    for (name, value), (_, other) in zip(half.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(value, other), name
+
+
+def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
+    for file in Path(shapes).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if "layers.2.mlp.up_proj" not in name},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(ValueError, match=r"lacks weights of the language half.*up_proj"):
+        LLMEngine(EngineConfig(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"])
+def test_a_setting_of_zero_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        EngineConfig("model", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_a_budget_below_one_token_a_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(8\).*max_num_seqs \(9\)"):
+        EngineConfig("model", max_num_batched_tokens=8, max_num_seqs=9)

@@ -1,0 +1,117 @@
+"""The item cache: bounded in bytes, one computation a key, nothing left of a failure."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preprocess.cache import ItemCache
+
+
+def create(value: str, num_bytes: int = 1) -> Callable[[], Awaitable[tuple[str, int]]]:
+    async def run() -> tuple[str, int]:
+        await asyncio.sleep(0)
+        return value, num_bytes
+
+    return run
+
+
+async def test_a_repeat_is_a_hit() -> None:
+    cache: ItemCache[str] = ItemCache(10)
+    assert await cache.get_or_create("k", create("first")) == ("first", False)
+    assert await cache.get_or_create("k", create("second")) == ("first", True)
+    assert (cache.stats.queries, cache.stats.hits, cache.stats.num_bytes) == (2, 1, 1)
+
+
+async def test_the_least_recently_used_goes_first() -> None:
+    cache: ItemCache[str] = ItemCache(2)
+    for key in ("a", "b", "a", "c"):
+        await cache.get_or_create(key, create(key))
+    assert ("a" in cache, "b" in cache, "c" in cache) == (True, False, True)
+    assert cache.stats.evictions == 1
+
+
+async def test_an_item_over_the_capacity_is_given_out_but_not_kept() -> None:
+    cache: ItemCache[str] = ItemCache(2)
+    assert await cache.get_or_create("k", create("big", 3)) == ("big", False)
+    assert "k" not in cache
+    assert cache.stats.num_bytes == 0
+
+
+async def test_concurrent_callers_share_one_computation() -> None:
+    calls = 0
+
+    async def slow() -> tuple[str, int]:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01)
+        return "value", 1
+
+    cache: ItemCache[str] = ItemCache(10)
+    results = await asyncio.gather(*(cache.get_or_create("k", slow) for _ in range(5)))
+    assert calls == 1
+    assert [value for value, _ in results] == ["value"] * 5
+
+
+async def test_a_failure_reaches_all_callers_and_leaves_nothing() -> None:
+    async def fail() -> tuple[str, int]:
+        await asyncio.sleep(0)
+        raise ValueError("broken")
+
+    cache: ItemCache[str] = ItemCache(10)
+    results = await asyncio.gather(*(cache.get_or_create("k", fail) for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [ValueError] * 3
+    assert await cache.get_or_create("k", create("good")) == ("good", False)
+
+
+async def test_a_caller_that_goes_away_does_not_take_the_others_along() -> None:
+    gate = asyncio.Event()
+
+    async def wait() -> tuple[str, int]:
+        await gate.wait()
+        return "value", 1
+
+    cache: ItemCache[str] = ItemCache(10)
+    first = asyncio.create_task(cache.get_or_create("k", wait))
+    second = asyncio.create_task(cache.get_or_create("k", wait))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert await second == ("value", False)
+
+
+async def test_the_last_caller_that_goes_away_ends_the_computation() -> None:
+    ended = asyncio.Event()
+
+    async def wait() -> tuple[str, int]:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return "value", 1
+
+    cache: ItemCache[str] = ItemCache(10)
+    task = asyncio.create_task(cache.get_or_create("k", wait))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(ended.wait(), 1)
+    assert await cache.get_or_create("k", create("good")) == ("good", False)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 6)), max_size=40))
+def test_never_more_bytes_than_the_capacity(requests: list[tuple[int, int]]) -> None:
+    async def run() -> None:
+        cache: ItemCache[str] = ItemCache(10)
+        held: dict[str, int] = {}
+        for key, num_bytes in requests:
+            await cache.get_or_create(str(key), create("v", held.setdefault(str(key), num_bytes)))
+            assert cache.stats.num_bytes <= 10
+            assert cache.stats.num_bytes == sum(size for name, size in held.items() if name in cache)
+
+    asyncio.run(run())

@@ -1,0 +1,88 @@
+"""Encoded media to RGB pictures: what is accepted, what is refused, and how each refusal names the field."""
+
+import base64
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from preprocess.media import MediaLimits, decode_data_url, decode_image
+from preprocess.schema import InvalidRequestError
+from tests.pictures import disc, encoded
+
+LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=40_000, min_image_side=4)
+
+
+def refused(call: object) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        call()  # type: ignore[operator]
+    assert caught.value.field == "media"
+    return caught.value
+
+
+def data_url(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def test_data_url_gives_its_bytes() -> None:
+    assert decode_data_url(data_url(b"abc"), limits=LIMITS) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("data:image/png;base64,!!!", "invalid_base64"),
+        ("data:image/png;base64,abc", "invalid_base64"),
+        ("data:image/png;base64,", "empty_media"),
+        ("data:image/png,abc", "invalid_data_url"),
+        ("data:", "invalid_data_url"),
+        (data_url(b"x" * 10_001), "media_too_large"),
+        (data_url(b"x" * 1_000_000), "media_too_large"),
+    ],
+)
+def test_bad_data_urls_are_refused(url: str, code: str) -> None:
+    assert refused(lambda: decode_data_url(url, limits=LIMITS)).code == code
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_formats_decode_to_rgb(file_format: str) -> None:
+    image = decode_image(encoded(disc("red"), file_format), limits=MediaLimits())
+    assert (image.mode, image.size) == ("RGB", (128, 128))
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"just some text", "invalid_image"),
+        (encoded(disc("red"))[:200], "invalid_image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "invalid_image"),
+        (encoded(Image.new("RGB", (1, 1))), "image_too_small"),
+        (encoded(Image.new("RGB", (3, 100))), "image_too_small"),
+        (encoded(Image.new("RGB", (201, 200))), "image_too_large"),
+        (encoded(Image.new("1", (20_000, 20_000))), "image_too_large"),
+    ],
+)
+def test_bad_images_are_refused(content: bytes, code: str) -> None:
+    assert refused(lambda: decode_image(content, limits=LIMITS)).code == code
+
+
+def test_exif_orientation_is_applied() -> None:
+    image = Image.new("RGB", (40, 20), "white")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    turned = decode_image(encoded(image, "JPEG", exif=exif), limits=LIMITS)
+    assert turned.size == (20, 40)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_become_white(mode: str) -> None:
+    image = Image.new("RGBA", (20, 20), (255, 0, 0, 0)).convert(mode)
+    options: dict[str, Any] = {"transparency": 0} if mode == "P" else {}
+    decoded = decode_image(encoded(image, **options), limits=LIMITS)
+    assert decoded.getpixel((10, 10)) == (255, 255, 255)
+
+
+def test_only_the_first_frame_counts() -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decode_image(content, limits=LIMITS).getpixel((5, 5)) == (255, 0, 0)

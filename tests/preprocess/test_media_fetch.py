@@ -1,0 +1,140 @@
+"""Media by URL, against a real server on loopback: what is fetched, and what never is."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from preprocess.media import MediaLimits
+from preprocess.media_fetch import FetchPolicy, MediaFetcher, is_public_address
+from preprocess.schema import InvalidRequestError
+
+LIMITS = MediaLimits(max_item_bytes=1000)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[TestServer]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        match request.path:
+            case "/ok":
+                return web.Response(body=b"picture")
+            case "/big":
+                return web.Response(body=b"x" * 1001)
+            case "/redirect":
+                raise web.HTTPFound("/ok")
+            case "/loop":
+                raise web.HTTPFound("/loop")
+            case "/to-file":
+                return web.Response(status=302, headers={"Location": "file:///etc/passwd"})
+            case "/endless":
+                response = web.StreamResponse()
+                await response.prepare(request)
+                while True:
+                    await response.write(b"x" * 100)
+            case _:
+                raise web.HTTPNotFound
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    running = TestServer(app)
+    async with running:
+        yield running
+
+
+async def fetch(url: str, policy: FetchPolicy) -> bytes:
+    async with MediaFetcher(LIMITS, policy) as fetcher:
+        return await fetcher.fetch(url)
+
+
+async def refusal(url: str, policy: FetchPolicy) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        await fetch(url, policy)
+    assert caught.value.field == "media"
+    return caught.value.code
+
+
+OPEN = FetchPolicy(allow_private_addresses=True, total_timeout_s=5)
+
+
+@pytest.mark.parametrize("path", ["/ok", "/redirect"])
+async def test_bodies_are_fetched(server: TestServer, path: str) -> None:
+    assert await fetch(str(server.make_url(path)), OPEN) == b"picture"
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/missing", "media_fetch_failed"),
+        ("/loop", "media_fetch_failed"),
+        ("/to-file", "invalid_media_url"),
+        ("/big", "media_too_large"),
+        ("/endless", "media_too_large"),
+    ],
+)
+async def test_bad_answers_are_refused(server: TestServer, path: str, code: str) -> None:
+    assert await refusal(str(server.make_url(path)), OPEN) == code
+
+
+async def test_slow_servers_are_given_up(unused_tcp_port: int) -> None:
+    async def never(request: web.Request) -> web.Response:
+        import asyncio
+
+        await asyncio.sleep(30)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", never)
+    async with TestServer(app, port=unused_tcp_port) as server:
+        policy = FetchPolicy(allow_private_addresses=True, total_timeout_s=0.2)
+        assert await refusal(str(server.make_url("/")), policy) == "media_fetch_failed"
+
+
+async def test_loopback_is_not_reached_by_default(server: TestServer) -> None:
+    assert await refusal(str(server.make_url("/ok")), FetchPolicy()) == "media_url_forbidden"
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "0.0.0.0", "2130706433", "0x7f.1", "017700000001", "[::1]", "[::ffff:127.0.0.1]"]
+)
+async def test_no_spelling_of_loopback_is_reached(server: TestServer, host: str) -> None:
+    assert await refusal(f"http://{host}:{server.port}/ok", FetchPolicy()) in {
+        "media_url_forbidden",
+        "media_fetch_failed",
+    }
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.com/a", "//example.com/a", "nonsense", "http://"])
+async def test_other_schemes_are_refused(url: str) -> None:
+    assert await refusal(url, OPEN) == "invalid_media_url"
+
+
+async def test_only_listed_domains_are_fetched(server: TestServer) -> None:
+    policy = FetchPolicy(allow_private_addresses=True, allowed_domains=("example.com",))
+    assert await refusal(str(server.make_url("/ok")), policy) == "media_url_forbidden"
+    assert await refusal("http://notexample.com/", policy) == "media_url_forbidden"
+
+
+async def test_fetching_can_be_switched_off(server: TestServer) -> None:
+    policy = FetchPolicy(enabled=False, allow_private_addresses=True)
+    assert await refusal(str(server.make_url("/ok")), policy) == "media_fetch_disabled"
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("10.0.0.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("::ffff:10.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False),
+    ],
+)
+def test_public_addresses(address: str, public: bool) -> None:
+    assert is_public_address(address) is public
