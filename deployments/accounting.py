@@ -1,6 +1,7 @@
 """What one request cost: its usage, its stage times, and the metrics that it leaves."""
 
 import time
+import uuid
 
 from deployments.metrics import IngressMetrics
 from deployments.pipeline import PipelineRequest, StageError
@@ -10,23 +11,25 @@ from preprocess.schema import InvalidRequestError
 
 
 class RequestAccount:
-    """Watches the pieces of one answer as they pass."""
+    """Watches one request: the pieces of its answer as they pass, and how it ends."""
 
-    def __init__(self, request: PipelineRequest, metrics: IngressMetrics) -> None:
-        self._request = request
+    def __init__(self, metrics: IngressMetrics) -> None:
+        self.request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.finish_reason: str | None = None
         self._metrics = metrics
+        self._arrival = time.perf_counter()
         self._first_token: float | None = None
-        self._last_token = request.arrival
+        self._last_token = self._arrival
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
-        self.finish_reason: str | None = None
+        self._has_ended = False
 
     def add(self, piece: GeneratedText) -> None:
         """Counts a piece that is about to be sent."""
         now = time.perf_counter()
         if self._first_token is None:
             self._first_token = now
-            self._metrics.time_to_first_token.observe(now - self._request.arrival)
+            self._metrics.time_to_first_token.observe(now - self._arrival)
             self._metrics.prompt_tokens.inc(piece.num_prompt_tokens)
         elif piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
@@ -47,18 +50,20 @@ class RequestAccount:
             total_tokens=self._num_prompt_tokens + self._num_output_tokens,
         )
 
-    @property
-    def timings(self) -> StageTimings:
+    def timings(self, request: PipelineRequest) -> StageTimings:
         return StageTimings(
-            seconds=self._request.stage_seconds,
-            time_to_first_token=(self._first_token or self._last_token) - self._request.arrival,
-            total=self._last_token - self._request.arrival,
-            processor_cache_hits=self._request.num_processor_cache_hits,
-            embedding_cache_hits=self._request.num_embedding_cache_hits,
+            seconds=request.stage_seconds,
+            time_to_first_token=(self._first_token or self._last_token) - self._arrival,
+            total=self._last_token - self._arrival,
+            processor_cache_hits=request.num_processor_cache_hits,
+            embedding_cache_hits=request.num_embedding_cache_hits,
         )
 
     def fail(self, error: BaseException) -> None:
         """Records a request that ended early: refused, failed, or left by its client."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         if not isinstance(error, Exception):
             self._metrics.request_success.inc(tags={"finished_reason": "abort"})
             return
@@ -66,14 +71,17 @@ class RequestAccount:
         code = error.code if isinstance(error, InvalidRequestError) else type(error).__name__
         self._metrics.request_errors.inc(tags={"stage": stage, "code": code})
 
-    def finish(self) -> None:
+    def finish(self, request: PipelineRequest) -> None:
         """Records a request that was answered to its end."""
-        metrics, seconds = self._metrics, self._request.stage_seconds
+        if self._has_ended:
+            return
+        self._has_ended = True
+        metrics, seconds = self._metrics, request.stage_seconds
         first_token = self._first_token or self._last_token
         metrics.request_success.inc(tags={"finished_reason": self.finish_reason or "stop"})
         metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         metrics.request_generation_tokens.observe(self._num_output_tokens)
-        metrics.e2e_latency.observe(self._last_token - self._request.arrival)
+        metrics.e2e_latency.observe(self._last_token - self._arrival)
         metrics.decode_time.observe(self._last_token - first_token)
         metrics.queue_time.observe(seconds.get("llm_queue", 0.0))
         metrics.prefill_time.observe(seconds.get("prefill", 0.0))

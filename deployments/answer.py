@@ -36,6 +36,7 @@ class Answer:
         async for piece in self._accounted(first, pieces):
             text += piece.text
             token_ids += piece.token_ids
+        self._account.finish(self._request)
         choice = Choice(message=AssistantMessage(content=text), finish_reason=self._account.finish_reason)
         completion = ChatCompletion(
             id=self.request_id,
@@ -48,7 +49,7 @@ class Answer:
             completion.prompt_token_ids = self._request.prompt_token_ids
             choice.token_ids = token_ids
         if self._body.stage_timings:
-            completion.stage_timings = self._account.timings
+            completion.stage_timings = self._account.timings(self._request)
         return completion
 
     async def chunks(
@@ -65,12 +66,13 @@ class Answer:
                 yield self._chunk(Delta(content=piece.text), token_ids=token_ids)
         final = self._chunk(Delta(), finish_reason=self._account.finish_reason)
         if self._body.stage_timings:
-            final.stage_timings = self._account.timings
+            final.stage_timings = self._account.timings(self._request)
         yield final
         if self._body.stream_options and self._body.stream_options.include_usage:
             usage = self._chunk(Delta())
             usage.choices, usage.usage = [], self._account.usage
             yield usage
+        self._account.finish(self._request)
 
     async def _accounted(
         self, first: GeneratedText, pieces: AsyncIterator[GeneratedText]
@@ -78,7 +80,6 @@ class Answer:
         yield self._checked(first)
         async for piece in pieces:
             yield self._checked(piece)
-        self._account.finish()
 
     def _checked(self, piece: GeneratedText) -> GeneratedText:
         self._account.add(piece)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from preprocess.media import MediaLimits
 from preprocess.media_fetch import FetchPolicy
@@ -22,6 +22,7 @@ class MediaConfig(Settings):
     max_total_bytes: int = Field(64 * 2**20, ge=1, description="bytes of all encoded items of a request")
     max_image_pixels: int = Field(50_000_000, ge=1, description="pixels of one image, width x height")
     min_image_side: int = Field(4, ge=1, description="pixels of an image's shorter side")
+    max_aspect_ratio: float = Field(100.0, ge=1, description="an image's longer side over its shorter one")
     fetch_urls: bool = Field(True, description="fetch http(s) URLs at all")
     allowed_domains: tuple[str, ...] = Field((), description="hosts that media may come from; empty: any public one")
     allow_private_addresses: bool = Field(False, description="also fetch from addresses that are not public")
@@ -35,6 +36,7 @@ class MediaConfig(Settings):
             max_total_bytes=self.max_total_bytes,
             max_image_pixels=self.max_image_pixels,
             min_image_side=self.min_image_side,
+            max_aspect_ratio=self.max_aspect_ratio,
         )
 
     def fetch_policy(self) -> FetchPolicy:
@@ -56,6 +58,7 @@ class IngressConfig(Settings):
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
     health_period_s: float = Field(1.0, gt=0, description="seconds between two looks at the stages")
+    first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
     health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
 
 
@@ -92,6 +95,15 @@ class GenerateConfig(Settings):
     max_num_batched_tokens: int = Field(512, ge=1, description="tokens of one step")
     max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")
+
+    @model_validator(mode="after")
+    def _budget_covers_every_sequence(self) -> "GenerateConfig":
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
+                f" max_num_seqs ({self.max_num_seqs}), for each decodes one token a step"
+            )
+        return self
 
 
 class AppConfig(Settings):

@@ -21,6 +21,14 @@ class StageMonitor:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, handle in stages.items()]
 
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def saw(self, stage: str) -> None:
+        """Notes that a stage has answered a request: under load a heartbeat may have to queue behind the work."""
+        self._last_seen[stage] = time.monotonic()
+
     def states(self) -> dict[str, str]:
         """ "ready", "starting" (never seen) or "unresponsive" for each stage."""
         now = time.monotonic()
@@ -40,7 +48,7 @@ class StageMonitor:
             # A call to a stage without replicas waits, and one to a dying replica fails: both are no sign of life.
             try:
                 beat: Heartbeat = await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s)
-                self._last_seen[name] = time.monotonic() - beat.age_s
+                self._last_seen[name] = max(time.monotonic() - beat.age_s, self._last_seen[name] or 0.0)
                 self.processor_fingerprint = beat.processor_fingerprint or self.processor_fingerprint
             except Exception:  # whatever it is, the stage did not answer
                 pass

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,7 +25,7 @@ from preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger("ray.serve")
 
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 429, 500, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
 
 
 class Ingress:
@@ -41,18 +40,22 @@ class Ingress:
     ) -> None:
         self._model_name = config.model_name
         self._created = int(time.time())
+        self._first_token_timeout_s = config.ingress.first_token_timeout_s
         self._metrics = IngressMetrics()
-        self._pipeline = Pipeline(config, preprocess, encode, generate, self._metrics)
         self._monitor = StageMonitor(
             {"preprocess": preprocess, "encode": encode, "generate": generate},
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
         )
-        self._reporter = asyncio.get_running_loop().create_task(self._report_caches_forever())
+        self._pipeline = Pipeline(config, preprocess, encode, generate, self._metrics, on_reply=self._monitor.saw)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Ray Serve calls once the replica is made: the routes, bound to this object."""
-        api = FastAPI(title="Raylens", description="Vision-language models behind an OpenAI-compatible API.")
+        api = FastAPI(
+            title="Raylens",
+            description="Vision-language models behind an OpenAI-compatible API.",
+            lifespan=self._lifespan,
+        )
         route = api.add_api_route
         chat = "/v1/chat/completions"
         route(chat, self.chat_completions, methods=["POST"], response_model=ChatCompletion, responses=_ERRORS)
@@ -63,33 +66,51 @@ class Ingress:
         add_error_handlers(api)
         return api
 
+    @asynccontextmanager
+    async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
+        reporter = asyncio.create_task(self._report_caches_forever())
+        yield
+        reporter.cancel()
+        self._monitor.close()
+        await self._pipeline.close()
+
     async def chat_completions(self, body: ChatCompletionRequest) -> Response:
         """Answers a conversation that may hold pictures, all at once or as server-sent events."""
+        account = RequestAccount(self._metrics)
+        try:
+            return await self._answer(body, account)
+        except BaseException as error:
+            self._note_failure(account, error)
+            raise
+
+    async def _answer(self, body: ChatCompletionRequest, account: RequestAccount) -> Response:
+        self._check_model(body.model)
+        if not self._monitor.processor_fingerprint:
+            raise StageUnavailableError("preprocess", "the stages are still starting")
         request = PipelineRequest(
-            request_id=f"chatcmpl-{uuid.uuid4().hex}",
+            request_id=account.request_id,
             messages=body.template_messages(),
             media=[MediaSource(url, field) for field, url in body.images()],
             params=body.sampling_params(),
         )
-        self._check_model(body.model)
-        if not self._monitor.processor_fingerprint:
-            raise StageUnavailableError("preprocess", "the stages are still starting")
-        account = RequestAccount(request, self._metrics)
         answer = Answer(body, request, account)
-        pieces = self._pipeline.run(request, self._monitor.processor_fingerprint)
-        headers = {"x-request-id": request.request_id}
-        try:
+        async with AsyncExitStack() as stack:
+            pieces = self._pipeline.run(request, self._monitor.processor_fingerprint)
+            await stack.enter_async_context(aclosing(pieces))
             # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
-            first = await anext(pieces)
+            first = await self._first(pieces)
             if body.stream:
-                events = self._events(answer, account, first, pieces)
-                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+                events = self._events(answer, account, first, pieces, stack.pop_all())
+                return StreamingResponse(events, media_type="text/event-stream")
             completion = await answer.complete(first, pieces)
-        except BaseException as error:
-            await pieces.aclose()
-            self._note_failure(account, request.request_id, error)
-            raise
-        return Response(completion.model_dump_json(exclude_none=True), media_type="application/json", headers=headers)
+        return Response(completion.model_dump_json(exclude_none=True), media_type="application/json")
+
+    async def _first(self, pieces: AsyncGenerator[GeneratedText]) -> GeneratedText:
+        try:
+            async with asyncio.timeout(self._first_token_timeout_s):
+                return await anext(pieces)
+        except TimeoutError:
+            raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
 
     async def models(self) -> ModelList:
         """The one model that is served."""
@@ -118,24 +139,29 @@ class Ingress:
             )
 
     async def _events(
-        self, answer: Answer, account: RequestAccount, first: GeneratedText, pieces: AsyncGenerator[GeneratedText]
+        self,
+        answer: Answer,
+        account: RequestAccount,
+        first: GeneratedText,
+        pieces: AsyncGenerator[GeneratedText],
+        stack: AsyncExitStack,
     ) -> AsyncIterator[str]:
-        """Server-sent events; an error in mid-stream is an event of its own and ends them."""
-        async with aclosing(pieces):
+        """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
+        async with stack:
             try:
                 async for chunk in answer.chunks(first, pieces):
                     yield f"data: {chunk.model_dump_json(exclude_none=True)}\n\n"
             except BaseException as error:
-                self._note_failure(account, answer.request_id, error)
+                self._note_failure(account, error)
                 if not isinstance(error, Exception):
                     raise
                 yield f"data: {error_response(error)[1].model_dump_json()}\n\n"
-        yield "data: [DONE]\n\n"
+            yield "data: [DONE]\n\n"
 
-    def _note_failure(self, account: RequestAccount, request_id: str, error: BaseException) -> None:
+    def _note_failure(self, account: RequestAccount, error: BaseException) -> None:
         account.fail(error)
         if isinstance(error, Exception) and not isinstance(error, InvalidRequestError):
-            logger.error("request %s failed", request_id, exc_info=error)
+            logger.error("request %s failed", account.request_id, exc_info=error)
 
     async def _report_caches_forever(self) -> None:
         while True:

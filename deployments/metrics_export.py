@@ -37,8 +37,13 @@ async def export_metrics() -> bytes:
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
         pages = await asyncio.gather(*(_read(session, url) for url in urls))
+    return render_page(merge_pages(pages))
+
+
+def render_page(families: list[Metric]) -> bytes:
+    """Prometheus' text format of `families`."""
     registry = CollectorRegistry()
-    registry.register(_Page(merge_pages(pages)))
+    registry.register(_Page(families))
     return generate_latest(registry)
 
 

@@ -5,6 +5,7 @@ asked for it: the cached data lies in the object store and outlives the replica 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.config import AppConfig
+from deployments.engine_loop import EngineDiedError
 from deployments.metrics import IngressMetrics
 from deployments.stages import EmbeddingInfo, GeneratedText
 from llm.sampling_params import SamplingParams
@@ -53,7 +56,6 @@ class PipelineRequest:
     messages: "list[Message]"
     media: list[MediaSource]
     params: SamplingParams
-    arrival: float = field(default_factory=time.perf_counter)
     prompt_token_ids: list[int] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     num_processor_cache_hits: int = 0
@@ -93,7 +95,8 @@ class ItemLostError(StageError):
 
 
 class Pipeline:
-    """Sends requests through the stages; retries what a dying replica took with it."""
+    """Sends requests through the stages; retries what a dying replica took with it. `on_reply(stage)` is called
+    whenever a stage has answered, which is a sign of life."""
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class Pipeline:
         encode: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
         metrics: IngressMetrics,
+        on_reply: Callable[[str], None],
     ) -> None:
         self._limits = config.media.limits()
         self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
@@ -109,29 +113,35 @@ class Pipeline:
         self._encode = encode
         self._generate = generate
         self._metrics = metrics
+        self._on_reply = on_reply
         self.processed_items: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
         self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
 
     async def run(self, request: PipelineRequest, processor_fingerprint: str) -> AsyncGenerator[GeneratedText]:
         """Yields the answer's pieces. What fails before the first one has been tried again where that can help.
 
-        Raises InvalidRequestError for what the client has to change, StageUnavailableError when a stage stays down.
+        Raises InvalidRequestError for what the client has to change, a StageError for what the server did wrong.
         """
         contents = await self._load_media(request)
         hashes = await asyncio.to_thread(
             lambda: [mm_hash(one, modality="image", processor_fingerprint=processor_fingerprint) for one in contents]
         )
-        try:
-            prompt, embeddings = await self._prepare(request, contents, hashes)
-        except ItemLostError:
-            # Cached data went with the node that held it: forget it and make it anew.
-            for key in hashes:
-                self.processed_items.discard(key)
-                self.embeddings.discard(key)
-            prompt, embeddings = await self._prepare(request, contents, hashes)
-        async with aclosing(self._decode(request, prompt, embeddings)) as pieces:
-            async for piece in pieces:
-                yield piece
+        has_started = False
+        for is_last_try in (False, True):
+            try:
+                prompt, embeddings = await self._prepare(request, contents, hashes)
+                async with aclosing(self._decode(request, prompt, embeddings)) as pieces:
+                    async for piece in pieces:
+                        has_started = True
+                        yield piece
+                return
+            except ItemLostError:
+                if is_last_try or has_started:
+                    raise
+                # Cached data went with the node that held it: forget it and make it anew.
+                for key in hashes:
+                    self.processed_items.discard(key)
+                    self.embeddings.discard(key)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -143,24 +153,27 @@ class Pipeline:
                 field="messages",
                 code="too_many_items",
             )
+        self._check_total_bytes(sum(len(source.url) * 3 // 4 for source in request.media))
         started = time.perf_counter()
         contents = await asyncio.gather(*(self._load(source) for source in request.media))
-        total = sum(len(content) for content in contents)
-        if total > self._limits.max_total_bytes:
-            raise InvalidRequestError(
-                f"{total} bytes of media, the limit is {self._limits.max_total_bytes} per request",
-                field="messages",
-                code="media_too_large",
-            )
+        self._check_total_bytes(sum(len(content) for content in contents))
         if contents:
             request.add_seconds("media_fetch", time.perf_counter() - started)
             self._metrics.mm_items.inc(len(contents), tags={"modality": "image"})
         return list(contents)
 
+    def _check_total_bytes(self, num_bytes: int) -> None:
+        if num_bytes > self._limits.max_total_bytes:
+            raise InvalidRequestError(
+                f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request",
+                field="messages",
+                code="media_too_large",
+            )
+
     async def _load(self, source: MediaSource) -> bytes:
         try:
             if source.url.startswith("data:"):
-                return await asyncio.to_thread(decode_data_url, source.url, limits=self._limits)
+                return await decode_data_url(source.url, limits=self._limits)
             content = await self._fetcher.fetch(source.url)
         except InvalidRequestError as error:
             raise error.for_field(source.field) from error
@@ -253,32 +266,38 @@ class Pipeline:
             try:
                 async for piece in pieces:
                     has_started = True
+                    self._on_reply("generate")
                     for stage, seconds in piece.seconds.items():
                         request.add_seconds(stage, seconds)
                     yield piece
                 return
-            except RayError as error:
+            except (RayError, RayServeException) as error:
                 if has_started or not self._may_retry(error, "generate", attempt):
                     raise _translated(error, "generate") from error
-            finally:
-                pieces.cancel()  # nothing to a stream that has ended; else the client left
+            except BaseException:
+                _cancel(pieces)  # the client left
+                raise
             await _back_off(attempt)
 
     async def _retry(self, stage: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
         for attempt in range(_MAX_ATTEMPTS):
             try:
-                return await call()
-            except RayError as error:
+                result = await call()
+                self._on_reply(stage)
+                return result
+            except (RayError, RayServeException) as error:
                 if not self._may_retry(error, stage, attempt):
                     raise _translated(error, stage) from error
                 await _back_off(attempt)
         raise AssertionError("the last attempt raises")
 
-    def _may_retry(self, error: RayError, stage: str, attempt: int) -> bool:
+    def _may_retry(self, error: Exception, stage: str, attempt: int) -> bool:
         """A stage that answered with an error will answer so again; one that died will not."""
-        if isinstance(error, RayTaskError | ObjectLostError) or attempt == _MAX_ATTEMPTS - 1:
+        cause = _cause(error)
+        has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
+        if not has_died or isinstance(cause, ObjectLostError) or attempt == _MAX_ATTEMPTS - 1:
             return False
-        reason = type(error).__name__
+        reason = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, reason)
         self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": reason})
         return True
@@ -290,22 +309,41 @@ async def _two_objects(response: DeploymentResponseGenerator[Any]) -> tuple[Any,
         refs = await response._to_object_ref_gen()
         first = await (await anext(refs))
         # Awaiting a generator's next reference would fetch its value into this process unless it is ready.
-        while not refs.next_ready():
+        while not (refs.next_ready() or refs.is_finished()):
             await asyncio.sleep(_REF_POLL_SECONDS)
-        return first, await anext(refs)
+        second = await anext(refs)
+        # A stage that died between the two leaves a reference to its error; this raises it.
+        await refs.completed()
+        return first, second
     except asyncio.CancelledError:
-        response.cancel()
+        _cancel(response)
         raise
 
 
-def _translated(error: RayError, stage: str) -> Exception:
-    """The error of the stage's own code if it raised one; Ray wraps it together with its traceback."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
+    # Cancelling a call that never reached a replica raises what kept it from there.
+    with contextlib.suppress(Exception):
+        response.cancel()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What lies under Ray's wrapping: the exception of the stage's own code, or of a call that this one needed."""
+    cause: BaseException | None = None
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+    elif isinstance(error, RayServeException):
+        cause = error.__cause__
+    return error if cause is None else cause
+
+
+def _translated(error: Exception, stage: str) -> Exception:
+    """Ray's error as one of ours."""
+    cause = _cause(error)
     if isinstance(cause, InvalidRequestError):
         return cause
     if isinstance(cause, ObjectLostError):
         return ItemLostError(stage, f"an item for the {stage} stage is lost")
-    if isinstance(error, RayTaskError):
+    if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")
 

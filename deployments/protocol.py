@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError
@@ -15,12 +15,26 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair, which is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which is not valid Unicode text") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class TextPart(WireModel):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ImageUrl(WireModel):
+    """`detail` is a hint that the server is free to ignore; it always looks closely."""
+
     url: str
     detail: Literal["auto", "low", "high"] = "auto"
 
@@ -35,8 +49,8 @@ ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
-    name: str | None = None
+    content: Text | list[ContentPart]
+    name: None = None
     # What the official client returns in an assistant message and sends back in the next turn.
     refusal: None = None
     annotations: None = None
@@ -67,7 +81,7 @@ class ChatCompletionRequest(WireModel):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     ignore_eos: bool = False
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")

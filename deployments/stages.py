@@ -63,8 +63,8 @@ class GeneratedText:
 
 
 class Preprocess:
-    """Runs the model's Hugging Face processor. Pictures are worked on in a thread, one at a time, so that a
-    prompt is never rendered only after somebody else's picture."""
+    """Runs the model's Hugging Face processor. Pictures and prompts are worked on in a thread each, so that a prompt
+    is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
         import torch
@@ -82,6 +82,7 @@ class Preprocess:
             )
         )
         self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
+        self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
 
     async def process_image(self, content: bytes) -> "AsyncGenerator[ItemInfo | ItemTensors]":
         """Yields the picture's ItemInfo, then its tensors."""
@@ -92,7 +93,9 @@ class Preprocess:
         yield tensors
 
     async def render(self, messages: "list[Message]", items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
-        return self._processor.render(messages, items, hashes)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._prompt_thread, self._processor.render, messages, items, hashes
+        )
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat(processor_fingerprint=self._processor.fingerprint)

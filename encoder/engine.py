@@ -46,6 +46,8 @@ class EncoderEngine:
         batch = self._scheduler.schedule()
         try:
             return self._encode(batch)
+        except torch.AcceleratorError:
+            raise  # the device itself has failed: every later step would, too
         except Exception:
             # One bad item must not take its neighbours along: each is tried alone.
             return [self._encode_alone(request) for request in batch]

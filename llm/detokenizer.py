@@ -10,10 +10,6 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
-# Tokens that are decoded again in front of new ones: decoders treat the first tokens of a text specially.
-_PREFIX_TOKENS = 5
-
-
 class Detokenizer:
     """The output text of one sequence, grown token by token. Decoding a token costs the same at any length."""
 
@@ -46,7 +42,8 @@ class Detokenizer:
         text = self._decode(self._token_ids[self._prefix_offset :])
         if len(text) <= len(prefix) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
             return ""
-        self._prefix_offset = max(self._read_offset - _PREFIX_TOKENS, 0)
+        # From the last boundary on: never from inside a character, which some decoders spoil wholly.
+        self._prefix_offset = self._read_offset
         self._read_offset = len(self._token_ids)
         return text[len(prefix) :]
 

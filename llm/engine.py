@@ -17,7 +17,7 @@ from llm.detokenizer import Detokenizer
 from llm.model_runner import ModelRunner
 from llm.sampler import sample
 from llm.sampling_params import SamplingParams
-from llm.scheduler import ScheduledChunk, Scheduler
+from llm.scheduler import Scheduler
 from llm.sequence import EmbeddedItem, FinishReason, Sequence, SequenceTimes
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
@@ -58,6 +58,7 @@ class LLMEngine:
         generation = _generation_config(config)
         self._eos_token_ids = _eos_token_ids(generation, self._tokenizer.eos_token_id)
         self._default_sampling = _default_sampling(generation)
+        _warn_of_ignored_settings(generation)
         self._device = config.device
         self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
@@ -86,6 +87,13 @@ class LLMEngine:
                 f"{params.max_tokens} and the prompt's {num_prompt_tokens} tokens are more than the"
                 f" context of {self.max_model_len} tokens",
                 field="max_tokens",
+                code="context_length_exceeded",
+            )
+        if num_prompt_tokens + params.min_tokens > self.max_model_len:
+            raise InvalidRequestError(
+                f"{params.min_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"
+                f" {self.max_model_len} tokens",
+                field="min_tokens",
                 code="context_length_exceeded",
             )
         params = self._with_defaults(params)
@@ -130,12 +138,19 @@ class LLMEngine:
             logits = self._runner.run(chunks)
             sampling = [chunk.sequence for chunk in chunks if chunk.samples]
             token_ids = sample(logits, sampling, self._eos_token_ids)
+        except torch.AcceleratorError:
+            raise  # the device itself has failed: every later step would, too
         except Exception:
             logger.exception("step failed for requests %s", [chunk.sequence.request_id for chunk in chunks])
-            return self._fail(chunks)
+            outputs = [self._fail(chunk.sequence) for chunk in chunks]
+            self._scheduler.remove_finished()
+            return outputs
         for chunk in chunks:
             chunk.sequence.num_computed_tokens += chunk.num_tokens
-        outputs = [self._advance(sequence, token_id) for sequence, token_id in zip(sampling, token_ids, strict=True)]
+        outputs = [
+            self._fail(sequence) if token_id is None else self._advance(sequence, token_id)
+            for sequence, token_id in zip(sampling, token_ids, strict=True)
+        ]
         self._scheduler.remove_finished()
         return outputs
 
@@ -179,14 +194,10 @@ class LLMEngine:
             del self._sequences[sequence.request_id]
         return _output(sequence, text, [token_id])
 
-    def _fail(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
-        outputs = []
-        for chunk in chunks:
-            chunk.sequence.finish(FinishReason.ERROR)
-            del self._sequences[chunk.sequence.request_id]
-            outputs.append(_output(chunk.sequence, "", []))
-        self._scheduler.remove_finished()
-        return outputs
+    def _fail(self, sequence: Sequence) -> RequestOutput:
+        sequence.finish(FinishReason.ERROR)
+        del self._sequences[sequence.request_id]
+        return _output(sequence, "", [])
 
 
 def _output(sequence: Sequence, text: str, token_ids: list[int]) -> RequestOutput:
@@ -215,8 +226,26 @@ def _default_sampling(generation: GenerationConfig) -> dict[str, Any]:
     return {
         "temperature": 1.0 if generation.temperature is None else generation.temperature,
         "top_p": 1.0 if generation.top_p is None else generation.top_p,
-        "top_k": generation.top_k or 0,
+        "top_k": 50 if generation.top_k is None else generation.top_k,  # transformers' default when it samples
     }
+
+
+# Settings of a generation config that change which tokens HF `generate` chooses and that are not honoured here.
+_IGNORED_SETTINGS = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "suppress_tokens",
+    "bad_words_ids",
+    "min_p",
+    "typical_p",
+)
+
+
+def _warn_of_ignored_settings(generation: GenerationConfig) -> None:
+    neutral: tuple[object, ...] = (None, 0, 1, 1.0, [], ())
+    ignored = {name: getattr(generation, name, None) for name in _IGNORED_SETTINGS}
+    if changed := {name: value for name, value in ignored.items() if value not in neutral}:
+        logger.warning("the model's generation config asks for %s, which is not supported and ignored", changed)
 
 
 def _eos_token_ids(generation: GenerationConfig, tokenizer_eos: int | None) -> frozenset[int]:

@@ -1,5 +1,6 @@
 """Encoded media to pictures: `data:` URLs, limits checked before decoding, decoding in one canonical way."""
 
+import asyncio
 import base64
 import binascii
 import io
@@ -10,6 +11,7 @@ from PIL import Image, ImageOps
 
 from preprocess.schema import InvalidRequestError
 
+_BASE64_SLICE = 2**20  # characters, a multiple of 4
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
 
 
@@ -22,10 +24,11 @@ class MediaLimits:
     max_total_bytes: int = 64 * 2**20
     max_image_pixels: int = 50_000_000
     min_image_side: int = 4
+    max_aspect_ratio: float = 100.0
 
 
-def decode_data_url(url: str, limits: MediaLimits) -> bytes:
-    """Returns the bytes of a base64 `data:` URL.
+async def decode_data_url(url: str, limits: MediaLimits) -> bytes:
+    """Returns the bytes of a base64 `data:` URL; lets others run between slices, as decoding holds Python's lock.
 
     Raises InvalidRequestError when it is malformed or larger than `limits.max_item_bytes`.
     """
@@ -38,12 +41,15 @@ def decode_data_url(url: str, limits: MediaLimits) -> bytes:
         )
     if len(payload) * 3 // 4 > limits.max_item_bytes + 3:
         raise too_large(len(payload) * 3 // 4, limits=limits)
+    content = bytearray()
     try:
-        content = base64.b64decode(payload, validate=True)
+        for start in range(0, len(payload), _BASE64_SLICE):
+            content += base64.b64decode(payload[start : start + _BASE64_SLICE], validate=True)
+            await asyncio.sleep(0)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequestError("the data URL is not valid base64", field="media", code="invalid_base64") from error
     check_size(content, limits=limits)
-    return content
+    return bytes(content)
 
 
 def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:
@@ -100,6 +106,13 @@ def _check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
             field="media",
             code="image_too_small",
         )
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+        # Processors that scale the shorter side up would make a picture without end of it.
+        raise InvalidRequestError(
+            f"the image is {width}x{height} pixels, one side may be {limits.max_aspect_ratio:g} times the other",
+            field="media",
+            code="image_too_large",
+        )
     if width * height > limits.max_image_pixels:
         raise InvalidRequestError(
             f"the image is {width}x{height} pixels, the limit is {limits.max_image_pixels} in all",
@@ -111,6 +124,9 @@ def _check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
+    if image.mode.startswith("I;16"):
+        # Pillow cuts 16-bit grey off at 255; scaling keeps its shades.
+        return image.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))

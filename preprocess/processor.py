@@ -56,6 +56,7 @@ class MultiModalProcessor:
             tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt"
         )["images_kwargs"]
         self._special_prefix = _special_prefix(self._tokenizer)
+        self._longest_token = max(len(token) for token in self._tokenizer.get_vocab())
         self.max_model_len: int = config.max_model_len or hf_config.get_text_config().max_position_embeddings
         self.fingerprint = self._fingerprint()
 
@@ -86,6 +87,7 @@ class MultiModalProcessor:
         Control tokens and placeholders that a user typed are tokenised as plain text. Raises InvalidRequestError
         when the template refuses the messages or the prompt leaves no room to answer in the context.
         """
+        self._check_text_length(messages)
         prompt = self._render_template(messages)
         try:
             (text,), (spans,) = self._processor.get_text_with_replacements(
@@ -104,6 +106,16 @@ class MultiModalProcessor:
                 code="context_length_exceeded",
             )
         return ProcessedPrompt(token_ids, self._find_placeholders(token_ids, items), list(hashes))
+
+    def _check_text_length(self, messages: Sequence[Message]) -> None:
+        """Refuses what cannot fit however it is tokenised, before time is spent on it."""
+        num_chars = sum(len(part.get("text", "")) for message in messages for part in message["content"])
+        if num_chars > self.max_model_len * self._longest_token:
+            raise InvalidRequestError(
+                f"{num_chars} characters of text are more than the context of {self.max_model_len} tokens can hold",
+                field="messages",
+                code="context_length_exceeded",
+            )
 
     def _item_tensor(self, value: torch.Tensor) -> torch.Tensor:
         if value.is_floating_point():

@@ -50,6 +50,7 @@ def test_every_setting_is_described(name: str, field: Any) -> None:
         {"generate": {"block_size": 0}},
         {"dtype": "int4"},
         {"preprocess": {"num_cpus": -1}},
+        {"generate": {"max_num_batched_tokens": 8, "max_num_seqs": 9}},
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """The thread between asyncio and an engine, with an engine that only counts."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -22,7 +24,8 @@ class CountingEngine:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.failure: Exception | None = None
-        self.delay = 0.001
+        self.may_step = threading.Event()
+        self.may_step.set()
 
     def add(self, request_id: str) -> None:
         if request_id.startswith("refused"):
@@ -30,7 +33,8 @@ class CountingEngine:
         self.counts[request_id] = 0
 
     def step(self) -> list[Count]:
-        time.sleep(self.delay)
+        time.sleep(0.001)
+        self.may_step.wait()
         if self.failure is not None:
             raise self.failure
         for request_id in self.counts:
@@ -59,12 +63,16 @@ async def count_to(engine: CountingEngine, loop: EngineLoop[Count], request_id: 
     return values
 
 
-async def settled(engine: CountingEngine) -> None:
-    for _ in range(200):
-        if not engine.counts:
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"left in the engine: {engine.counts}")
+    raise AssertionError("did not come about in 10 s")
+
+
+async def settled(engine: CountingEngine) -> None:
+    await until(lambda: not engine.counts)
 
 
 async def test_each_request_gets_its_own_outputs_in_order() -> None:
@@ -99,8 +107,7 @@ async def test_closing_a_stream_aborts_its_request() -> None:
 async def test_a_cancelled_caller_aborts_its_request() -> None:
     engine, loop = make()
     task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
-    await asyncio.sleep(0.05)
-    assert engine.counts
+    await until(lambda: bool(engine.counts))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -119,7 +126,7 @@ async def test_a_dead_engine_ends_every_request_and_fails_its_health() -> None:
     engine, loop = make()
     loop.check_health()
     task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
-    await asyncio.sleep(0.05)
+    await until(lambda: bool(engine.counts))
     engine.failure = RuntimeError("broken")
     with pytest.raises(EngineDiedError):
         await task
@@ -130,12 +137,13 @@ async def test_a_dead_engine_ends_every_request_and_fails_its_health() -> None:
 
 
 async def test_a_hanging_step_fails_the_health_and_idling_does_not() -> None:
-    engine, loop = make(step_timeout_s=0.8)
-    await asyncio.sleep(1.2)
+    engine, loop = make(step_timeout_s=2)
+    await asyncio.sleep(3)
     loop.check_health()
-    engine.delay = 1.5
+    engine.may_step.clear()
     task = asyncio.create_task(count_to(engine, loop, "a", 1))
-    await asyncio.sleep(1.1)
+    await until(lambda: loop.heartbeat_age > 2)
     with pytest.raises(EngineDiedError, match="no step ended"):
         loop.check_health()
+    engine.may_step.set()
     await task

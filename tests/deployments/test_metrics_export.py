@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics_export import merge_pages
+from deployments.metrics_export import merge_pages, render_page
 
 NODE = """\
 # HELP ray_raylens_mm_items_total Media items
@@ -21,6 +21,7 @@ def test_one_family_holds_the_samples_of_all_nodes() -> None:
 
 
 def test_the_page_reads_back() -> None:
-    families = merge_pages([NODE.format(node="a", value=1.0)])
-    assert [family.type for family in families] == ["counter"]
-    assert list(text_string_to_metric_families("")) == []
+    page = render_page(merge_pages([NODE.format(node="a", value=1.0)])).decode()
+    (family,) = text_string_to_metric_families(page)
+    assert (family.name, family.type, family.documentation) == ("raylens_mm_items", "counter", "Media items")
+    assert [(sample.name, sample.value) for sample in family.samples] == [("raylens_mm_items_total", 1.0)]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llm.detokenizer import Detokenizer
 
@@ -38,6 +39,27 @@ def test_pieces_add_up_to_one_decode(tokenizer: Any, text: str) -> None:
 def test_any_tokens_add_up_too(tokenizer: Any, token_ids: list[int]) -> None:
     pieces, _ = stream(tokenizer, token_ids)
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab é日本😀", max_size=20))
+def test_byte_fallback_tokenizers_add_up_too(text: str) -> None:
+    """Llama's kind: characters outside the vocabulary are spelt as bytes, and a broken run of them spoils whole."""
+    tokenizer = byte_fallback_tokenizer()
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces, _ = stream(tokenizer, token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def byte_fallback_tokenizer() -> Any:
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b"]
+    model = models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def test_half_a_character_is_never_sent(tokenizer: Any) -> None:

@@ -209,6 +209,7 @@ def test_the_same_seed_gives_the_same_tokens(engine: LLMEngine) -> None:
         (ProcessedPrompt([1] * 128, [], []), [], SamplingParams(), "messages"),
         (ProcessedPrompt([], [], []), [], SamplingParams(), "messages"),
         (TEXT_PROMPT, [], SamplingParams(max_tokens=125), "max_tokens"),
+        (TEXT_PROMPT, [], SamplingParams(min_tokens=2**70), "min_tokens"),
         (TEXT_PROMPT, [torch.zeros(1, 192)], SamplingParams(), "messages"),
         (ProcessedPrompt([3, 3], [PlaceholderRange(0, 2)], ["h"]), [torch.zeros(1, 192)], SamplingParams(), "messages"),
         (ProcessedPrompt([3, 3], [PlaceholderRange(0, 2)], ["h"]), [torch.zeros(2, 64)], SamplingParams(), "messages"),
@@ -231,6 +232,29 @@ def test_a_failing_step_ends_its_requests_and_nothing_else(engine: LLMEngine, mo
         (output,) = engine.step()
     assert (output.request_id, output.finish_reason) == ("bad", "error")
     assert ask(engine, SamplingParams(max_tokens=2, ignore_eos=True))[-1].finish_reason == "length"
+
+
+def test_no_sampling_setting_harms_the_neighbours(engine: LLMEngine) -> None:
+    settings = [
+        SamplingParams(max_tokens=6, min_tokens=3),
+        SamplingParams(max_tokens=6, temperature=1e-40, ignore_eos=True),
+        SamplingParams(max_tokens=6, temperature=1.0, top_p=1e-300, top_k=1, seed=0, ignore_eos=True),
+        SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True),
+    ]
+    for i, params in enumerate(settings):
+        engine.add_request(str(i), TEXT_PROMPT, [], params)
+    outputs = {output.request_id: output for output in run(engine)}
+    assert outputs["0"].num_output_tokens >= 3
+    assert [outputs[name].num_output_tokens for name in "123"] == [6, 6, 6]
+    assert all(output.finish_reason in ("stop", "length") for output in outputs.values())
+
+
+def test_embeddings_of_nan_end_their_own_request_only(engine: LLMEngine) -> None:
+    prompt = ProcessedPrompt([1, 3, 3, 50], [PlaceholderRange(1, 2)], ["h"])
+    engine.add_request("bad", prompt, [torch.full((2, 192), torch.nan)], SamplingParams(max_tokens=4))
+    engine.add_request("good", TEXT_PROMPT, [], SamplingParams(max_tokens=4, ignore_eos=True))
+    reasons = {output.request_id: output.finish_reason for output in run(engine)}
+    assert reasons == {"bad": "error", "good": "length"}
 
 
 def test_only_the_language_half_is_loaded(shapes: str) -> None:

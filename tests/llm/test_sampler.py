@@ -52,6 +52,25 @@ def test_top_k_and_top_p_cut_the_tail(params: SamplingParams, allowed: set[int])
     assert set(draw(params).nonzero().flatten().tolist()) == allowed
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e-40),
+        SamplingParams(temperature=1.0, top_p=1e-300),
+        SamplingParams(temperature=1e-3, top_p=0.5, top_k=3),
+    ],
+)
+def test_extreme_parameters_take_the_likeliest(params: SamplingParams) -> None:
+    assert draw(params, 50).tolist() == [0, 1, 0, 0]
+
+
+def test_a_broken_row_breaks_nothing_else() -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1] = torch.nan
+    params = [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0), SamplingParams(temperature=0.0)]
+    assert sample(logits, [sequence(one) for one in params], NO_EOS) == [1, None, 1]
+
+
 def test_a_seed_decides_whatever_else_is_in_the_batch() -> None:
     params = SamplingParams(temperature=1.0, seed=7)
     alone = sample(LOGITS[None].clone(), [sequence(params, 7)], NO_EOS)

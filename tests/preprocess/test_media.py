@@ -1,8 +1,11 @@
 """Encoded media to RGB pictures: what is accepted, what is refused, and how each refusal names the field."""
 
+import asyncio
 import base64
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -13,9 +16,9 @@ from tests.pictures import disc, encoded
 LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=40_000, min_image_side=4)
 
 
-def refused(call: object) -> InvalidRequestError:
+def refused(call: Callable[[], object]) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
-        call()  # type: ignore[operator]
+        call()
     assert caught.value.field == "media"
     return caught.value
 
@@ -25,7 +28,7 @@ def data_url(content: bytes) -> str:
 
 
 def test_data_url_gives_its_bytes() -> None:
-    assert decode_data_url(data_url(b"abc"), limits=LIMITS) == b"abc"
+    assert asyncio.run(decode_data_url(data_url(b"abc"), limits=LIMITS)) == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,7 @@ def test_data_url_gives_its_bytes() -> None:
         ("data:image/png;base64,!!!", "invalid_base64"),
         ("data:image/png;base64,abc", "invalid_base64"),
         ("data:image/png;base64,", "empty_media"),
+        ("data:image/png;base64," + "QUI=" * 100, "invalid_base64"),
         ("data:image/png,abc", "invalid_data_url"),
         ("data:", "invalid_data_url"),
         (data_url(b"x" * 10_001), "media_too_large"),
@@ -41,7 +45,7 @@ def test_data_url_gives_its_bytes() -> None:
     ],
 )
 def test_bad_data_urls_are_refused(url: str, code: str) -> None:
-    assert refused(lambda: decode_data_url(url, limits=LIMITS)).code == code
+    assert refused(lambda: asyncio.run(decode_data_url(url, limits=LIMITS))).code == code
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
@@ -59,6 +63,7 @@ def test_formats_decode_to_rgb(file_format: str) -> None:
         (encoded(Image.new("RGB", (1, 1))), "image_too_small"),
         (encoded(Image.new("RGB", (3, 100))), "image_too_small"),
         (encoded(Image.new("RGB", (201, 200))), "image_too_large"),
+        (encoded(Image.new("1", (4, 404))), "image_too_large"),
         (encoded(Image.new("1", (20_000, 20_000))), "image_too_large"),
     ],
 )
@@ -80,6 +85,20 @@ def test_transparent_pixels_become_white(mode: str) -> None:
     options: dict[str, Any] = {"transparency": 0} if mode == "P" else {}
     decoded = decode_image(encoded(image, **options), limits=LIMITS)
     assert decoded.getpixel((10, 10)) == (255, 255, 255)
+
+
+def test_sixteen_bit_grey_keeps_its_shades() -> None:
+    image = Image.fromarray(np.array([[0, 16_384], [32_768, 65_535]] * 4, dtype=np.uint16).repeat(4, axis=1))
+    decoded = decode_image(encoded(image), limits=LIMITS)
+    assert [decoded.getpixel((x, y)) for x, y in ((0, 0), (4, 0), (0, 1), (4, 1))] == [
+        (shade,) * 3 for shade in (0, 63, 127, 255)
+    ]
+
+
+def test_a_long_data_url_is_decoded_in_slices() -> None:
+    content = bytes(range(256)) * 20_000
+    limits = MediaLimits()
+    assert asyncio.run(decode_data_url(data_url(content), limits=limits)) == content
 
 
 def test_only_the_first_frame_counts() -> None:
