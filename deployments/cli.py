@@ -39,8 +39,7 @@ long each stage took, and stop. Exits 1 when an answer is wrong.
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, 1 when it failed, 2 for a wrong argument."""
     args = _parser().parse_args(argv)
-    # So that `kill` shuts down as cleanly as Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    _stop_on_sigterm()
     try:
         status: int = args.run(args)
     except KeyboardInterrupt:
@@ -106,10 +105,16 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"--model {folder}: model_type {model_type!r} is not supported, only {sorted(FAMILIES)}")
 
 
+def _stop_on_sigterm() -> None:
+    """Makes `kill` shut down as cleanly as Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def _serve(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.model)
     port = args.port or free_port()
     with running_app(config, host=args.host, port=port, dashboard=args.dashboard) as url:
+        _stop_on_sigterm()  # Ray has put a handler of its own in its place
         print(f"\n{config.model_name} is ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
         print("Try:\n")
         print(_curl_line(url, config.model_name), flush=True)

@@ -61,6 +61,7 @@ def local_ray(
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
+        say("starting Ray Serve")
         serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
         yield
     finally:
@@ -79,6 +80,7 @@ def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str]
         with _progress(say):
             serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config={"log_level": "INFO"})
         _wait_until_ready(url)
+        say("every stage is ready")
         yield url
     finally:
         say("shutting down")

@@ -49,7 +49,7 @@ def test_the_demo_answers_right_and_shows_every_stage() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"(\d+) of \1 answers are right", result.stdout)
     assert "WRONG" not in result.stdout
-    for part in ("media", "processor", "encode", "prefill", "first token", "from the cache", "generate ready"):
+    for part in ("media", "processor", "encode", "prefill", "first token", "from the cache", "every stage is ready"):
         assert part in result.stdout
 
 
