@@ -4,8 +4,9 @@ import time
 import uuid
 
 from deployments.metrics import IngressMetrics
-from deployments.pipeline import PipelineRequest, StageError
+from deployments.pipeline import PipelineRequest
 from deployments.protocol import StageTimings, Usage
+from deployments.stage_calls import StageError
 from deployments.stages import GeneratedText
 from preprocess.schema import InvalidRequestError
 

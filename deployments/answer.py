@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator
 
 from deployments.accounting import RequestAccount
-from deployments.pipeline import PipelineRequest, StageFailedError
+from deployments.pipeline import PipelineRequest
 from deployments.protocol import (
     AssistantMessage,
     ChatCompletion,
@@ -14,6 +14,7 @@ from deployments.protocol import (
     ChunkChoice,
     Delta,
 )
+from deployments.stage_calls import StageFailedError
 from deployments.stages import GeneratedText
 
 

@@ -4,7 +4,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, EncodeConfig, GenerateConfig
 from deployments.ingress import Ingress
 from deployments.stages import Encode, Generate, Preprocess
 
@@ -30,22 +30,8 @@ def build_app(config: AppConfig) -> Application:
         ),
         **_HEALTH,
     ).bind(config)
-    encode = serve.deployment(
-        Encode,
-        name="Encode",
-        num_replicas=config.encode.num_replicas,
-        ray_actor_options={"num_cpus": config.encode.num_cpus, "num_gpus": config.encode.num_gpus},
-        max_ongoing_requests=config.encode.max_ongoing_requests,
-        **_HEALTH,
-    ).bind(config)
-    generate = serve.deployment(
-        Generate,
-        name="Generate",
-        num_replicas=config.generate.num_replicas,
-        ray_actor_options={"num_cpus": config.generate.num_cpus, "num_gpus": config.generate.num_gpus},
-        max_ongoing_requests=config.generate.max_ongoing_requests,
-        **_HEALTH,
-    ).bind(config)
+    encode = _engine_stage(Encode, config, config.encode)
+    generate = _engine_stage(Generate, config, config.generate)
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
@@ -54,3 +40,16 @@ def build_app(config: AppConfig) -> Application:
         max_queued_requests=config.ingress.max_queued_requests,
         **_HEALTH,
     ).bind(config, preprocess, encode, generate)
+
+
+def _engine_stage(
+    stage: type[Encode] | type[Generate], config: AppConfig, settings: EncodeConfig | GenerateConfig
+) -> Application:
+    return serve.deployment(
+        stage,
+        name=stage.__name__,
+        num_replicas=settings.num_replicas,
+        ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
+        max_ongoing_requests=settings.max_ongoing_requests,
+        **_HEALTH,
+    ).bind(config)

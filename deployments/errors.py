@@ -7,8 +7,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from deployments.pipeline import StageUnavailableError
 from deployments.protocol import ErrorBody, ErrorResponse
+from deployments.stage_calls import StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = ("text", "image_url")

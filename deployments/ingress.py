@@ -18,8 +18,9 @@ from deployments.errors import add_error_handlers, error_response
 from deployments.health import StageMonitor
 from deployments.metrics import IngressMetrics
 from deployments.metrics_export import export_metrics
-from deployments.pipeline import MediaSource, Pipeline, PipelineRequest, StageUnavailableError
+from deployments.pipeline import MediaSource, Pipeline, PipelineRequest
 from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
+from deployments.stage_calls import StageUnavailableError
 from deployments.stages import GeneratedText
 from preprocess.schema import InvalidRequestError
 

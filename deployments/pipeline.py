@@ -5,22 +5,18 @@ asked for it: the cached data lies in the object store and outlives the replica 
 """
 
 import asyncio
-import contextlib
-import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
-from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
-from deployments.engine_loop import EngineDiedError
 from deployments.metrics import IngressMetrics
+from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, cancel, translated, two_objects
 from deployments.stages import EmbeddingInfo, GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.cache import ItemCache
@@ -31,12 +27,6 @@ from preprocess.schema import InvalidRequestError, ItemInfo, ProcessedPrompt
 
 if TYPE_CHECKING:
     from preprocess.processor import Message
-
-logger = logging.getLogger("ray.serve")
-
-ResultT = TypeVar("ResultT")
-_MAX_ATTEMPTS = 4
-_REF_POLL_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +64,8 @@ class StoredItem:
     ref: ObjectRef
 
 
-class StageError(RuntimeError):
-    """What the server, not the client, did wrong, and in which stage."""
-
-    def __init__(self, stage: str, message: str) -> None:
-        super().__init__(message)
-        self.stage = stage
-
-
-class StageFailedError(StageError):
-    """A stage answered with an error of its own; it would do so again."""
-
-
-class StageUnavailableError(StageError):
-    """A stage has no replica, or they died faster than the request could be sent again."""
-
-
-class ItemLostError(StageError):
-    """The object behind a reference is gone, with the node that held it."""
-
-
 class Pipeline:
-    """Sends requests through the stages; retries what a dying replica took with it. `on_reply(stage)` is called
-    whenever a stage has answered, which is a sign of life."""
+    """Sends requests through the stages; see StageCalls for `on_reply`."""
 
     def __init__(
         self,
@@ -113,7 +82,7 @@ class Pipeline:
         self._encode = encode
         self._generate = generate
         self._metrics = metrics
-        self._on_reply = on_reply
+        self._calls = StageCalls(metrics, on_reply)
         self.processed_items: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
         self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
 
@@ -201,7 +170,7 @@ class Pipeline:
     ) -> ProcessedPrompt:
         items = [await info for info in infos]
         started = time.perf_counter()
-        prompt = await self._retry("preprocess", lambda: self._render_once(request, items, hashes))
+        prompt = await self._calls.send("preprocess", lambda: self._render_once(request, items, hashes))
         request.add_seconds("render", time.perf_counter() - started)
         request.prompt_token_ids = prompt.prompt_token_ids
         return prompt
@@ -235,7 +204,7 @@ class Pipeline:
 
     async def _process_image(self, request: PipelineRequest, content: bytes) -> tuple[StoredItem, int]:
         process_image = self._preprocess.options(stream=True).process_image
-        info, tensors = await self._retry("preprocess", lambda: _two_objects(process_image.remote(content)))
+        info, tensors = await self._calls.send("preprocess", lambda: two_objects(process_image.remote(content)))
         assert isinstance(info, ItemInfo)
         request.add_seconds("media_decode", info.decode_seconds)
         request.add_seconds("processor", info.process_seconds)
@@ -244,8 +213,8 @@ class Pipeline:
     async def _encode_item(self, request: PipelineRequest, key: str, item: StoredItem) -> tuple[StoredItem, int]:
         encode = self._encode.options(stream=True).encode
         item_id = f"{request.request_id}-{key}"
-        info, embeddings = await self._retry(
-            "encode", lambda: _two_objects(encode.remote(item_id, item.ref, time.time()))
+        info, embeddings = await self._calls.send(
+            "encode", lambda: two_objects(encode.remote(item_id, item.ref, time.time()))
         )
         assert isinstance(info, EmbeddingInfo)
         request.add_seconds("transfer_pixels", info.transfer_seconds)
@@ -260,93 +229,23 @@ class Pipeline:
     ) -> AsyncGenerator[GeneratedText]:
         """Streams from Generate; a replica that dies before the first piece costs the client only time."""
         generate = self._generate.options(stream=True).generate
-        for attempt in range(_MAX_ATTEMPTS):
+        attempt = 0
+        while True:
             has_started = False
             pieces = generate.remote(request.request_id, prompt, request.params, time.time(), *embeddings)
             try:
                 async for piece in pieces:
                     has_started = True
-                    self._on_reply("generate")
+                    self._calls.on_reply("generate")
                     for stage, seconds in piece.seconds.items():
                         request.add_seconds(stage, seconds)
                     yield piece
                 return
-            except (RayError, RayServeException) as error:
-                if has_started or not self._may_retry(error, "generate", attempt):
-                    raise _translated(error, "generate") from error
+            except CALL_ERRORS as error:
+                if has_started:
+                    raise translated(error, "generate") from error
+                await self._calls.retry_or_raise(error, "generate", attempt)
+                attempt += 1
             except BaseException:
-                _cancel(pieces)  # the client left
+                cancel(pieces)  # the client left
                 raise
-            await _back_off(attempt)
-
-    async def _retry(self, stage: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        for attempt in range(_MAX_ATTEMPTS):
-            try:
-                result = await call()
-                self._on_reply(stage)
-                return result
-            except (RayError, RayServeException) as error:
-                if not self._may_retry(error, stage, attempt):
-                    raise _translated(error, stage) from error
-                await _back_off(attempt)
-        raise AssertionError("the last attempt raises")
-
-    def _may_retry(self, error: Exception, stage: str, attempt: int) -> bool:
-        """A stage that answered with an error will answer so again; one that died will not."""
-        cause = _cause(error)
-        has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
-        if not has_died or isinstance(cause, ObjectLostError) or attempt == _MAX_ATTEMPTS - 1:
-            return False
-        reason = type(cause).__name__
-        logger.warning("%s lost a request (%s), sending it again", stage, reason)
-        self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": reason})
-        return True
-
-
-async def _two_objects(response: DeploymentResponseGenerator[Any]) -> tuple[Any, ObjectRef]:
-    """The value of a stage's first object and a reference to its second, which stays in the object store."""
-    try:
-        refs = await response._to_object_ref_gen()
-        first = await (await anext(refs))
-        # Awaiting a generator's next reference would fetch its value into this process unless it is ready.
-        while not (refs.next_ready() or refs.is_finished()):
-            await asyncio.sleep(_REF_POLL_SECONDS)
-        second = await anext(refs)
-        # A stage that died between the two leaves a reference to its error; this raises it.
-        await refs.completed()
-        return first, second
-    except asyncio.CancelledError:
-        _cancel(response)
-        raise
-
-
-def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
-    # Cancelling a call that never reached a replica raises what kept it from there.
-    with contextlib.suppress(Exception):
-        response.cancel()
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What lies under Ray's wrapping: the exception of the stage's own code, or of a call that this one needed."""
-    cause: BaseException | None = None
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-    elif isinstance(error, RayServeException):
-        cause = error.__cause__
-    return error if cause is None else cause
-
-
-def _translated(error: Exception, stage: str) -> Exception:
-    """Ray's error as one of ours."""
-    cause = _cause(error)
-    if isinstance(cause, InvalidRequestError):
-        return cause
-    if isinstance(cause, ObjectLostError):
-        return ItemLostError(stage, f"an item for the {stage} stage is lost")
-    if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
-        return StageFailedError(stage, f"the {stage} stage failed")
-    return StageUnavailableError(stage, f"the {stage} stage is not available")
-
-
-async def _back_off(attempt: int) -> None:
-    await asyncio.sleep(0.2 * 2**attempt)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import LlavaForConditionalGeneration
 
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
 from encoder.models import VisionFamily
+from tests.checkpoint_copies import copy_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -81,24 +81,15 @@ def test_only_the_vision_half_is_loaded(shapes: str, whole_model: Any) -> None:
 
 def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -> None:
     """Published checkpoints name the tower's weights `vision_tower.vision_model.`, newly saved ones do not."""
-    for file in Path(shapes).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): value for name, value in weights.items()}
-    assert renamed.keys() != weights.keys()
-    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    copy = copy_checkpoint(shapes, tmp_path, lambda name: name.replace("vision_tower.", "vision_tower.vision_model."))
     cpu = torch.device("cpu")
-    half, _ = load_vision_half(str(tmp_path), revision=None, dtype=torch.float32, device=cpu)
+    half, _ = load_vision_half(copy, revision=None, dtype=torch.float32, device=cpu)
     expected, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=cpu)
     for (name, value), (_, other) in zip(half.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(value, other), name
 
 
 def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
-    for file in Path(shapes).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    weights = {name: value for name, value in weights.items() if "multi_modal_projector.linear_2" not in name}
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    copy = copy_checkpoint(shapes, tmp_path, lambda name: None if "multi_modal_projector.linear_2" in name else name)
     with pytest.raises(ValueError, match=r"lacks weights of the vision half.*linear_2"):
-        EncoderEngine(str(tmp_path))
+        EncoderEngine(copy)

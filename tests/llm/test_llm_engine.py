@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration
 
 from llm.config import EngineConfig
@@ -15,6 +14,7 @@ from llm.loader import load_language_half
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits, decode_image
 from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
+from tests.checkpoint_copies import copy_checkpoint
 from tests.pictures import disc, encoded
 
 NUM_TOKENS = 24
@@ -268,34 +268,21 @@ def test_only_the_language_half_is_loaded(shapes: str) -> None:
 
 def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -> None:
     """Checkpoints are found with `language_model.model.` (published ones) and with `model.language_model.`."""
-    for file in Path(shapes).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    renamed = {
-        name.replace("language_model.model.", "model.language_model.").replace(
-            "language_model.lm_head.", "lm_head."
-        ): value
-        for name, value in weights.items()
-    }
-    assert renamed.keys() != weights.keys()
-    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
-    half, _ = load_language_half(EngineConfig(str(tmp_path)))
+
+    def rename(name: str) -> str:
+        name = name.replace("language_model.model.", "model.language_model.")
+        return name.replace("language_model.lm_head.", "lm_head.")
+
+    half, _ = load_language_half(EngineConfig(copy_checkpoint(shapes, tmp_path, rename)))
     expected, _ = load_language_half(EngineConfig(shapes))
     for (name, value), (_, other) in zip(half.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(value, other), name
 
 
 def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
-    for file in Path(shapes).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file(
-        {name: value for name, value in weights.items() if "layers.2.mlp.up_proj" not in name},
-        tmp_path / "model.safetensors",
-        {"format": "pt"},
-    )
+    copy = copy_checkpoint(shapes, tmp_path, lambda name: None if "layers.2.mlp.up_proj" in name else name)
     with pytest.raises(ValueError, match=r"lacks weights of the language half.*up_proj"):
-        LLMEngine(EngineConfig(str(tmp_path)))
+        LLMEngine(EngineConfig(copy))
 
 
 @pytest.mark.parametrize("name", ["block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"])

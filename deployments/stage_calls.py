@@ -1,0 +1,129 @@
+"""One call of a stage: sent again where that is safe, its failure in terms of this application.
+
+Ray reports a replica's death, a lost object and an error of the stage's own code in ways of its own; nothing above
+this module sees them.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentResponseGenerator
+
+from deployments.engine_loop import EngineDiedError
+from deployments.metrics import IngressMetrics
+from preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger("ray.serve")
+
+ResultT = TypeVar("ResultT")
+# What a failed call raises. The second is no RayError: no replica, a full queue, a call that this one needed failed.
+CALL_ERRORS = (RayError, RayServeException)
+_MAX_ATTEMPTS = 4
+_REF_POLL_SECONDS = 0.001
+
+
+class StageError(RuntimeError):
+    """What the server, not the client, did wrong, and in which stage."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+class StageFailedError(StageError):
+    """A stage answered with an error of its own; it would do so again."""
+
+
+class StageUnavailableError(StageError):
+    """A stage has no replica, or they died faster than the request could be sent again."""
+
+
+class ItemLostError(StageError):
+    """The object behind a reference is gone, with the node that held it."""
+
+
+class StageCalls:
+    """Calls of all stages. `on_reply(stage)` is told whenever one has answered, which is a sign of life."""
+
+    def __init__(self, metrics: IngressMetrics, on_reply: Callable[[str], None]) -> None:
+        self._metrics = metrics
+        self.on_reply = on_reply
+
+    async def send(self, stage: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Awaits `call()`, again if the replica died. Raises InvalidRequestError or a StageError."""
+        attempt = 0
+        while True:
+            try:
+                result = await call()
+            except CALL_ERRORS as error:
+                await self.retry_or_raise(error, stage, attempt)
+                attempt += 1
+            else:
+                self.on_reply(stage)
+                return result
+
+    async def retry_or_raise(self, error: Exception, stage: str, attempt: int) -> None:
+        """Returns, after a pause, when sending the call again can help; else raises `error` as one of ours.
+
+        A stage that answered with an error will answer so again; one that died will not.
+        """
+        cause = _cause(error)
+        has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
+        if not has_died or isinstance(cause, ObjectLostError) or attempt == _MAX_ATTEMPTS - 1:
+            raise translated(error, stage) from error
+        reason = type(cause).__name__
+        logger.warning("%s lost a request (%s), sending it again", stage, reason)
+        self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": reason})
+        await asyncio.sleep(0.2 * 2**attempt)
+
+
+async def two_objects(response: DeploymentResponseGenerator[Any]) -> tuple[Any, ObjectRef]:
+    """The value of a stage's first object and a reference to its second, which stays in the object store."""
+    try:
+        refs = await response._to_object_ref_gen()
+        first = await (await anext(refs))
+        # Awaiting a generator's next reference would fetch its value into this process unless it is ready.
+        while not (refs.next_ready() or refs.is_finished()):
+            await asyncio.sleep(_REF_POLL_SECONDS)
+        second = await anext(refs)
+        # A stage that died between the two leaves a reference to its error; this raises it.
+        await refs.completed()
+        return first, second
+    except asyncio.CancelledError:
+        cancel(response)
+        raise
+
+
+def cancel(response: DeploymentResponseGenerator[Any]) -> None:
+    """Ends a call whose answer nobody waits for any more."""
+    # Cancelling a call that never reached a replica raises what kept it from there.
+    with contextlib.suppress(Exception):
+        response.cancel()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What lies under Ray's wrapping: the exception of the stage's own code, or of a call that this one needed."""
+    cause: BaseException | None = None
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+    elif isinstance(error, RayServeException):
+        cause = error.__cause__
+    return error if cause is None else cause
+
+
+def translated(error: Exception, stage: str) -> Exception:
+    """Ray's error as one of ours."""
+    cause = _cause(error)
+    if isinstance(cause, InvalidRequestError):
+        return cause
+    if isinstance(cause, ObjectLostError):
+        return ItemLostError(stage, f"an item for the {stage} stage is lost")
+    if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
+        return StageFailedError(stage, f"the {stage} stage failed")
+    return StageUnavailableError(stage, f"the {stage} stage is not available")
