@@ -13,10 +13,9 @@ from contextlib import contextmanager
 
 from deployments.config import AppConfig
 
-# Read by Ray's processes when they start. Tensors travel without a copy; a reference that would be pinned for ever
-# because it left Ray's sight raises instead; metrics reach /metrics within seconds.
+# Read by Ray's processes when they start. A reference that would be pinned for ever because it left Ray's sight raises
+# instead; metrics reach /metrics within seconds.
 RAY_ENVIRONMENT = {
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_metrics_report_interval_ms": "2000",
     "RAY_USAGE_STATS_ENABLED": "0",

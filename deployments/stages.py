@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig
 from deployments.engine_loop import EngineLoop
 from deployments.metrics import EncodeMetrics, GenerateMetrics
+from deployments.tensor_wire import PackedItem, PackedTensor
 from llm.sampling_params import SamplingParams
-from preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt
+from preprocess.schema import ItemInfo, ProcessedPrompt
 
 if TYPE_CHECKING:
-    import torch
-
     from encoder.schema import EncodeOutput
     from llm.engine import EngineStats, RequestOutput
     from preprocess.processor import Message
@@ -84,13 +83,13 @@ class Preprocess:
         self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
 
-    async def process_image(self, content: bytes) -> "AsyncGenerator[ItemInfo | ItemTensors]":
+    async def process_image(self, content: bytes) -> AsyncGenerator[ItemInfo | PackedItem]:
         """Yields the picture's ItemInfo, then its tensors."""
         info, tensors = await asyncio.get_running_loop().run_in_executor(
             self._image_thread, self._processor.process_image, content
         )
         yield info
-        yield tensors
+        yield {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
 
     async def render(self, messages: "list[Message]", items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
         return await asyncio.get_running_loop().run_in_executor(
@@ -125,10 +124,11 @@ class Encode:
         self._metrics = EncodeMetrics()
 
     async def encode(
-        self, request_id: str, tensors: "ItemTensors", sent_at: float
-    ) -> "AsyncGenerator[EmbeddingInfo | torch.Tensor]":
+        self, request_id: str, item: PackedItem, sent_at: float
+    ) -> AsyncGenerator[EmbeddingInfo | PackedTensor]:
         """Yields an EmbeddingInfo, then the item's embeddings (num_tokens, hidden_size). `sent_at` is wall time."""
         transfer_seconds = max(0.0, time.time() - sent_at)
+        tensors = {name: tensor.unpack() for name, tensor in item.items()}
         async with aclosing(
             self._loop.stream(request_id, lambda engine_id: self._engine.add_request(engine_id, tensors))
         ) as outputs:
@@ -140,7 +140,7 @@ class Encode:
         assert output.embeddings is not None
         self._metrics.batch_size.observe(output.batch_size)
         yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
-        yield output.embeddings
+        yield PackedTensor.pack(output.embeddings)
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat(self._loop.heartbeat_age)
@@ -188,10 +188,11 @@ class Generate:
         prompt: ProcessedPrompt,
         params: SamplingParams,
         sent_at: float,
-        *embeddings: "torch.Tensor",
+        *items: PackedTensor,
     ) -> AsyncGenerator[GeneratedText]:
         """Yields the answer piece by piece: tokens that are ready together go together, the first one at once."""
         transfer_seconds = max(0.0, time.time() - sent_at)
+        embeddings = [item.unpack() for item in items]
         is_first = True
         async with aclosing(
             self._loop.stream(
@@ -244,6 +245,7 @@ def _merge(outputs: "list[RequestOutput]") -> GeneratedText:
         token_ids=token_ids,
         num_prompt_tokens=last.num_prompt_tokens,
         num_output_tokens=last.num_output_tokens,
-        finish_reason=last.finish_reason,
+        # A plain string: the enumeration's module imports torch, which the ingress does without.
+        finish_reason=None if last.finish_reason is None else last.finish_reason.value,
         seconds=seconds,
     )

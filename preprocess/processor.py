@@ -90,13 +90,11 @@ class MultiModalProcessor:
         self._check_text_length(messages)
         prompt = self._render_template(messages)
         try:
-            (text,), (spans,) = self._processor.get_text_with_replacements(
+            (text,), _ = self._processor.get_text_with_replacements(
                 [prompt], images_replacements=[item.replacement for item in items]
             )
         except StopIteration:
             raise _wrong_item_count(len(items)) from None
-        if len(spans) != len(items):
-            raise _wrong_item_count(len(items))
         token_ids = self._tokenize(text)
         if len(token_ids) >= self.max_model_len:
             raise InvalidRequestError(

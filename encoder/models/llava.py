@@ -18,10 +18,6 @@ class LlavaVisionHalf(LlavaForConditionalGeneration):
         del self.lm_head
 
 
-# transformers finds its renaming of checkpoint keys by the module that a model class comes from.
-LlavaVisionHalf.__module__ = LlavaForConditionalGeneration.__module__
-
-
 def _encode(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     assert isinstance(model, LlavaVisionHalf)
     features: list[torch.Tensor] = model.get_image_features(pixel_values=batch["pixel_values"]).pooler_output

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from deployments.demo import PICTURES, picture_part
 from tests.pictures import disc, encoded, user_message
+from tests.replicas import replica_pids
 
 EXAMPLES = json.loads((PICTURES / "questions.json").read_text())
 RED, BLUE = encoded(disc("red", (96, 96), (36, 36))), encoded(disc("blue", (96, 96), (36, 36)))
@@ -230,6 +232,19 @@ def test_health_tells_every_stage(app_url: str) -> None:
         "ready": True,
         "stages": {"preprocess": "ready", "encode": "ready", "generate": "ready"},
     }
+
+
+def test_the_ingress_passes_tensors_on_without_touching_them(client: OpenAI) -> None:
+    """To unpack a tensor takes torch: its library is mapped into the stages' processes and not into the ingress's."""
+    for _ in range(3):
+        picture = encoded(disc("green", (96 + int(time.time() * 1e3) % 500, 120)))
+        ask(client, "Describe the picture.", picture, picture)
+
+    def has_torch(deployment: str) -> bool:
+        (pid,) = replica_pids(deployment)
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+    assert [has_torch(name) for name in ("Ingress", "Encode", "Generate")] == [False, True, True]
 
 
 def read_metric(app_url: str, name: str) -> float:

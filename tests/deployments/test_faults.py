@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from ray import serve
 
 from deployments.local_cluster import APP_NAME
 from tests.pictures import disc, encoded, user_message
+from tests.replicas import replica_pids
 
 COLOURS = ["red", "green", "blue"]
 
@@ -67,25 +67,6 @@ class Load:
                 self.num_right += answer == colour
                 if answer != colour:
                     self.wrong.append(f"{answer} for {colour}")
-
-
-def replica_pids(deployment: str) -> list[int]:
-    """Processes of the deployment's replicas in the cluster that this process started: its raylet's children."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (folder / "cmdline").read_bytes().decode(errors="replace")
-            is_ours = parent(parent(int(folder.name))) == os.getpid()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # ended meanwhile
-        if title.startswith(f"ray::ServeReplica:{APP_NAME}:{deployment}") and is_ours:
-            found.append(int(folder.name))
-    return found
-
-
-def parent(pid: int) -> int:
-    """The parent's pid; field 4 of /proc/PID/stat, counted behind the name in brackets."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_for_new_replica(deployment: str, killed: int, timeout: float = 90) -> None:
