@@ -84,7 +84,11 @@ class StageCalls:
 
 
 async def two_objects(response: DeploymentResponseGenerator[Any]) -> tuple[Any, ObjectRef]:
-    """The value of a stage's first object and a reference to its second, which stays in the object store."""
+    """The value of a stage's first object and a reference to its second, which stays in the object store.
+
+    Raises what ended the stage before it had sent its third, empty object: an error takes the place of the second
+    object just as silently, and the reference to it would be cached as if it were tensors.
+    """
     try:
         refs = await response._to_object_ref_gen()
         first = await (await anext(refs))
@@ -92,8 +96,11 @@ async def two_objects(response: DeploymentResponseGenerator[Any]) -> tuple[Any, 
         while not (refs.next_ready() or refs.is_finished()):
             await asyncio.sleep(_REF_POLL_SECONDS)
         second = await anext(refs)
-        # A stage that died between the two leaves a reference to its error; this raises it.
-        await refs.completed()
+        try:
+            await (await anext(refs))
+        except StopAsyncIteration:
+            await second  # raises, for it is the error
+            raise
         return first, second
     except asyncio.CancelledError:
         cancel(response)

@@ -1,8 +1,8 @@
 """The three libraries as Ray Serve deployments: plain classes, wrapped by `deployments.app`.
 
-A stage that makes tensors answers with two objects: first what is known of the item, then its tensors. The caller
-reads the first and passes a reference to the second on, unread. Both are owned by the caller, so they outlive the
-replica that made them.
+A stage that makes tensors answers with two objects: first what is known of the item, then its tensors (and an empty
+third that ends them, see `stage_calls`). The caller reads the first and passes a reference to the second on, unread.
+Both are owned by the caller, so they outlive the replica that made them.
 
 The libraries are imported where a replica starts: the controller and the ingress never load torch.
 """
@@ -83,13 +83,14 @@ class Preprocess:
         self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
 
-    async def process_image(self, content: bytes) -> AsyncGenerator[ItemInfo | PackedItem]:
-        """Yields the picture's ItemInfo, then its tensors."""
+    async def process_image(self, content: bytes) -> AsyncGenerator[ItemInfo | PackedItem | None]:
+        """Yields the picture's ItemInfo, its tensors, and None as the proof that these are whole."""
         info, tensors = await asyncio.get_running_loop().run_in_executor(
             self._image_thread, self._processor.process_image, content
         )
         yield info
         yield {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
+        yield None
 
     async def render(self, messages: "list[Message]", items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
         return await asyncio.get_running_loop().run_in_executor(
@@ -125,8 +126,8 @@ class Encode:
 
     async def encode(
         self, request_id: str, item: PackedItem, sent_at: float
-    ) -> AsyncGenerator[EmbeddingInfo | PackedTensor]:
-        """Yields an EmbeddingInfo, then the item's embeddings (num_tokens, hidden_size). `sent_at` is wall time."""
+    ) -> AsyncGenerator[EmbeddingInfo | PackedTensor | None]:
+        """Yields an EmbeddingInfo, the embeddings (num_tokens, hidden_size), and None. `sent_at` is wall time."""
         transfer_seconds = max(0.0, time.time() - sent_at)
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         async with aclosing(
@@ -141,6 +142,7 @@ class Encode:
         self._metrics.batch_size.observe(output.batch_size)
         yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
         yield PackedTensor.pack(output.embeddings)
+        yield None
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat(self._loop.heartbeat_age)

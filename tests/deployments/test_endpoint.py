@@ -14,6 +14,7 @@ import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
 from PIL import Image
 
+from benchmarks.shapes_accuracy import TARGET, measure
 from deployments.demo import PICTURES, picture_part
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
@@ -44,6 +45,11 @@ def test_the_official_client_asks_and_streams(client: OpenAI, example: dict[str,
     assert chunks[-1].choices == []
     assert chunks[-1].usage == completion.usage
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
+
+
+def test_held_out_questions_are_answered_right(app_url: str) -> None:
+    """The first hundred of the five hundred that `make accuracy` asks."""
+    assert measure(app_url, count=100, concurrency=8) >= TARGET
 
 
 def test_the_stream_ends_with_done(app_url: str) -> None:

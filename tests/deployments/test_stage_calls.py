@@ -1,0 +1,199 @@
+"""What a call of a stage does when Ray fails it: what is sent again, what is not, and what reaches the client."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+
+from deployments.config import AppConfig
+from deployments.demo import picture_part
+from deployments.engine_loop import EngineDiedError
+from deployments.pipeline import MediaSource, Pipeline, PipelineRequest
+from deployments.stage_calls import (
+    ItemLostError,
+    StageCalls,
+    StageError,
+    StageFailedError,
+    StageUnavailableError,
+    two_objects,
+)
+from deployments.stages import GeneratedText
+from llm.sampling_params import SamplingParams
+from preprocess.schema import InvalidRequestError
+from tests.pictures import disc, encoded
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.tags: list[dict[str, str]] = []
+
+    def inc(self, value: float = 1, tags: dict[str, str] | None = None) -> None:
+        self.tags.append(tags or {})
+
+
+def make_calls() -> tuple[StageCalls, Counter, list[str]]:
+    recomputed = Counter()
+    replies: list[str] = []
+    metrics: Any = SimpleNamespace(items_recomputed=recomputed)
+    return StageCalls(metrics, replies.append), recomputed, replies
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: real_sleep(min(seconds, 0.001)))
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("encode", "traceback", cause)
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+DEATHS = [
+    ActorDiedError(),
+    ActorUnavailableError("gone", None),
+    DeploymentUnavailableError("Encode"),
+    task_error(EngineDiedError("stopped")),
+    caused_by(RayServeException("upstream crashed"), ActorDiedError()),
+]
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda error: type(error).__name__)
+async def test_a_call_that_died_is_sent_again(death: Exception) -> None:
+    calls, recomputed, replies = make_calls()
+    failures = [death, death]
+
+    async def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    assert await calls.send("encode", call) == "answer"
+    assert [tags["stage"] for tags in recomputed.tags] == ["encode", "encode"]
+    assert replies == ["encode"]
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda error: type(error).__name__)
+async def test_a_stage_that_keeps_dying_is_unavailable(death: Exception) -> None:
+    calls, recomputed, replies = make_calls()
+
+    async def call() -> str:
+        raise death
+
+    with pytest.raises(StageUnavailableError) as caught:
+        await calls.send("encode", call)
+    assert caught.value.stage == "encode"
+    assert len(recomputed.tags) == 3
+    assert replies == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (task_error(ValueError("a bug")), StageFailedError),
+        (task_error(InvalidRequestError("too small", field="media")), InvalidRequestError),
+        (task_error(ObjectLostError("00" * 28, None, "")), ItemLostError),
+        (ObjectLostError("00" * 28, None, ""), ItemLostError),
+        (caused_by(RayServeException("upstream crashed"), ObjectLostError("00" * 28, None, "")), ItemLostError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
+)
+async def test_an_answer_is_final(error: Exception, expected: type[Exception]) -> None:
+    calls, recomputed, _ = make_calls()
+
+    async def call() -> str:
+        raise error
+
+    with pytest.raises(expected) as caught:
+        await calls.send("encode", call)
+    assert recomputed.tags == []
+    assert isinstance(caught.value, StageError | InvalidRequestError)
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def stage(ending: str) -> Iterator[Any]:
+    """A stage's two objects, or what is left of them when it ends in between."""
+    yield "info"
+    if ending == "error":
+        raise ValueError("a bug")
+    if ending == "death":
+        os._exit(1)
+    yield "tensors"
+    yield None
+
+
+class Response:
+    """As much of Serve's response as is used."""
+
+    def __init__(self, ending: str) -> None:
+        remote = ray.remote(num_returns="streaming", max_retries=0)(stage)
+        self._refs = remote.remote(ending)
+
+    async def _to_object_ref_gen(self) -> Any:
+        return self._refs
+
+
+async def test_two_objects_are_a_value_and_a_reference(local_ray: None) -> None:
+    response: Any = Response("none")
+    first, second = await asyncio.wait_for(two_objects(response), 60)
+    assert first == "info"
+    assert isinstance(second, ray.ObjectRef)
+    assert await second == "tensors"
+
+
+@pytest.mark.parametrize("ending", ["error", "death"])
+async def test_a_stage_that_ends_between_its_objects_gives_none(local_ray: None, ending: str) -> None:
+    response: Any = Response(ending)
+    with pytest.raises(RayError, match="a bug" if ending == "error" else None):
+        await asyncio.wait_for(two_objects(response), 60)
+
+
+async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached picture whose embeddings went with their node: the first try finds that out, the second has new ones."""
+    metrics: Any = SimpleNamespace(mm_items=Counter(), mm_media_download_bytes=Counter())
+    nothing: Any = None
+    pipeline = Pipeline(AppConfig(), nothing, nothing, nothing, metrics, on_reply=lambda stage: None)
+    discarded: list[str] = []
+    tries: list[int] = []
+    monkeypatch.setattr(pipeline.embeddings, "discard", discarded.append)
+
+    async def prepare(request: Any, contents: Any, hashes: list[str]) -> tuple[Any, list[Any]]:
+        return None, []
+
+    def failing(times: int) -> Any:
+        async def decode(*_: Any) -> AsyncGenerator[GeneratedText]:
+            tries.append(1)
+            if len(tries) <= times:
+                raise ItemLostError("generate", "lost")
+            yield GeneratedText("red", [5], 1, 1, "stop", {})
+
+        return decode
+
+    url = picture_part(encoded(disc("red")))["image_url"]["url"]
+    request = PipelineRequest("r", [], [MediaSource(url, "f")], SamplingParams())
+    monkeypatch.setattr(pipeline, "_prepare", prepare)
+    monkeypatch.setattr(pipeline, "_decode", failing(1))
+    assert [piece.text async for piece in pipeline.run(request, "fingerprint")] == ["red"]
+    assert (len(tries), len(discarded)) == (2, 1)
+
+    tries.clear()
+    monkeypatch.setattr(pipeline, "_decode", failing(2))
+    with pytest.raises(ItemLostError):
+        _ = [piece async for piece in pipeline.run(request, "fingerprint")]
+    await pipeline.close()
