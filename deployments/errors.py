@@ -48,7 +48,7 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
     if worst["type"] == "json_invalid":
         return await _on_error(request, InvalidRequestError("not valid JSON", field="body", code="invalid_json"))
     field = _field_name(worst["loc"])
-    return await _on_error(request, InvalidRequestError(f"{worst['msg']}", field=field))
+    return await _on_error(request, InvalidRequestError(worst["msg"], field=field))
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -8,7 +8,6 @@ The libraries are imported where a replica starts: the controller and the ingres
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from encoder.schema import EncodeOutput
     from llm.engine import EngineStats, RequestOutput
     from preprocess.processor import Message
-
-logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)

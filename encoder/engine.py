@@ -37,10 +37,6 @@ class EncoderEngine:
     def has_unfinished(self) -> bool:
         return len(self._scheduler) > 0
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._scheduler)
-
     def step(self) -> list[EncodeOutput]:
         """Encodes the next batch. Every item taken gets exactly one output; one that failed carries its error."""
         batch = self._scheduler.schedule()

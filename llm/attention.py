@@ -50,12 +50,14 @@ class KVCache:
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """`query_length` positions of one sequence, at `query_start` of the flattened axis; the last of them is
-    position `context_length - 1` of the sequence, whose blocks are `block_ids`."""
+    position `context_length - 1` of the sequence, whose blocks are `block_ids`. `mask` (query_length, context_length)
+    is true where a position may be seen."""
 
     query_start: int
     query_length: int
     context_length: int
     block_ids: torch.Tensor
+    mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,11 @@ def _decode(layer: int, queries: torch.Tensor, metadata: AttentionMetadata, scal
 def _prefill(layer: int, queries: torch.Tensor, chunk: PrefillChunk, kv_cache: KVCache, scaling: float) -> torch.Tensor:
     keys, values = kv_cache.gather(layer, chunk.block_ids)
     keys, values = keys[: chunk.context_length], values[: chunk.context_length]
-    # Query i is position (context - query_length + i) and sees every position up to itself.
-    mask = torch.ones(chunk.query_length, chunk.context_length, dtype=torch.bool, device=queries.device).tril(
-        chunk.context_length - chunk.query_length
-    )
     output = scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
         values.transpose(0, 1).unsqueeze(0),
-        attn_mask=mask,
+        attn_mask=chunk.mask,
         scale=scaling,
         enable_gqa=True,
     )

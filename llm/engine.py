@@ -75,27 +75,7 @@ class LLMEngine:
             raise ValueError(f"request {request_id} is in the engine already")
         items = self._check_items(prompt, embeddings)
         num_prompt_tokens = len(prompt.prompt_token_ids)
-        if not 0 < num_prompt_tokens < self.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {num_prompt_tokens} tokens, the context of {self.max_model_len} tokens"
-                " has to hold it and an answer",
-                field="messages",
-                code="context_length_exceeded",
-            )
-        if params.max_tokens is not None and num_prompt_tokens + params.max_tokens > self.max_model_len:
-            raise InvalidRequestError(
-                f"{params.max_tokens} and the prompt's {num_prompt_tokens} tokens are more than the"
-                f" context of {self.max_model_len} tokens",
-                field="max_tokens",
-                code="context_length_exceeded",
-            )
-        if num_prompt_tokens + params.min_tokens > self.max_model_len:
-            raise InvalidRequestError(
-                f"{params.min_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"
-                f" {self.max_model_len} tokens",
-                field="min_tokens",
-                code="context_length_exceeded",
-            )
+        self._check_room(num_prompt_tokens, params)
         params = self._with_defaults(params)
         sequence = Sequence(
             request_id=request_id,
@@ -161,6 +141,23 @@ class LLMEngine:
     def _with_defaults(self, params: SamplingParams) -> SamplingParams:
         unset = {name: value for name, value in self._default_sampling.items() if getattr(params, name) is None}
         return replace(params, **unset)
+
+    def _check_room(self, num_prompt_tokens: int, params: SamplingParams) -> None:
+        if not 0 < num_prompt_tokens < self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens, the context of {self.max_model_len} tokens"
+                " has to hold it and an answer",
+                field="messages",
+                code="context_length_exceeded",
+            )
+        for field, num_tokens in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+            if num_prompt_tokens + num_tokens > self.max_model_len:
+                raise InvalidRequestError(
+                    f"{num_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"
+                    f" {self.max_model_len} tokens",
+                    field=field,
+                    code="context_length_exceeded",
+                )
 
     def _check_items(self, prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor]) -> list[EmbeddedItem]:
         if len(embeddings) != len(prompt.placeholders):

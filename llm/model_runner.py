@@ -83,7 +83,9 @@ class ModelRunner:
         decode_tables, decode_mask = self._decode_tables(chunks[:num_decodes], tables[:num_decodes])
         prefills, row = [], num_decodes
         for chunk, table in zip(chunks[num_decodes:], tables[num_decodes:], strict=True):
-            prefills.append(PrefillChunk(row, chunk.num_tokens, chunk.end, table.to(self._device)))
+            # Made here, once for all layers: each position sees every one up to itself.
+            mask = torch.ones(chunk.num_tokens, chunk.end, dtype=torch.bool, device=self._device).tril(chunk.start)
+            prefills.append(PrefillChunk(row, chunk.num_tokens, chunk.end, table.to(self._device), mask))
             row += chunk.num_tokens
         return AttentionMetadata(self._kv_cache, slots.to(self._device), decode_tables, decode_mask, prefills)
 
