@@ -5,7 +5,7 @@ import base64
 import binascii
 import io
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from PIL import Image, ImageOps
 
@@ -13,6 +13,21 @@ from preprocess.schema import InvalidRequestError
 
 _BASE64_SLICE = 2**20  # characters, a multiple of 4
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoLimits:
+    """What one video may bring. Frames and pixels (width x height) count as decoded, the duration in seconds.
+
+    `max_frames` and `max_total_pixels` bound the frames handed on, 3 bytes a pixel; `max_source_frames` bounds the
+    frames that are decoded to find them, which is what the time goes into.
+    """
+
+    max_frames: int = 768
+    max_frame_pixels: int = 4096 * 2304
+    max_total_pixels: int = 2**28
+    max_duration_s: float = 600.0
+    max_source_frames: int = 36_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,7 @@ class MediaLimits:
     max_image_pixels: int = 50_000_000
     min_image_side: int = 4
     max_aspect_ratio: float = 100.0
+    video: VideoLimits = field(default_factory=VideoLimits)
 
 
 async def decode_data_url(url: str, limits: MediaLimits) -> bytes:
@@ -79,8 +95,9 @@ def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
-            _check_image_size(image.size, limits=limits)
-            return _to_rgb(ImageOps.exif_transpose(image))
+            check_image_size(image.size, limits=limits)
+            ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture
+            return _to_rgb(image)
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -98,7 +115,8 @@ def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
         ) from error
 
 
-def _check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
+def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
+    """Raises InvalidRequestError for a picture of `size` (width, height) that breaks a limit."""
     width, height = size
     if min(width, height) < limits.min_image_side:
         raise InvalidRequestError(

@@ -1,0 +1,401 @@
+"""Encoded videos to RGB frames: only the frames that a model's processor asks for, in memory bounded by `VideoLimits`.
+
+Imports PyAV, and transformers when it decodes, so it is for the processors of video models to import.
+
+The demuxers and decoders see the given bytes and nothing else: playlists and lists of files are no formats here, no
+protocol is open to what a file may refer to, and what its tables would take is known before a demuxer reads them.
+"""
+
+import io
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from preprocess.media import VideoLimits
+from preprocess.schema import InvalidRequestError
+
+if TYPE_CHECKING:
+    from transformers.video_utils import VideoMetadata
+
+_FORMATS = ("mov", "matroska", "avi", "gif", "mpegts")  # mov is mp4 too, matroska webm
+_FORMATS_FOR_PEOPLE = "MP4, MOV, WebM, MKV, AVI, GIF or MPEG-TS"
+_DECODERS = (
+    *("h264", "hevc", "libdav1d", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263"),
+    *("mjpeg", "gif", "prores"),
+)
+_MAX_STREAMS = 32
+# The mov demuxer holds some 60 bytes for each sample of each track, however few bytes of the file declare it.
+_MAX_INDEX_ENTRIES = 5_000_000
+_MP4_BOXES = frozenset(
+    {b"ftyp", b"styp", b"sidx", b"moov", b"moof", b"mdat", b"mfra", b"free", b"skip", b"wide", b"pnot", b"uuid"}
+)
+_EBML_MAGIC = bytes.fromhex("1a45dfa3")
+_MATROSKA_SEGMENT = bytes.fromhex("18538067")
+_TS_PACKET = 188  # bytes, each packet begins with the sync byte
+_TS_SYNC = b"G"
+_FALLBACK_FPS = Fraction(24)  # transformers' own, where a file tells none
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedVideo:
+    """`frames` is uint8 RGB of shape (num_frames, height, width, 3), upright.
+
+    `metadata` has `total_num_frames`, `fps`, `duration` (seconds) of the source, `width` and `height` of `frames`, and
+    `frames_indices`, the source frame of each.
+    """
+
+    frames: NDArray[np.uint8]
+    metadata: "VideoMetadata"
+
+
+def decode_video(
+    content: bytes,
+    choose_frames: "Callable[[VideoMetadata], Iterable[int]]",
+    *,
+    limits: VideoLimits,
+    num_threads: int = 1,
+) -> DecodedVideo:
+    """Decodes the frames of a video file that `choose_frames` picks, turned as the file says they are to be shown.
+
+    `choose_frames` gets the metadata without `frames_indices` and returns ascending indices of frames in the order of
+    presentation, repeats allowed. It runs once more when the file turns out to hold another number of frames than it
+    declares. Its errors pass through, but a ValueError (how processors of transformers refuse a video of too few
+    frames) becomes an InvalidRequestError. `num_threads` bounds the decoder's threads and those that convert to RGB.
+
+    Raises InvalidRequestError for bytes that are no such video, are damaged or cut off, or exceed `limits`.
+    """
+    file_format = _checked_format(content)
+    decoded = _decode_pass(content, file_format, choose_frames, total=None, limits=limits, num_threads=num_threads)
+    if isinstance(decoded, int):
+        total = decoded
+        decoded = _decode_pass(content, file_format, choose_frames, total=total, limits=limits, num_threads=num_threads)
+    if isinstance(decoded, int):
+        # A decoder gives the same frames each time; should one not, this does not go round and round.
+        raise _invalid("the video is damaged, its number of frames changes", code="corrupt_video")
+    return decoded
+
+
+def _decode_pass(
+    content: bytes,
+    file_format: str,
+    choose_frames: "Callable[[VideoMetadata], Iterable[int]]",
+    *,
+    total: int | None,
+    limits: VideoLimits,
+    num_threads: int,
+) -> DecodedVideo | int:
+    """The video, or the number of frames it really has where frames were chosen of another number.
+
+    `total` is that number, None where the file's own word is taken.
+    """
+    with _refusing(content):
+        container = _opened(content, file_format, limits=limits)
+    with container:
+        with _refusing(content):
+            stream = _video_stream(container, limits=limits)
+            # A count of packets is not one of frames yet, as some hold none: the end of the file tells.
+            to_the_end = total is None and stream.frames <= 0
+            if to_the_end:
+                total = _num_packets(content, file_format, limits=limits)
+            metadata = _metadata(stream, total=total or stream.frames, limits=limits)
+        indices = _chosen(choose_frames, metadata=metadata, limits=limits)
+        with _refusing(content):
+            stream.codec_context.thread_count = num_threads
+            if num_threads > 1:
+                stream.codec_context.thread_type = "AUTO"
+            frames, num_decoded = _decoded(container, stream, indices=indices, to_the_end=to_the_end, limits=limits)
+    if num_decoded not in (None, metadata.total_num_frames):
+        return num_decoded
+    metadata.frames_indices = indices
+    metadata.height, metadata.width = frames.shape[1:3]
+    return DecodedVideo(frames, metadata)
+
+
+def _invalid(reason: str, code: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, field="media", code=code)
+
+
+@contextmanager
+def _refusing(content: bytes) -> Iterator[None]:
+    """Anything that reading hostile bytes raises is an InvalidRequestError outside."""
+    try:
+        yield
+    except InvalidRequestError:
+        raise
+    # PyAV raises its own errors, and OSError, ValueError, IndexError, UnicodeDecodeError, ... for bytes like these.
+    except Exception as error:
+        reason = f"the {len(content)} bytes are not a readable video ({_FORMATS_FOR_PEOPLE}), or a damaged one"
+        raise _invalid(reason, code="invalid_video") from error
+
+
+def _checked_format(content: bytes) -> str:
+    """The one demuxer that gets to see the content, by its first bytes.
+
+    Raises InvalidRequestError for anything but `_FORMATS`, for a file that is cut off and for one whose tables would
+    take memory out of proportion.
+    """
+    with _refusing(content):
+        file_format = _format_of(content)
+        if _is_cut_off(content, file_format):
+            raise _invalid(
+                f"the video is cut off: by what it declares it is longer than its {len(content)} bytes",
+                code="corrupt_video",
+            )
+        if file_format == "mov":
+            _check_tables(content)
+    return file_format
+
+
+def _format_of(content: bytes) -> str:
+    if content.startswith(_EBML_MAGIC):
+        return "matroska"
+    if content.startswith(b"RIFF") and content[8:12] == b"AVI ":
+        return "avi"
+    if content.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if content[4:8] in _MP4_BOXES:
+        return "mov"
+    if content[: 3 * _TS_PACKET : _TS_PACKET] == 3 * _TS_SYNC:
+        return "mpegts"
+    raise _invalid(
+        f"the {len(content)} bytes are not a video of a readable format ({_FORMATS_FOR_PEOPLE})", code="invalid_video"
+    )
+
+
+def _opened(content: bytes, file_format: str, limits: VideoLimits) -> InputContainer:
+    options = {
+        # For what a format may hold within, such as the subtitles of an AVI: no playlists, and no protocol that could
+        # open another file or address.
+        "format_whitelist": ",".join(_FORMATS),
+        "protocol_whitelist": "none",
+        # Opening decodes a little already, to complete what the header says.
+        "codec_whitelist": ",".join(_DECODERS),
+        "max_pixels": str(_decoder_pixels(limits)),
+        "max_streams": str(_MAX_STREAMS),
+    }
+    # Titles and the like in no or another encoding are no reason to refuse a video.
+    return av.open(io.BytesIO(content), mode="r", format=file_format, options=options, metadata_errors="replace")
+
+
+def _decoder_pixels(limits: VideoLimits) -> int:
+    """The bound for decoders, who count widths rounded up to 64: above the limit, which is checked exactly as well."""
+    return 2 * limits.max_frame_pixels + 2**22
+
+
+def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
+    """The first video stream, as transformers takes it, but not the cover picture of a sound file."""
+    streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+    if not streams:
+        raise _invalid("the file has no video stream", code="invalid_video")
+    codec = streams[0].codec_context
+    if codec.name not in _DECODERS:
+        raise _invalid(f"the video's codec, {codec.name}, is not one of {', '.join(_DECODERS)}", code="invalid_video")
+    codec.options = {"max_pixels": str(_decoder_pixels(limits))}
+    return streams[0]
+
+
+def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMetadata":
+    """The metadata as transformers' read_video_pyav gives it, of a video of `total` frames."""
+    # Here and not above: what has to come before transformers is for those to do who import its processors.
+    from transformers.video_utils import VideoMetadata
+
+    _check_size(stream.width, stream.height, num_frames=1, limits=limits)
+    if total > limits.max_source_frames:
+        raise _invalid(f"the video has more than {limits.max_source_frames} frames, the limit", code="video_too_long")
+    if total <= 0:
+        raise _invalid("the video has no frames", code="corrupt_video")
+    rate = stream.average_rate or stream.guessed_rate or stream.base_rate or _FALLBACK_FPS
+    duration = float(total / rate)
+    if duration > limits.max_duration_s:
+        raise _invalid(
+            f"the video is {duration:.1f} s long, the limit is {limits.max_duration_s:g} s", code="video_too_long"
+        )
+    return VideoMetadata(
+        total_num_frames=total,
+        fps=float(rate),
+        duration=duration,
+        video_backend="pyav",
+        height=stream.height,
+        width=stream.width,
+    )
+
+
+def _num_packets(content: bytes, file_format: str, limits: VideoLimits) -> int:
+    """The packets of the video, counted without decoding; stops beyond `limits.max_source_frames`."""
+    num_packets = 0
+    with _opened(content, file_format, limits=limits) as container:
+        for packet in container.demux(_video_stream(container, limits=limits)):
+            num_packets += packet.size > 0
+            if num_packets > limits.max_source_frames:
+                break
+    return num_packets
+
+
+def _chosen(
+    choose_frames: "Callable[[VideoMetadata], Iterable[int]]", metadata: "VideoMetadata", limits: VideoLimits
+) -> list[int]:
+    total = metadata.total_num_frames
+    try:
+        # A copy: samplers of transformers fill in what they miss.
+        indices = [int(index) for index in choose_frames(replace(metadata))]
+    except InvalidRequestError:
+        raise
+    except ValueError as error:
+        raise _invalid(
+            f"the model takes no frames of a video of {total} frames, {metadata.duration:.2f} s", code="invalid_frames"
+        ) from error
+    if len(indices) > limits.max_frames:
+        raise _invalid(
+            f"{len(indices)} frames of the video would be used, the limit is {limits.max_frames}",
+            code="too_many_frames",
+        )
+    ascending = all(left <= right for left, right in pairwise(indices))
+    if not indices or not ascending or indices[0] < 0 or indices[-1] >= total:
+        raise _invalid(f"the frames chosen are not ascending ones of a video of {total} frames", code="invalid_frames")
+    _check_size(metadata.width, metadata.height, num_frames=len(indices), limits=limits)
+    return indices
+
+
+def _check_size(width: int, height: int, num_frames: int, limits: VideoLimits) -> None:
+    if width * height > limits.max_frame_pixels:
+        raise _invalid(
+            f"the video is {width}x{height} pixels, the limit is {limits.max_frame_pixels} in all",
+            code="video_too_large",
+        )
+    if num_frames * width * height > limits.max_total_pixels:
+        raise _invalid(
+            f"{num_frames} frames of {width}x{height} pixels would be used, the limit is {limits.max_total_pixels} "
+            "pixels in all",
+            code="video_too_large",
+        )
+
+
+def _decoded(
+    container: InputContainer, stream: VideoStream, *, indices: list[int], to_the_end: bool, limits: VideoLimits
+) -> tuple[NDArray[np.uint8], int | None]:
+    """The frames at `indices` and, where decoding came to the end, how many there were in all.
+
+    From the first frame on, without seeking: the index of a frame that was sought would be a guess from its time,
+    wrong where frame rates vary or frames are dropped. Only the frames at `indices` are converted and kept.
+    """
+    frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
+    num_decoded, num_kept = 0, 0
+    for frame in container.decode(stream):
+        if frame.is_corrupt:
+            raise _invalid(f"the video is damaged at frame {num_decoded}", code="corrupt_video")
+        num_repeats = bisect_right(indices, num_decoded) - num_kept
+        if num_repeats:
+            _check_size(frame.width, frame.height, num_frames=len(indices), limits=limits)
+            picture = _upright(frame, num_threads=stream.codec_context.thread_count)
+            if not num_kept:
+                frames = np.empty((len(indices), *picture.shape), dtype=np.uint8)
+            if picture.shape != frames.shape[1:]:
+                raise _invalid(f"the video changes its size at frame {num_decoded}", code="invalid_video")
+            frames[num_kept : num_kept + num_repeats] = picture
+            num_kept += num_repeats
+        num_decoded += 1
+        if num_kept == len(indices) and not to_the_end:
+            return frames, None
+    if not num_decoded:
+        raise _invalid("the video has no frame that can be decoded", code="corrupt_video")
+    return frames, num_decoded
+
+
+def _upright(frame: VideoFrame, num_threads: int) -> NDArray[np.uint8]:
+    """One frame, uint8 RGB of shape (height, width, 3), turned by the quarters its display matrix asks for."""
+    picture = frame.to_ndarray(format="rgb24", threads=num_threads)
+    return np.rot90(picture, k=round(frame.rotation / 90)).astype(np.uint8, copy=False)
+
+
+def _is_cut_off(content: bytes, file_format: str) -> bool:
+    """Whether the file declares more bytes than there are; decoders make do with what they get and do not tell.
+
+    An MPEG-TS declares nothing, nor does WebM that was written as a live stream: such a file ends where it ends.
+    """
+    if file_format == "mov":
+        return any(kind in _MP4_BOXES and end > len(content) for kind, _, end in _boxes(content))
+    if file_format == "matroska":
+        return (_segment_end(content) or 0) > len(content)
+    if file_format == "avi":
+        # Some writers count the 8 bytes of the header in.
+        return int.from_bytes(content[4:8], "little") > len(content)
+    if file_format == "gif":
+        return not content.rstrip(b"\0\r\n ").endswith(b";")
+    return False
+
+
+def _boxes(content: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The kind, start and end of each box at the top level of an MP4 file; the last may end beyond the content."""
+    start = 0
+    while start + 8 <= len(content):
+        size, kind, long_size = struct.unpack(">I4sQ", content[start : start + 16].ljust(16, b"\0"))
+        size = {0: len(content) - start, 1: long_size}.get(size, size)
+        if size < 8:
+            return
+        yield kind, start, start + size
+        start += size
+
+
+def _segment_end(content: bytes) -> int | None:
+    """Where the segment of a Matroska file ends; None when the file does not say."""
+    header_size, after = _ebml_size(content, at=4)
+    segment = after + (header_size or 0)
+    if content[segment : segment + 4] != _MATROSKA_SEGMENT:
+        return None
+    size, after = _ebml_size(content, at=segment + 4)
+    return None if size is None else after + size
+
+
+def _ebml_size(content: bytes, at: int) -> tuple[int | None, int]:
+    """A size of 1 to 8 bytes, as many as its first byte has leading zeros and one; all ones mean unknown."""
+    length = 9 - content[at].bit_length()
+    mask = 2 ** (7 * length) - 1
+    size = int.from_bytes(content[at : at + length], "big") & mask
+    return (None if size == mask else size), at + length
+
+
+def _check_tables(content: bytes) -> None:
+    """Raises InvalidRequestError for an MP4 file without tables or whose tables make an endless index of a few bytes.
+
+    `stsz` and `trun` declare samples that take no bytes themselves, and each edit of an `elst` goes over all samples.
+    The tables are looked for by their names in all boxes but the media data, however nested: demuxers are lenient.
+    """
+    if not any(kind == b"moov" for kind, _, _ in _boxes(content)):
+        raise _invalid("the file has no movie header, it is no video or an incomplete one", code="invalid_video")
+    num_samples, num_edits = 0, 1
+    for kind, start, end in _boxes(content):
+        if kind == b"mdat":
+            continue
+        if content.find(b"cmov", start, end) >= 0:
+            raise _invalid("the video has a compressed header, which is not read", code="invalid_video")
+        num_samples += sum(_numbers(content, b"stsz", 12, start, end)) + sum(_numbers(content, b"stz2", 12, start, end))
+        num_samples += sum(_numbers(content, b"trun", 8, start, end))
+        num_edits = max(num_edits, *_numbers(content, b"elst", 8, start, end), 1)
+    if num_samples * num_edits > _MAX_INDEX_ENTRIES:
+        raise _invalid(
+            f"the video declares {num_samples} samples in {num_edits} edits, the limit is {_MAX_INDEX_ENTRIES} in all",
+            code="video_too_long",
+        )
+
+
+def _numbers(content: bytes, name: bytes, offset: int, start: int, end: int) -> Iterator[int]:
+    """The 32-bit number `offset` bytes after the name of each box `name` in content[start:end]."""
+    at = content.find(name, start, end)
+    while at >= 0:
+        # A size of 1 before the name means that the size proper, of 8 bytes, follows the name.
+        number = at + offset + (8 if content[at - 4 : at] == b"\0\0\0\1" else 0)
+        yield int.from_bytes(content[number : number + 4], "big")
+        at = content.find(name, at + 1, end)
