@@ -6,6 +6,11 @@ Goes through the bf16 weights, `AutoProcessor`, the chat template and `generate`
 training steps, so that a mistake there cannot hide here. Exits with status 1 below `--needed`.
 """
 
+# ruff: noqa: E402
+from preprocess.torchvision_build import make_importable
+
+make_importable()  # before transformers is imported
+
 import argparse
 import random
 import sys

@@ -6,6 +6,11 @@ First the vision tower alone learns to name what lies in each cell of the 3x3 gr
 learns to answer questions. Knows how to train, not how users ask: see `checkpoints.judge_shapes`.
 """
 
+# ruff: noqa: E402
+from preprocess.torchvision_build import make_importable
+
+make_importable()  # before transformers is imported
+
 import argparse
 import random
 import time

@@ -3,8 +3,8 @@
 import time
 import uuid
 
+from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
-from deployments.pipeline import PipelineRequest
 from deployments.protocol import StageTimings, Usage
 from deployments.stage_calls import StageError
 from deployments.stages import GeneratedText

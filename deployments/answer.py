@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator
 
 from deployments.accounting import RequestAccount
-from deployments.pipeline import PipelineRequest
+from deployments.media_items import PipelineRequest
 from deployments.protocol import (
     AssistantMessage,
     ChatCompletion,

@@ -1,11 +1,14 @@
 """Builds the Ray Serve application: which deployment gets what, and which handle goes where."""
 
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig
 from deployments.ingress import Ingress
+from deployments.rendezvous_router import rendezvous_routing
 from deployments.stages import Encode, Generate, Preprocess
 
 # Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
@@ -28,9 +31,10 @@ def build_app(config: AppConfig) -> Application:
             metrics_interval_s=1.0,
             look_back_period_s=3.0,
         ),
+        request_router_config=rendezvous_routing(),
         **_HEALTH,
     ).bind(config)
-    encode = _engine_stage(Encode, config, config.encode)
+    encode = _engine_stage(Encode, config, config.encode, request_router_config=rendezvous_routing())
     generate = _engine_stage(Generate, config, config.generate)
     return serve.deployment(
         serve.ingress()(Ingress),
@@ -43,7 +47,7 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _engine_stage(
-    stage: type[Encode] | type[Generate], config: AppConfig, settings: EncodeConfig | GenerateConfig
+    stage: type[Encode] | type[Generate], config: AppConfig, settings: EncodeConfig | GenerateConfig, **options: Any
 ) -> Application:
     return serve.deployment(
         stage,
@@ -52,4 +56,5 @@ def _engine_stage(
         ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
         max_ongoing_requests=settings.max_ongoing_requests,
         **_HEALTH,
+        **options,
     ).bind(config)

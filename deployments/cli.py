@@ -12,10 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deployments.config import AppConfig
+from deployments.config import SERVED_FAMILIES, AppConfig
 from deployments.demo import PICTURES, run_demo
 from deployments.local_cluster import free_port, running_app
-from preprocess.models import FAMILIES
 
 BUNDLED_MODEL = Path(__file__).parent.parent / "checkpoints" / "shapes"
 
@@ -101,8 +100,10 @@ def _check_folder(folder: Path) -> None:
         model_type = json.loads((folder / "config.json").read_text())["model_type"]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"--model {folder}: no readable config.json with a model_type in it") from error
-    if model_type not in FAMILIES:
-        raise ConfigError(f"--model {folder}: model_type {model_type!r} is not supported, only {sorted(FAMILIES)}")
+    if model_type not in SERVED_FAMILIES:
+        raise ConfigError(
+            f"--model {folder}: model_type {model_type!r} is not supported, only {sorted(SERVED_FAMILIES)}"
+        )
 
 
 def _stop_on_sigterm() -> None:

@@ -4,14 +4,27 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from preprocess.media import MediaLimits
+from preprocess.media import MediaLimits, VideoLimits
 from preprocess.media_fetch import FetchPolicy
+
+SERVED_FAMILIES = frozenset({"llava"})
+"""The `model_type`s that every stage knows, by name only: their code loads torch."""
 
 
 class Settings(BaseModel):
     """A misspelt field is an error, not a default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VideoConfig(Settings):
+    """What one video may bring; the defaults bound its frames to 0.8 GB."""
+
+    max_frames: int = Field(768, ge=1, description="frames handed on to the model's processor")
+    max_frame_pixels: int = Field(4096 * 2304, ge=1, description="pixels of one frame, width x height")
+    max_total_pixels: int = Field(2**28, ge=1, description="pixels of all frames handed on, 3 bytes each")
+    max_duration_s: float = Field(600.0, gt=0, description="seconds that a video may last")
+    max_source_frames: int = Field(36_000, ge=1, description="frames decoded to find those")
 
 
 class MediaConfig(Settings):
@@ -23,6 +36,7 @@ class MediaConfig(Settings):
     max_image_pixels: int = Field(50_000_000, ge=1, description="pixels of one image, width x height")
     min_image_side: int = Field(4, ge=1, description="pixels of an image's shorter side")
     max_aspect_ratio: float = Field(100.0, ge=1, description="an image's longer side over its shorter one")
+    video: VideoConfig = VideoConfig()
     fetch_urls: bool = Field(True, description="fetch http(s) URLs at all")
     allowed_domains: tuple[str, ...] = Field((), description="hosts that media may come from; empty: any public one")
     allow_private_addresses: bool = Field(False, description="also fetch from addresses that are not public")
@@ -37,6 +51,7 @@ class MediaConfig(Settings):
             max_image_pixels=self.max_image_pixels,
             min_image_side=self.min_image_side,
             max_aspect_ratio=self.max_aspect_ratio,
+            video=VideoLimits(**self.video.model_dump()),
         )
 
     def fetch_policy(self) -> FetchPolicy:
@@ -57,6 +72,7 @@ class IngressConfig(Settings):
     max_queued_requests: int = Field(256, ge=1, description="requests waiting beyond those, then 503")
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
+    max_named_items: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept")
     health_period_s: float = Field(1.0, gt=0, description="seconds between two looks at the stages")
     first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
     health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
@@ -66,6 +82,9 @@ class PreprocessConfig(Settings):
     """The CPU stage, scaled by the requests in work per replica."""
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
+    image_backend: Literal["auto", "pil", "torchvision"] = Field(
+        "auto", description="what resizes pictures; auto: torchvision, which is faster, where it is installed"
+    )
     min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(2, ge=1, description="replicas under load")
     target_ongoing_requests: float = Field(2.0, gt=0, description="requests in work per replica that scaling aims at")

@@ -16,13 +16,14 @@ from deployments.answer import Answer
 from deployments.config import AppConfig
 from deployments.errors import add_error_handlers, error_response
 from deployments.health import StageMonitor
+from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
 from deployments.metrics_export import export_metrics
-from deployments.pipeline import MediaSource, Pipeline, PipelineRequest
+from deployments.pipeline import Pipeline
 from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
 from deployments.stage_calls import StageUnavailableError
 from deployments.stages import GeneratedText
-from preprocess.schema import InvalidRequestError
+from preprocess.schema import ChatPrompt, InvalidRequestError
 
 logger = logging.getLogger("ray.serve")
 
@@ -86,17 +87,19 @@ class Ingress:
 
     async def _answer(self, body: ChatCompletionRequest, account: RequestAccount) -> Response:
         self._check_model(body.model)
-        if not self._monitor.processor_fingerprint:
+        processor = self._monitor.processor
+        if processor is None:
             raise StageUnavailableError("preprocess", "the stages are still starting")
         request = PipelineRequest(
             request_id=account.request_id,
-            messages=body.template_messages(),
-            media=[MediaSource(url, field) for field, url in body.images()],
+            prompt=ChatPrompt(body.template_messages()),
+            media=body.media(),
             params=body.sampling_params(),
+            options=body.mm_processor_kwargs or {},
         )
         answer = Answer(body, request, account)
         async with AsyncExitStack() as stack:
-            pieces = self._pipeline.run(request, self._monitor.processor_fingerprint)
+            pieces = self._pipeline.run(request, processor)
             await stack.enter_async_context(aclosing(pieces))
             # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
             first = await self._first(pieces)
@@ -166,6 +169,6 @@ class Ingress:
 
     async def _report_caches_forever(self) -> None:
         while True:
-            self._metrics.mm_cache.report(self._pipeline.processed_items.stats)
-            self._metrics.encoder_cache.report(self._pipeline.embeddings.stats)
+            self._metrics.mm_cache.report(self._pipeline.items.processed.stats)
+            self._metrics.encoder_cache.report(self._pipeline.items.embeddings.stats)
             await asyncio.sleep(1.0)

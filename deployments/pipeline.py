@@ -1,67 +1,20 @@
-"""A request's way through the stages: media -> Preprocess -> Encode -> Generate.
-
-Holds references, never tensors. Both caches live here, because what a stage returns belongs to the process that
-asked for it: the cached data lies in the object store and outlives the replica that made it.
-"""
+"""A request's way through the stages: media -> Preprocess -> Encode -> Generate."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
+from deployments.media_items import LoadedItem, MediaItems, PipelineRequest
 from deployments.metrics import IngressMetrics
-from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, cancel, translated, two_objects
-from deployments.stages import EmbeddingInfo, GeneratedText
-from llm.sampling_params import SamplingParams
-from preprocess.cache import ItemCache
-from preprocess.hasher import mm_hash
-from preprocess.media import decode_data_url
-from preprocess.media_fetch import MediaFetcher
-from preprocess.schema import InvalidRequestError, ItemInfo, ProcessedPrompt
-
-if TYPE_CHECKING:
-    from preprocess.processor import Message
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSource:
-    """An item as the client sent it: a data: or http(s) URL. `field` names it in errors."""
-
-    url: str
-    field: str
-
-
-@dataclass(slots=True)
-class PipelineRequest:
-    """What the pipeline needs of a request. Prompt ids, stage times (seconds) and cache hits (items) are filled in
-    on the way."""
-
-    request_id: str
-    messages: "list[Message]"
-    media: list[MediaSource]
-    params: SamplingParams
-    prompt_token_ids: list[int] = field(default_factory=list)
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    num_processor_cache_hits: int = 0
-    num_embedding_cache_hits: int = 0
-
-    def add_seconds(self, stage: str, seconds: float) -> None:
-        """Items run side by side: a stage's time is that of its slowest item."""
-        self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredItem:
-    """An item's metadata and the reference to its tensors or its embeddings; what both caches hold."""
-
-    info: ItemInfo
-    ref: ObjectRef
+from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, cancel, translated
+from deployments.stages import GeneratedText
+from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity
 
 
 class Pipeline:
@@ -76,29 +29,21 @@ class Pipeline:
         metrics: IngressMetrics,
         on_reply: Callable[[str], None],
     ) -> None:
-        self._limits = config.media.limits()
-        self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
         self._preprocess = preprocess
-        self._encode = encode
         self._generate = generate
-        self._metrics = metrics
         self._calls = StageCalls(metrics, on_reply)
-        self.processed_items: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
-        self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
+        self.items = MediaItems(config, preprocess, encode, self._calls, metrics)
 
-    async def run(self, request: PipelineRequest, processor_fingerprint: str) -> AsyncGenerator[GeneratedText]:
+    async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
         """Yields the answer's pieces. What fails before the first one has been tried again where that can help.
 
         Raises InvalidRequestError for what the client has to change, a StageError for what the server did wrong.
         """
-        contents = await self._load_media(request)
-        hashes = await asyncio.to_thread(
-            lambda: [mm_hash(one, modality="image", processor_fingerprint=processor_fingerprint) for one in contents]
-        )
+        items = await self.items.load(request, processor)
         has_started = False
         for is_last_try in (False, True):
             try:
-                prompt, embeddings = await self._prepare(request, contents, hashes)
+                prompt, embeddings = await self._prepare(request, items)
                 async with aclosing(self._decode(request, prompt, embeddings)) as pieces:
                     async for piece in pieces:
                         has_started = True
@@ -108,62 +53,26 @@ class Pipeline:
                 if is_last_try or has_started:
                     raise
                 # Cached data went with the node that held it: forget it and make it anew.
-                for key in hashes:
-                    self.processed_items.discard(key)
-                    self.embeddings.discard(key)
+                self.items.forget(items)
 
     async def close(self) -> None:
-        await self._fetcher.close()
-
-    async def _load_media(self, request: PipelineRequest) -> list[bytes]:
-        if len(request.media) > self._limits.max_items:
-            raise InvalidRequestError(
-                f"{len(request.media)} images, the limit is {self._limits.max_items} per request",
-                field="messages",
-                code="too_many_items",
-            )
-        self._check_total_bytes(sum(len(source.url) * 3 // 4 for source in request.media))
-        started = time.perf_counter()
-        contents = await asyncio.gather(*(self._load(source) for source in request.media))
-        self._check_total_bytes(sum(len(content) for content in contents))
-        if contents:
-            request.add_seconds("media_fetch", time.perf_counter() - started)
-            self._metrics.mm_items.inc(len(contents), tags={"modality": "image"})
-        return list(contents)
-
-    def _check_total_bytes(self, num_bytes: int) -> None:
-        if num_bytes > self._limits.max_total_bytes:
-            raise InvalidRequestError(
-                f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request",
-                field="messages",
-                code="media_too_large",
-            )
-
-    async def _load(self, source: MediaSource) -> bytes:
-        try:
-            if source.url.startswith("data:"):
-                return await decode_data_url(source.url, limits=self._limits)
-            content = await self._fetcher.fetch(source.url)
-        except InvalidRequestError as error:
-            raise error.for_field(source.field) from error
-        self._metrics.mm_media_download_bytes.inc(len(content))
-        return content
+        await self.items.close()
 
     async def _prepare(
-        self, request: PipelineRequest, contents: list[bytes], hashes: list[str]
+        self, request: PipelineRequest, items: list[LoadedItem]
     ) -> tuple[ProcessedPrompt, list[ObjectRef]]:
         """Processes and encodes every item side by side; the prompt is rendered while the last are encoded."""
-        infos: list[asyncio.Future[ItemInfo]] = [asyncio.get_running_loop().create_future() for _ in contents]
+        infos: list[asyncio.Future[ItemInfo]] = [asyncio.get_running_loop().create_future() for _ in items]
         try:
             async with asyncio.TaskGroup() as group:
-                items = [
-                    group.create_task(self._embeddings_of(request, source, content, key, info))
-                    for source, content, key, info in zip(request.media, contents, hashes, infos, strict=True)
+                embeddings = [
+                    group.create_task(self.items.embeddings_of(request, item, info))
+                    for item, info in zip(items, infos, strict=True)
                 ]
-                prompt = group.create_task(self._render(request, infos, hashes))
+                prompt = group.create_task(self._render(request, infos, [item.key for item in items]))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return prompt.result(), [item.result() for item in items]
+        return prompt.result(), [one.result() for one in embeddings]
 
     async def _render(
         self, request: PipelineRequest, infos: list[asyncio.Future[ItemInfo]], hashes: list[str]
@@ -176,53 +85,8 @@ class Pipeline:
         return prompt
 
     async def _render_once(self, request: PipelineRequest, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
-        prompt: ProcessedPrompt = await self._preprocess.render.remote(request.messages, items, hashes)
+        prompt: ProcessedPrompt = await self._preprocess.render.remote(request.prompt, items, hashes)
         return prompt
-
-    async def _embeddings_of(
-        self, request: PipelineRequest, source: MediaSource, content: bytes, key: str, info: asyncio.Future[ItemInfo]
-    ) -> ObjectRef:
-        """A reference to the item's embeddings; `info` is set as early as it is known."""
-
-        async def create() -> tuple[StoredItem, int]:
-            item, is_cached = await self.processed_items.get_or_create(
-                key, lambda: self._process_image(request, content)
-            )
-            request.num_processor_cache_hits += is_cached
-            if not info.done():
-                info.set_result(item.info)
-            return await self._encode_item(request, key, item)
-
-        try:
-            encoded, is_cached = await self.embeddings.get_or_create(key, create)
-        except InvalidRequestError as error:
-            raise error.for_field(source.field) from error
-        request.num_embedding_cache_hits += is_cached
-        if not info.done():
-            info.set_result(encoded.info)
-        return encoded.ref
-
-    async def _process_image(self, request: PipelineRequest, content: bytes) -> tuple[StoredItem, int]:
-        process_image = self._preprocess.options(stream=True).process_image
-        info, tensors = await self._calls.send("preprocess", lambda: two_objects(process_image.remote(content)))
-        assert isinstance(info, ItemInfo)
-        request.add_seconds("media_decode", info.decode_seconds)
-        request.add_seconds("processor", info.process_seconds)
-        return StoredItem(info, tensors), info.num_bytes
-
-    async def _encode_item(self, request: PipelineRequest, key: str, item: StoredItem) -> tuple[StoredItem, int]:
-        encode = self._encode.options(stream=True).encode
-        item_id = f"{request.request_id}-{key}"
-        info, embeddings = await self._calls.send(
-            "encode", lambda: two_objects(encode.remote(item_id, item.ref, time.time()))
-        )
-        assert isinstance(info, EmbeddingInfo)
-        request.add_seconds("transfer_pixels", info.transfer_seconds)
-        request.add_seconds("encode_queue", info.queue_seconds)
-        request.add_seconds("encode", info.encode_seconds)
-        self._metrics.object_store_transfer_bytes.inc(item.info.num_bytes, tags={"edge": "preprocess_encode"})
-        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
-        return StoredItem(item.info, embeddings), info.num_bytes
 
     async def _decode(
         self, request: PipelineRequest, prompt: ProcessedPrompt, embeddings: list[ObjectRef]

@@ -3,8 +3,9 @@
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from deployments.media_items import MediaSource
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError
 
@@ -40,8 +41,18 @@ class ImageUrl(WireModel):
 
 
 class ImagePart(WireModel):
+    """`uuid` is the client's own name for the picture: once sent with it, the name alone will do for as long as the
+    server keeps the picture."""
+
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: ImageUrl | None = None
+    uuid: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "ImagePart":
+        if self.image_url is None and self.uuid is None:
+            raise ValueError("needs image_url, uuid or both")
+        return self
 
 
 ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
@@ -85,6 +96,9 @@ class ChatCompletionRequest(WireModel):
     ignore_eos: bool = False
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
+    mm_processor_kwargs: dict[str, bool | int | float | str] | None = Field(
+        None, description="settings of the model's processor for this request's media, e.g. max_pixels"
+    )
     n: Literal[1] | None = 1
     logprobs: Literal[False] | None = None
     presence_penalty: Literal[0] | None = None
@@ -121,8 +135,8 @@ class ChatCompletionRequest(WireModel):
             for message in self.messages
         ]
 
-    def images(self) -> list[tuple[str, str]]:
-        """(field, url) of every picture, in the order of the prompt."""
+    def media(self) -> list[MediaSource]:
+        """Every picture, in the order of the prompt."""
         found = []
         for i, message in enumerate(self.messages):
             for j, part in enumerate(message.content if isinstance(message.content, list) else []):
@@ -130,7 +144,8 @@ class ChatCompletionRequest(WireModel):
                     field = f"messages[{i}].content[{j}].image_url"
                     if message.role != "user":
                         raise InvalidRequestError("only user messages may hold pictures", field=field)
-                    found.append((field, part.image_url.url))
+                    url = None if part.image_url is None else part.image_url.url
+                    found.append(MediaSource(url, field, uuid=part.uuid))
         return found
 
 

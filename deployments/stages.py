@@ -13,19 +13,19 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deployments.config import AppConfig
 from deployments.engine_loop import EngineLoop
 from deployments.metrics import EncodeMetrics, GenerateMetrics
 from deployments.tensor_wire import PackedItem, PackedTensor
 from llm.sampling_params import SamplingParams
-from preprocess.schema import ItemInfo, ProcessedPrompt
+from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity, Prompt
 
 if TYPE_CHECKING:
     from encoder.schema import EncodeOutput
     from llm.engine import EngineStats, RequestOutput
-    from preprocess.processor import Message
+    from preprocess.schema import ItemTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,19 @@ class Heartbeat:
     """A stage's sign of life: seconds since its engine last moved, and the processor's identity if it has one."""
 
     age_s: float = 0.0
-    processor_fingerprint: str = ""
+    processor: ProcessorIdentity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemJob:
+    """One item for the processor. `num_in_prompt`: items of its modality in the prompt; `options`: the client's
+    settings; `is_precomputed`: `content` is tensors, see `preprocess.precomputed`."""
+
+    modality: str
+    content: bytes
+    num_in_prompt: int
+    options: dict[str, Any]
+    is_precomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,55 +71,62 @@ class GeneratedText:
 
 
 class Preprocess:
-    """Runs the model's Hugging Face processor. Pictures and prompts are worked on in a thread each, so that a prompt
+    """Runs the model's Hugging Face processor. Items and prompts are worked on in a thread each, so that a prompt
     is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
+        _set_up_torch(config.preprocess.num_cpus)
         import torch
 
         from preprocess.processor import MultiModalProcessor, ProcessorConfig
 
-        torch.set_num_threads(max(1, int(config.preprocess.num_cpus)))
         self._processor = MultiModalProcessor(
             ProcessorConfig(
                 model=config.model,
                 revision=config.revision,
+                image_backend=config.preprocess.image_backend,
                 dtype=getattr(torch, config.dtype_name(config.encode.num_gpus)),
                 max_model_len=config.max_model_len,
                 limits=config.media.limits(),
             )
         )
-        self._image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
+        self._item_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="items")
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
 
-    async def process_image(self, content: bytes) -> AsyncGenerator[ItemInfo | PackedItem | None]:
-        """Yields the picture's ItemInfo, its tensors, and None as the proof that these are whole."""
-        info, tensors = await asyncio.get_running_loop().run_in_executor(
-            self._image_thread, self._processor.process_image, content
-        )
+    async def process_item(self, job: ItemJob) -> AsyncGenerator[ItemInfo | PackedItem | PackedTensor | None]:
+        """Yields the item's ItemInfo, its tensors (those that it has been encoded to already, if so), and None as the
+        proof that these are whole."""
+        info, tensors = await asyncio.get_running_loop().run_in_executor(self._item_thread, self._process, job)
         yield info
-        yield {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
+        packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
+        yield packed["embeddings"] if info.is_encoded else packed
         yield None
 
-    async def render(self, messages: "list[Message]", items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
+    def _process(self, job: ItemJob) -> "tuple[ItemInfo, ItemTensors]":
+        items = self._processor.items
+        number, options = job.num_in_prompt, job.options
+        if job.is_precomputed:
+            return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
+        return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
+
+    async def render(self, prompt: Prompt, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
         return await asyncio.get_running_loop().run_in_executor(
-            self._prompt_thread, self._processor.render, messages, items, hashes
+            self._prompt_thread, self._processor.prompts.render, prompt, items, hashes
         )
 
     async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(processor_fingerprint=self._processor.fingerprint)
+        return Heartbeat(processor=self._processor.identity)
 
 
 class Encode:
     """Batches waiting items through the vision half."""
 
     def __init__(self, config: AppConfig) -> None:
+        _set_up_torch(config.encode.num_cpus)
         import torch
 
         from encoder.engine import EncoderEngine
 
-        if not config.encode.num_gpus:
-            torch.set_num_threads(max(1, int(config.encode.num_cpus)))
         engine = EncoderEngine(
             config.model,
             revision=config.revision,
@@ -152,14 +171,13 @@ class Generate:
     """Stitches embeddings into the prompt and decodes."""
 
     def __init__(self, config: AppConfig) -> None:
+        _set_up_torch(config.generate.num_cpus)
         import torch
 
         from llm.config import EngineConfig
         from llm.engine import LLMEngine
 
         settings = config.generate
-        if not settings.num_gpus:
-            torch.set_num_threads(max(1, int(settings.num_cpus)))
         engine = LLMEngine(
             EngineConfig(
                 model=config.model,
@@ -225,6 +243,16 @@ class Generate:
         if stats.num_preemptions > self._num_preemptions:
             self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
             self._num_preemptions = stats.num_preemptions
+
+
+def _set_up_torch(num_cpus: float) -> None:
+    """To be called in a replica before transformers is imported; bounds its threads to what it has reserved."""
+    import torch
+
+    from preprocess.torchvision_build import make_importable
+
+    make_importable()
+    torch.set_num_threads(max(1, int(num_cpus)))
 
 
 def _merge(outputs: "list[RequestOutput]") -> GeneratedText:

@@ -67,7 +67,7 @@ class LLMEngine:
     def add_request(
         self, request_id: str, prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor], params: SamplingParams
     ) -> None:
-        """Queues a request; `embeddings[i]`, (length, hidden_size), fills `prompt.placeholders[i]`.
+        """Queues a request; `embeddings[i]`, (num_embeds, hidden_size), fills `prompt.placeholders[i]`.
 
         Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context.
         """
@@ -167,13 +167,13 @@ class LLMEngine:
             )
         items = []
         for placeholder, item in zip(prompt.placeholders, embeddings, strict=True):
-            expected = (placeholder.length, self._runner.hidden_size)
+            expected = (placeholder.num_embeds, self._runner.hidden_size)
             if tuple(item.shape) != expected:
                 raise InvalidRequestError(
                     f"item embeddings of shape {tuple(item.shape)}, expected {expected}",
                     field="messages",
                 )
-            items.append(EmbeddedItem(placeholder, item))
+            items.append(EmbeddedItem.at(placeholder, item))
         return items
 
     def _advance(self, sequence: Sequence, token_id: int) -> RequestOutput:

@@ -52,23 +52,21 @@ class ModelRunner:
     def _embed(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
         """Token embeddings of all chunks, (num_tokens, hidden_size), with item embeddings at their placeholders."""
         token_ids: list[int] = []
-        overlays: list[tuple[int, torch.Tensor]] = []
+        overlays: list[tuple[list[int], torch.Tensor]] = []
         for chunk in chunks:
             row_of_start = len(token_ids)
             chunk_ids = chunk.sequence.token_ids[chunk.start : chunk.end]
             for item in chunk.sequence.items:
-                first = max(chunk.start, item.placeholder.offset)
-                last = min(chunk.end, item.placeholder.offset + item.placeholder.length)
-                if first < last:
-                    offset = item.placeholder.offset
-                    embeddings = item.embeddings[first - offset : last - offset]
-                    overlays.append((row_of_start + first - chunk.start, embeddings))
+                positions, embeddings = item.between(chunk.start, chunk.end)
+                for position in positions:
                     # A placeholder's id may lie outside the vocabulary; its embedding is not used.
-                    chunk_ids[first - chunk.start : last - chunk.start] = [0] * (last - first)
+                    chunk_ids[position - chunk.start] = 0
+                overlays.append(([row_of_start + position - chunk.start for position in positions], embeddings))
             token_ids += chunk_ids
         embeds: torch.Tensor = self._model.get_input_embeddings()(torch.tensor(token_ids, device=self._device))
-        for row, embeddings in overlays:
-            embeds[row : row + len(embeddings)] = embeddings.to(embeds)
+        for rows, embeddings in overlays:
+            if rows:
+                embeds[rows] = embeddings.to(embeds)
         return embeds
 
     def _attention_metadata(self, chunks: list[ScheduledChunk], positions: torch.Tensor) -> AttentionMetadata:

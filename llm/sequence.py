@@ -2,7 +2,10 @@
 
 import enum
 import time
+from bisect import bisect_left
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 
@@ -27,10 +30,22 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedItem:
-    """The embeddings, (placeholder.length, hidden_size), that fill one range of prompt positions."""
+    """An item's embeddings, (num_embeds, hidden_size), and the prompt position of each, ascending."""
 
-    placeholder: PlaceholderRange
+    positions: Seq[int]
     embeddings: torch.Tensor
+
+    @classmethod
+    def at(cls, placeholder: PlaceholderRange, embeddings: torch.Tensor) -> "EmbeddedItem":
+        positions: Seq[int] = range(placeholder.offset, placeholder.offset + placeholder.length)
+        if placeholder.is_embed is not None:
+            positions = tuple(compress(positions, placeholder.is_embed))
+        return cls(positions, embeddings)
+
+    def between(self, start: int, end: int) -> tuple[Seq[int], torch.Tensor]:
+        """The positions in [start, end) and their embeddings."""
+        rows = slice(bisect_left(self.positions, start), bisect_left(self.positions, end))
+        return self.positions[rows], self.embeddings[rows]
 
 
 @dataclass(slots=True)

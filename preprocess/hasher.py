@@ -1,17 +1,41 @@
 """Content hashes of media items: the keys of the processor cache and the embedding cache."""
 
 import hashlib
+import json
+from collections.abc import Mapping
+
+from blake3 import blake3
 
 
-def mm_hash(content: bytes, *, modality: str, processor_fingerprint: str, tenant_salt: str = "") -> str:
-    """SHA-256 (64 hex digits) over an item's *encoded* bytes and everything else that changes its result.
+def content_hash(content: bytes) -> str:
+    """BLAKE3 (256 bits in 64 hex digits) over an item's *encoded* bytes; four times as fast as SHA-256.
 
-    Hashing the encoded bytes answers a repeated item without decoding it, and two pictures that decode to the
-    same pixels but differ in mode, palette or EXIF orientation keep apart. Each part is length-prefixed, so that
-    no two lists of parts run together to the same bytes.
+    Hashing the encoded bytes answers a repeated item without decoding it, and two pictures that decode to the same
+    pixels but differ in mode, palette or EXIF orientation keep apart.
     """
+    return blake3(content).hexdigest()
+
+
+def mm_hash(
+    hashed_content: str,
+    *,
+    modality: str,
+    processor_fingerprint: str,
+    options: Mapping[str, object] | None = None,
+    is_among_others: bool = False,
+    is_precomputed: bool = False,
+    tenant_salt: str = "",
+) -> str:
+    """SHA-256 (64 hex digits) over an item's content hash and everything else that changes its result.
+
+    `options` are the client's settings for the processor; `is_among_others` tells that the prompt holds more such
+    items, for models to which that matters; `is_precomputed` that the content is tensors. Tenants with different salts
+    never share an item. Each part is length-prefixed, so that no two lists of parts run together to the same bytes.
+    """
+    settings = json.dumps([dict(options or {}), is_among_others, is_precomputed], sort_keys=True)
     digest = hashlib.sha256()
-    for part in (modality.encode(), processor_fingerprint.encode(), tenant_salt.encode(), content):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
+    for part in (modality, processor_fingerprint, settings, tenant_salt, hashed_content):
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
     return digest.hexdigest()

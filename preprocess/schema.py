@@ -6,6 +6,9 @@ The only module of this package that `encoder` and `llm` may import.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 if TYPE_CHECKING:
     # Not at run time: a process that only passes references on needs the types of this module and never torch.
     import torch
@@ -37,28 +40,97 @@ def _rebuild_error(reason: str, field: str, code: str, status: int) -> InvalidRe
     return InvalidRequestError(reason, field=field, code=code, status=status)
 
 
+Message: TypeAlias = dict[str, Any]
+"""A chat message as chat templates take it: `role` and `content`, a list of {"type": "text"|"image"|..., ...}."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, for the model's chat template; media parts stand where the items belong."""
+
+    messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text as the model's Hugging Face processor takes it, with its placeholders in it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPrompt:
+    """Token ids. Placeholders may stand for themselves, as the tokenizer leaves them, or be expanded already."""
+
+    token_ids: list[int]
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt
+
+
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
-    """Half-open range [offset, offset + length) of prompt positions that one item's embeddings fill."""
+    """Half-open range [offset, offset + length) of prompt positions that belong to one item's features.
+
+    `is_embed[i]` tells whether position offset + i takes one of the item's embeddings; the others (row ends, tile
+    marks) keep the embedding of their token. None: every position does.
+    """
 
     offset: int
     length: int
+    is_embed: tuple[bool, ...] | None = None
+
+    @property
+    def num_embeds(self) -> int:
+        """The number of embeddings, which is that of rows in the item's embedding tensor."""
+        return self.length if self.is_embed is None else sum(self.is_embed)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemExpansion:
+    """What one item becomes in the prompt, tokenised once: `before` + `token_ids` + `after`.
+
+    `before` and `after` are ordinary text at its edges, which may merge with the prompt's text beside it when that is
+    tokenised; mostly empty. `features` is relative to `token_ids`, an int32 array of shape (num_tokens,).
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    features: PlaceholderRange
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
     """What is known of one processed item besides its tensors; small enough to travel by value.
 
-    `replacement` is the text that takes the place of the item's placeholder in the prompt,
-    `num_tokens` the number of positions in it that take embeddings, `num_bytes` the size of its tensors.
+    `num_bytes` is the size of its tensors. `is_encoded` says that they are embeddings already, so the vision encoder
+    has nothing to do.
     """
 
     modality: str
-    num_tokens: int
-    replacement: str
+    expansion: ItemExpansion
     num_bytes: int
-    decode_seconds: float
-    process_seconds: float
+    decode_seconds: float = 0.0
+    process_seconds: float = 0.0
+    is_encoded: bool = False
+
+    @property
+    def num_embeds(self) -> int:
+        """The number of prompt positions that take its embeddings."""
+        return self.expansion.features.num_embeds
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorIdentity:
+    """What decides how items come out, besides the items: part of their cache keys.
+
+    `fingerprint` covers the model's processor, its settings, back end and versions; `count_dependent` names the
+    modalities whose items come out differently when the prompt holds several.
+    """
+
+    fingerprint: str
+    count_dependent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from preprocess.torchvision_build import make_importable
+
 # One thread each: the tests' engines and the application's replicas share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Before any test imports transformers' own processors, which it compares ours with.
+make_importable()
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,8 +8,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
+import encoder.models
+import llm.models
+import preprocess.models
 from deployments.cli import ConfigError, load_config
-from deployments.config import AppConfig
+from deployments.config import SERVED_FAMILIES, AppConfig
 from deployments.local_cluster import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent.parent
@@ -107,3 +110,8 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
 def test_dtypes_follow_the_device() -> None:
     assert (AppConfig().dtype_name(0), AppConfig().dtype_name(0.5)) == ("float32", "bfloat16")
     assert AppConfig(dtype="float16").dtype_name(0) == "float16"
+
+
+def test_the_served_families_are_those_of_every_stage() -> None:
+    families = set(encoder.models.FAMILIES) & set(llm.models.FAMILIES) & set(preprocess.models.FAMILIES)
+    assert families == SERVED_FAMILIES

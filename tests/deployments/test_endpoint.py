@@ -110,6 +110,32 @@ def test_a_repeated_picture_is_neither_processed_nor_encoded_again(client: OpenA
     assert {"media_decode", "processor", "encode"}.isdisjoint(second["seconds"])
 
 
+def named(uuid: str, picture: bytes | None = None) -> Any:
+    """A question about a picture that is sent with a name, or only named."""
+    message = user_message("What colour is the circle?", *([picture] if picture else []))
+    if picture is None:
+        message["content"].insert(0, {"type": "image_url", "image_url": None})
+    message["content"][0]["uuid"] = uuid
+    return message
+
+
+def test_a_named_picture_needs_to_be_sent_only_once(client: OpenAI) -> None:
+    def colour(message: Any) -> str:
+        return str(client.chat.completions.create(model="shapes", messages=[message]).choices[0].message.content)
+
+    assert colour(named("first", RED)) == "red"
+    assert colour(named("second", BLUE)) == "blue"
+    assert colour(named("first")) == "red"
+    # The name stands for what was sent last under it, and never hides what is sent now.
+    assert colour(named("first", BLUE)) == "blue"
+    assert colour(named("first")) == "blue"
+    with pytest.raises(
+        BadRequestError, match=r"messages\[0\].content\[0\].image_url: .*'never sent'.*send it"
+    ) as caught:
+        colour(named("never sent"))
+    assert caught.value.code == "media_not_cached"
+
+
 def test_sixteen_at_once_are_answered_right(client: OpenAI) -> None:
     colours = ["red", "green", "blue", "yellow", "purple", "orange", "red", "blue"]
     pictures = [encoded(disc(colour, (96 + i, 96 + i), (36, 36))) for i, colour in enumerate(colours)]
@@ -182,6 +208,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]"),
+        ({"messages": with_file(RED), "mm_processor_kwargs": {"size": 5}}, 400, "mm_processor_kwargs.size"),
         ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
         ({"messages": HELLO, "max_tokens": -1}, 400, "max_tokens"),
         ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),

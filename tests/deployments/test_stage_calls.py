@@ -14,7 +14,8 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from deployments.config import AppConfig
 from deployments.demo import picture_part
 from deployments.engine_loop import EngineDiedError
-from deployments.pipeline import MediaSource, Pipeline, PipelineRequest
+from deployments.media_items import MediaSource, PipelineRequest
+from deployments.pipeline import Pipeline
 from deployments.stage_calls import (
     ItemLostError,
     StageCalls,
@@ -25,7 +26,7 @@ from deployments.stage_calls import (
 )
 from deployments.stages import GeneratedText
 from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError
+from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessorIdentity
 from tests.pictures import disc, encoded
 
 
@@ -171,9 +172,9 @@ async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) ->
     pipeline = Pipeline(AppConfig(), nothing, nothing, nothing, metrics, on_reply=lambda stage: None)
     discarded: list[str] = []
     tries: list[int] = []
-    monkeypatch.setattr(pipeline.embeddings, "discard", discarded.append)
+    monkeypatch.setattr(pipeline.items.embeddings, "discard", discarded.append)
 
-    async def prepare(request: Any, contents: Any, hashes: list[str]) -> tuple[Any, list[Any]]:
+    async def prepare(request: Any, items: Any) -> tuple[Any, list[Any]]:
         return None, []
 
     def failing(times: int) -> Any:
@@ -186,14 +187,14 @@ async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) ->
         return decode
 
     url = picture_part(encoded(disc("red")))["image_url"]["url"]
-    request = PipelineRequest("r", [], [MediaSource(url, "f")], SamplingParams())
+    request = PipelineRequest("r", ChatPrompt([]), [MediaSource(url, "f")], SamplingParams())
     monkeypatch.setattr(pipeline, "_prepare", prepare)
     monkeypatch.setattr(pipeline, "_decode", failing(1))
-    assert [piece.text async for piece in pipeline.run(request, "fingerprint")] == ["red"]
+    assert [piece.text async for piece in pipeline.run(request, ProcessorIdentity("fingerprint"))] == ["red"]
     assert (len(tries), len(discarded)) == (2, 1)
 
     tries.clear()
     monkeypatch.setattr(pipeline, "_decode", failing(2))
     with pytest.raises(ItemLostError):
-        _ = [piece async for piece in pipeline.run(request, "fingerprint")]
+        _ = [piece async for piece in pipeline.run(request, ProcessorIdentity("fingerprint"))]
     await pipeline.close()

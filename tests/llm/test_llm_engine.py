@@ -257,6 +257,26 @@ def test_embeddings_of_nan_end_their_own_request_only(engine: LLMEngine) -> None
     assert reasons == {"bad": "error", "good": "length"}
 
 
+@pytest.mark.parametrize("budget", [7, 512])
+def test_only_masked_positions_take_embeddings(shapes: str, budget: int) -> None:
+    """Three items of one row each are the same as one item of three rows with gaps between them."""
+    ids = [1, 50, 3, 51, 3, 52, 53, 3, 60, 61]
+    rows = torch.randn(3, 192, generator=torch.Generator().manual_seed(0))
+    mask = (True, False, True, False, False, True)
+    gaps = ProcessedPrompt(ids, [PlaceholderRange(2, 6, mask)], ["h"])
+    apart = ProcessedPrompt(ids, [PlaceholderRange(i, 1) for i in (2, 4, 7)], ["a", "b", "c"])
+    engine = LLMEngine(EngineConfig(shapes, max_num_seqs=4, max_num_batched_tokens=budget))
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    engine.add_request("gaps", gaps, [rows], params)
+    engine.add_request("apart", apart, [row.unsqueeze(0) for row in rows], params)
+    engine.add_request("none", ProcessedPrompt(ids, [], []), [], params)
+    tokens: dict[str, list[int]] = {"gaps": [], "apart": [], "none": []}
+    while engine.has_unfinished():
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+    assert tokens["gaps"] == tokens["apart"] != tokens["none"]
+
+
 def test_only_the_language_half_is_loaded(shapes: str) -> None:
     half, _ = load_language_half(EngineConfig(shapes))
     names = {name for name, _ in half.named_parameters()}

@@ -1,23 +1,49 @@
 """Nothing that changes an item's processed result may leave its hash unchanged."""
 
+from typing import Any
+
 from PIL import Image
 
-from preprocess.hasher import mm_hash
+from preprocess.hasher import content_hash, mm_hash
 from tests.pictures import disc, encoded
 
 
 def test_every_part_counts() -> None:
-    base = {"modality": "image", "processor_fingerprint": "p", "tenant_salt": "t"}
-    hashes = {mm_hash(b"content", **base), mm_hash(b"other", **base)}
-    hashes |= {mm_hash(b"content", **{**base, name: value + "x"}) for name, value in base.items()}
-    assert len(hashes) == 5
+    base: dict[str, Any] = {
+        "hashed_content": "c",
+        "modality": "image",
+        "processor_fingerprint": "p",
+        "options": {"max_pixels": 1000},
+        "is_among_others": False,
+        "is_precomputed": False,
+        "tenant_salt": "t",
+    }
+    others: dict[str, Any] = {
+        "hashed_content": "d",
+        "modality": "video",
+        "processor_fingerprint": "q",
+        "options": {"max_pixels": 1001},
+        "is_among_others": True,
+        "is_precomputed": True,
+        "tenant_salt": "u",
+    }
+    hashes = {mm_hash(**base)} | {mm_hash(**{**base, name: other}) for name, other in others.items()}
+    assert len(hashes) == len(base) + 1
     assert all(len(value) == 64 for value in hashes)
 
 
+def test_the_order_of_options_does_not_count() -> None:
+    first, second = (
+        mm_hash("c", modality="image", processor_fingerprint="p", options=options)
+        for options in ({"a": 1, "b": True}, {"b": True, "a": 1})
+    )
+    assert first == second
+
+
 def test_parts_do_not_run_together() -> None:
-    first = mm_hash(b"c", modality="image", processor_fingerprint="ab", tenant_salt="")
-    second = mm_hash(b"c", modality="image", processor_fingerprint="a", tenant_salt="b")
-    third = mm_hash(b"bc", modality="image", processor_fingerprint="a", tenant_salt="")
+    first = mm_hash("c", modality="image", processor_fingerprint="ab", tenant_salt="")
+    second = mm_hash("c", modality="image", processor_fingerprint="a", tenant_salt="b")
+    third = mm_hash("bc", modality="image", processor_fingerprint="a", tenant_salt="")
     assert len({first, second, third}) == 3
 
 
@@ -28,5 +54,4 @@ def test_pictures_that_differ_only_in_form_keep_apart() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     contents += [encoded(grey, "JPEG"), encoded(grey, "JPEG", exif=exif)]
-    hashes = {mm_hash(content, modality="image", processor_fingerprint="p") for content in contents}
-    assert len(hashes) == len(contents)
+    assert len({content_hash(content) for content in contents}) == len(contents)

@@ -4,6 +4,7 @@ import io
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,26 +13,39 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from preprocess.media import MediaLimits
-from preprocess.models import FAMILIES
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import InvalidRequestError, ItemInfo, PlaceholderRange
+from preprocess.schema import (
+    ChatPrompt,
+    InvalidRequestError,
+    ItemExpansion,
+    ItemInfo,
+    Message,
+    PlaceholderRange,
+    ProcessedPrompt,
+)
 from tests.pictures import disc, encoded
 
 PICTURES = [disc("red"), disc("blue", (90, 200)), disc("green", (500, 120))]
-ITEM = ItemInfo("image", 36, "<image>" * 36, 0, 0.0, 0.0)
+ITEM = ItemInfo("image", ItemExpansion(np.full(36, 3, np.int32), PlaceholderRange(0, 36)), num_bytes=0)
 
 
 @pytest.fixture(scope="module")
 def processor(shapes: str) -> MultiModalProcessor:
-    return MultiModalProcessor(ProcessorConfig(shapes))
+    return MultiModalProcessor(ProcessorConfig(shapes, image_backend="pil"))
 
 
 @pytest.fixture(scope="module")
 def hf_processor(shapes: str) -> Any:
-    return AutoProcessor.from_pretrained(shapes)
+    return AutoProcessor.from_pretrained(shapes, backend="pil")
 
 
-def user(num_images: int, text: str) -> list[dict[str, Any]]:
+def render(
+    processor: MultiModalProcessor, messages: list[Message], items: list[ItemInfo], hashes: list[str]
+) -> ProcessedPrompt:
+    return processor.prompts.render(ChatPrompt(messages), items, hashes)
+
+
+def user(num_images: int, text: str) -> list[Message]:
     return [{"role": "user", "content": [{"type": "image"}] * num_images + [{"type": "text", "text": text}]}]
 
 
@@ -42,8 +56,8 @@ def test_equals_the_one_shot_call(
 ) -> None:
     contents = [encoded(picture, file_format) for picture in PICTURES[:num_images]]
     messages = user(num_images, "What is in the second image?")
-    processed = [processor.process_image(content) for content in contents]
-    prompt = processor.render(messages, [info for info, _ in processed], ["hash"] * num_images)
+    processed = [processor.items.process("image", [content])[0] for content in contents]
+    prompt = render(processor, messages, [info for info, _ in processed], ["hash"] * num_images)
 
     text = hf_processor.apply_chat_template(messages, add_generation_prompt=True)
     images = [Image.open(io.BytesIO(content)).convert("RGB") for content in contents]
@@ -55,7 +69,7 @@ def test_equals_the_one_shot_call(
 
 
 def test_placeholders_are_where_the_image_tokens_are(processor: MultiModalProcessor) -> None:
-    prompt = processor.render(user(3, "Hello"), [ITEM] * 3, ["a", "b", "c"])
+    prompt = render(processor, user(3, "Hello"), [ITEM] * 3, ["a", "b", "c"])
     positions = [position for place in prompt.placeholders for position in range(place.offset, place.offset + 36)]
     assert positions == [i for i, token in enumerate(prompt.prompt_token_ids) if token == 3]
     assert prompt.mm_hashes == ["a", "b", "c"]
@@ -65,8 +79,8 @@ def test_placeholders_are_where_the_image_tokens_are(processor: MultiModalProces
 @given(parts=st.lists(st.sampled_from(["<image>", "</s>", "<s>", "a", " ", "é"]), max_size=8))
 def test_control_tokens_that_users_type_stay_text(processor: MultiModalProcessor, parts: list[str]) -> None:
     text = "".join(parts)
-    plain = processor.render(user(1, "x"), [ITEM], ["h"])
-    prompt = processor.render(user(1, text), [ITEM], ["h"])
+    plain = render(processor, user(1, "x"), [ITEM], ["h"])
+    prompt = render(processor, user(1, text), [ITEM], ["h"])
     assert prompt.placeholders == plain.placeholders
     for control in (1, 2, 3):  # <s>, </s>, <image>
         assert prompt.prompt_token_ids.count(control) == plain.prompt_token_ids.count(control)
@@ -79,7 +93,7 @@ def test_conversations_keep_their_turns_apart(processor: MultiModalProcessor) ->
         {"role": "assistant", "content": [{"type": "text", "text": "red"}]},
         *user(1, "And now?"),
     ]
-    prompt = processor.render(messages, [ITEM, ITEM], ["a", "b"])
+    prompt = render(processor, messages, [ITEM, ITEM], ["a", "b"])
     first, second = prompt.placeholders
     assert first.offset + first.length < second.offset
     assert second == PlaceholderRange(second.offset, 36)
@@ -88,40 +102,36 @@ def test_conversations_keep_their_turns_apart(processor: MultiModalProcessor) ->
 @pytest.mark.parametrize("num_items", [0, 1, 3])
 def test_a_wrong_number_of_items_is_an_error(processor: MultiModalProcessor, num_items: int) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        processor.render(user(2, "Hello"), [ITEM] * num_items, ["h"] * num_items)
+        render(processor, user(2, "Hello"), [ITEM] * num_items, ["h"] * num_items)
     assert caught.value.code == "placeholder_mismatch"
 
 
 def test_a_prompt_longer_than_the_context_is_refused(processor: MultiModalProcessor) -> None:
     with pytest.raises(InvalidRequestError, match="2048 tokens") as caught:
-        processor.render(user(0, "x " * 3000), [], [])
+        render(processor, user(0, "x " * 3000), [], [])
     assert (caught.value.field, caught.value.code) == ("messages", "context_length_exceeded")
 
 
 def test_output_is_in_the_encoders_dtype(shapes: str) -> None:
     processor = MultiModalProcessor(ProcessorConfig(shapes, dtype=torch.bfloat16))
-    info, tensors = processor.process_image(encoded(disc("red")))
+    info, tensors = processor.items.process("image", [encoded(disc("red"))])[0]
     assert tensors["pixel_values"].dtype == torch.bfloat16
     assert info.num_bytes == 3 * 96 * 96 * 2
 
 
 def test_the_fingerprint_tells_settings_apart(shapes: str, processor: MultiModalProcessor) -> None:
-    same = MultiModalProcessor(ProcessorConfig(shapes, limits=MediaLimits(max_items=3)))
-    other = MultiModalProcessor(ProcessorConfig(shapes, dtype=torch.bfloat16))
-    assert processor.fingerprint == same.fingerprint != other.fingerprint
+    same = MultiModalProcessor(ProcessorConfig(shapes, image_backend="pil", limits=MediaLimits(max_items=3)))
+    other = MultiModalProcessor(ProcessorConfig(shapes, image_backend="pil", dtype=torch.bfloat16))
+    torchvision = MultiModalProcessor(ProcessorConfig(shapes, image_backend="torchvision"))
+    assert processor.identity == same.identity
+    fingerprints = {one.identity.fingerprint for one in (processor, other, torchvision)}
+    assert len(fingerprints) == 3
 
 
 def test_an_unsupported_family_is_refused(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="'gpt2'.*only.*llava"):
         MultiModalProcessor(ProcessorConfig(str(tmp_path)))
-
-
-def test_all_stages_support_the_same_families() -> None:
-    import encoder.models
-    import llm.models
-
-    assert set(FAMILIES) == set(encoder.models.FAMILIES) == set(llm.models.FAMILIES)
 
 
 def test_errors_survive_the_way_between_processes() -> None:

@@ -1,0 +1,267 @@
+"""From what a client sent to embeddings: loading, hashing, both caches, Preprocess and Encode.
+
+Holds references, never tensors. The caches live here, in the ingress, because what a stage returns belongs to the
+process that asked for it: the cached data lies in the object store, one copy a node, and outlives the replica that
+made it.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray import ObjectRef
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import AppConfig
+from deployments.metrics import IngressMetrics
+from deployments.stage_calls import StageCalls, two_objects
+from deployments.stages import EmbeddingInfo, ItemJob
+from llm.sampling_params import SamplingParams
+from preprocess.cache import ItemCache
+from preprocess.hasher import content_hash, mm_hash
+from preprocess.media import decode_data_url
+from preprocess.media_fetch import MediaFetcher
+from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """An item as the client sent it: a data: or http(s) URL, a name for it (`uuid`), or both. A name alone stands for
+    the item that was last sent with it. `field` names it in errors. `is_precomputed`: the content is no media file but
+    tensors, see `preprocess.precomputed`."""
+
+    url: str | None
+    field: str
+    modality: str = "image"
+    is_precomputed: bool = False
+    uuid: str | None = None
+
+
+@dataclass(slots=True)
+class PipelineRequest:
+    """What the pipeline needs of a request. Prompt ids, stage times (seconds) and cache hits (items) are filled in
+    on the way. Items of requests with different `tenant_salt` are never shared."""
+
+    request_id: str
+    prompt: Prompt
+    media: list[MediaSource]
+    params: SamplingParams
+    options: dict[str, Any] = field(default_factory=dict)
+    tenant_salt: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    num_processor_cache_hits: int = 0
+    num_embedding_cache_hits: int = 0
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Items run side by side: a stage's time is that of its slowest item."""
+        self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedItem:
+    """An item with its cache key; without `content` it must be in a cache, for the client only named it."""
+
+    source: MediaSource
+    content: bytes | None
+    hashed_content: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item's metadata and the reference to its tensors or its embeddings; what both caches hold."""
+
+    info: ItemInfo
+    ref: ObjectRef
+
+
+class MediaItems:
+    """Loads and prepares the items of requests, each only once."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        preprocess: DeploymentHandle[Any],
+        encode: DeploymentHandle[Any],
+        calls: StageCalls,
+        metrics: IngressMetrics,
+    ) -> None:
+        self._limits = config.media.limits()
+        self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
+        self._preprocess = preprocess
+        self._encode = encode
+        self._calls = calls
+        self._metrics = metrics
+        self._named = _NamedContents(config.ingress.max_named_items)
+        self.processed: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
+        self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+
+    async def load(self, request: PipelineRequest, processor: ProcessorIdentity) -> list[LoadedItem]:
+        """Fetches, checks and hashes the request's items. Raises InvalidRequestError."""
+        if len(request.media) > self._limits.max_items:
+            raise InvalidRequestError(
+                f"{len(request.media)} media items, the limit is {self._limits.max_items} per request",
+                field="messages",
+                code="too_many_items",
+            )
+        self._check_total_bytes(sum(len(source.url or "") * 3 // 4 for source in request.media))
+        started = time.perf_counter()
+        contents = await asyncio.gather(*(self._content(source) for source in request.media))
+        self._check_total_bytes(sum(len(content) for content in contents if content is not None))
+        items = [
+            await self._hashed(request, source, content, processor)
+            for source, content in zip(request.media, contents, strict=True)
+        ]
+        if items:
+            request.add_seconds("media_fetch", time.perf_counter() - started)
+        for item in items:
+            self._metrics.mm_items.inc(tags={"modality": item.source.modality})
+        return items
+
+    async def embeddings_of(
+        self, request: PipelineRequest, item: LoadedItem, info: asyncio.Future[ItemInfo]
+    ) -> ObjectRef:
+        """A reference to the item's embeddings; `info` is set as early as it is known."""
+
+        async def create() -> tuple[StoredItem, int]:
+            processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
+            request.num_processor_cache_hits += is_cached
+            if not info.done():
+                info.set_result(processed.info)
+            if processed.info.is_encoded:
+                return processed, 0  # its bytes count as a processed item's already
+            return await self._encode_item(request, item.key, processed)
+
+        try:
+            encoded, is_cached = await self.embeddings.get_or_create(item.key, create)
+        except InvalidRequestError as error:
+            raise _of_item(error, item.source) from error
+        request.num_embedding_cache_hits += is_cached
+        if not info.done():
+            info.set_result(encoded.info)
+        if item.source.uuid is not None:
+            self._named.remember(request.tenant_salt, item.source.uuid, item.hashed_content)
+        return encoded.ref
+
+    def forget(self, items: list[LoadedItem]) -> None:
+        """Drops items from both caches, because the node that held their data is gone."""
+        for item in items:
+            self.processed.discard(item.key)
+            self.embeddings.discard(item.key)
+
+    def _check_total_bytes(self, num_bytes: int) -> None:
+        if num_bytes > self._limits.max_total_bytes:
+            raise InvalidRequestError(
+                f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request",
+                field="messages",
+                code="media_too_large",
+            )
+
+    async def _content(self, source: MediaSource) -> bytes | None:
+        if source.url is None:
+            return None
+        try:
+            if source.url.startswith("data:"):
+                return await decode_data_url(source.url, limits=self._limits)
+            content = await self._fetcher.fetch(source.url)
+        except InvalidRequestError as error:
+            raise _of_item(error, source) from error
+        self._metrics.mm_media_download_bytes.inc(len(content))
+        return content
+
+    async def _hashed(
+        self, request: PipelineRequest, source: MediaSource, content: bytes | None, processor: ProcessorIdentity
+    ) -> LoadedItem:
+        if content is not None:
+            hashed_content = await asyncio.to_thread(content_hash, content)
+        else:
+            hashed_content = self._named.find(request.tenant_salt, source)
+        key = mm_hash(
+            hashed_content,
+            modality=source.modality,
+            processor_fingerprint=processor.fingerprint,
+            options=request.options,
+            is_among_others=source.modality in processor.count_dependent and _num_alike(request, source) > 1,
+            is_precomputed=source.is_precomputed,
+            tenant_salt=request.tenant_salt,
+        )
+        if content is None and key not in self.embeddings and key not in self.processed:
+            raise _not_cached(source)
+        return LoadedItem(source, content, hashed_content, key)
+
+    async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
+        source, content = item.source, item.content
+        if content is None:
+            raise _not_cached(source)
+        job = ItemJob(source.modality, content, _num_alike(request, source), request.options, source.is_precomputed)
+        # The same item goes to the same replica, from any ingress: what it needs is on that node.
+        process_item = self._preprocess.options(stream=True, session_id=item.key).process_item
+        info, tensors = await self._calls.send("preprocess", lambda: two_objects(process_item.remote(job)))
+        assert isinstance(info, ItemInfo)
+        request.add_seconds("media_decode", info.decode_seconds)
+        request.add_seconds("processor", info.process_seconds)
+        return StoredItem(info, tensors), info.num_bytes
+
+    async def _encode_item(self, request: PipelineRequest, key: str, item: StoredItem) -> tuple[StoredItem, int]:
+        encode = self._encode.options(stream=True, session_id=key).encode
+        item_id = f"{request.request_id}-{key}"
+        info, embeddings = await self._calls.send(
+            "encode", lambda: two_objects(encode.remote(item_id, item.ref, time.time()))
+        )
+        assert isinstance(info, EmbeddingInfo)
+        request.add_seconds("transfer_pixels", info.transfer_seconds)
+        request.add_seconds("encode_queue", info.queue_seconds)
+        request.add_seconds("encode", info.encode_seconds)
+        self._metrics.object_store_transfer_bytes.inc(item.info.num_bytes, tags={"edge": "preprocess_encode"})
+        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
+        return StoredItem(item.info, embeddings), info.num_bytes
+
+
+class _NamedContents:
+    """The content hash that a client's name for an item stands for; the least recently used names are forgotten.
+
+    A name stands for content and is never itself a cache key: whoever guesses or repeats one gets no other data than
+    its tenant sent.
+    """
+
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
+        self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def remember(self, tenant_salt: str, name: str, hashed_content: str) -> None:
+        self._hashes[tenant_salt, name] = hashed_content
+        self._hashes.move_to_end((tenant_salt, name))
+        while len(self._hashes) > self._max_names:
+            self._hashes.popitem(last=False)
+
+    def find(self, tenant_salt: str, source: MediaSource) -> str:
+        """Raises InvalidRequestError for a name that is not known."""
+        assert source.uuid is not None
+        try:
+            return self._hashes[tenant_salt, source.uuid]
+        except KeyError:
+            raise _not_cached(source) from None
+
+
+def _num_alike(request: PipelineRequest, source: MediaSource) -> int:
+    """The number of items of the source's modality in the request, itself included."""
+    return sum(other.modality == source.modality for other in request.media)
+
+
+def _of_item(error: InvalidRequestError, source: MediaSource) -> InvalidRequestError:
+    """The libraries' error about a media item, with the client's name for it."""
+    return error.for_field(source.field) if error.field == "media" else error
+
+
+def _not_cached(source: MediaSource) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"no item is kept under the uuid {(source.uuid or '')[:100]!r} (any more): send it once again",
+        field=source.field,
+        code="media_not_cached",
+    )

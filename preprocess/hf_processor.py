@@ -1,0 +1,61 @@
+"""Loads a model's Hugging Face processor, with the image back end of choice."""
+
+from typing import Any, Literal, TypeAlias
+
+import transformers
+
+from preprocess.models.family import Backend, HFProcessor, ProcessorFamily
+from preprocess.torchvision_build import make_importable
+
+ImageBackend: TypeAlias = Literal["auto"] | Backend
+"""`auto` is torchvision, which is faster, where it is installed, else Pillow. They differ by 1 or 2 grey levels."""
+
+
+def load_processor(
+    family: ProcessorFamily, model: str, *, revision: str | None = None, backend: ImageBackend = "auto"
+) -> HFProcessor:
+    """The processor of the checkpoint `model`, a folder or a hub id. Raises ValueError when `backend` is not there."""
+    has_torchvision = make_importable()
+    backend = _choose(backend, family.backends, has_torchvision)
+    processor_class: Any = family.processor_class
+    if isinstance(processor_class, str):
+        processor_class = getattr(transformers, processor_class)
+        if backend == "pil" and "video_processor" in processor_class.get_attributes():
+            processor_class = _with_pillow(processor_class, has_torchvision)
+    processor = processor_class.from_pretrained(model, revision=revision, backend=backend)
+    family.mend(processor)
+    return processor
+
+
+def _choose(backend: ImageBackend, backends: tuple[Backend, ...], has_torchvision: bool) -> Backend:
+    if backend == "auto":
+        backend = "pil" if "pil" in backends and not (has_torchvision and "torchvision" in backends) else "torchvision"
+    if backend not in backends:
+        raise ValueError(f"this model has no image back end {backend}, only {', '.join(backends)}")
+    if backend == "torchvision" and not has_torchvision:
+        raise ValueError("the image back end torchvision is not installed")
+    return backend
+
+
+def _with_pillow(processor_class: Any, has_torchvision: bool) -> Any:
+    """The class with pictures processed by Pillow. transformers has no such video processors, and without torchvision
+    none at all: then its processor does without."""
+
+    class PillowProcessor(processor_class):
+        @classmethod
+        def _get_arguments_from_pretrained(
+            cls, model: str, processor_dict: Any = None, *, backend: ImageBackend, **kwargs: Any
+        ) -> list[Any]:
+            kwargs.pop("subfolder", None)
+            parts: dict[str, Any] = dict.fromkeys(cls.get_attributes())
+            parts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(model, **kwargs)
+            parts["image_processor"] = transformers.AutoImageProcessor.from_pretrained(model, backend=backend, **kwargs)
+            if has_torchvision:
+                parts["video_processor"] = transformers.AutoVideoProcessor.from_pretrained(model, **kwargs)
+            return list(parts.values())
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    PillowProcessor.__name__ = processor_class.__name__
+    return PillowProcessor

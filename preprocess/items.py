@@ -1,0 +1,229 @@
+"""Media items to tensors: decoding, the Hugging Face image or video processor, and each item's part of the result."""
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from preprocess.field_layout import Outputs, merge_items, split_items
+from preprocess.media import MediaLimits
+from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
+from preprocess.precomputed import check_alike, check_embeddings, read_precomputed
+from preprocess.prompt_tokenizer import PromptTokenizer
+from preprocess.schema import (
+    InvalidRequestError,
+    ItemExpansion,
+    ItemInfo,
+    ItemTensors,
+    PlaceholderRange,
+    ProcessorIdentity,
+)
+
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+
+
+class ItemProcessor:
+    """Processes the items of one model. Not thread-safe."""
+
+    def __init__(
+        self,
+        processor: HFProcessor,
+        family: ProcessorFamily,
+        tokenizer: PromptTokenizer,
+        *,
+        dtype: torch.dtype,
+        limits: MediaLimits,
+    ) -> None:
+        self._processor = processor
+        self._family = family
+        self._tokenizer = tokenizer
+        self._dtype = dtype
+        self._limits = limits
+        merged = processor._merge_kwargs(
+            tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt", return_metadata=True
+        )
+        self._kwargs = {"image": merged["images_kwargs"], "video": merged["videos_kwargs"]}
+        self._kwargs["image"].pop("return_metadata", None)
+
+    def process(
+        self,
+        modality: str,
+        contents: Sequence[bytes],
+        *,
+        num_in_prompt: int | None = None,
+        options: Mapping[str, object] = NO_OPTIONS,
+    ) -> list[tuple[ItemInfo, ItemTensors]]:
+        """Decodes and processes encoded items together, in one call of the Hugging Face processor.
+
+        `num_in_prompt` is the number of such items in the prompt that they are for, cached ones included; `options`
+        are the client's settings. Returns each item's metadata and its tensors, floating-point ones in the encoder's
+        dtype. Raises InvalidRequestError when an item cannot be decoded or breaks a limit, or an option is wrong.
+        """
+        rules = self.rules(modality, num_in_prompt or len(contents))
+        kwargs = self._kwargs_with(modality, rules, options)
+        started = time.perf_counter()
+        decoded = [rules.decode(self._processor, content, self._limits, kwargs) for content in contents]
+        decode_seconds = (time.perf_counter() - started) / len(contents)
+        started = time.perf_counter()
+        outputs = rules.run(self._processor, decoded, kwargs)
+        split = split_items(rules.fields, outputs, len(decoded))
+        items = [self._stored(rules.pack(self._processor, item)) for item in split]
+        expansions = [self._expansion(modality, rules, outputs, index, kwargs) for index in range(len(decoded))]
+        process_seconds = (time.perf_counter() - started) / len(decoded)
+        return [
+            (_info(modality, expansion, tensors, decode_seconds, process_seconds), tensors)
+            for expansion, tensors in zip(expansions, items, strict=True)
+        ]
+
+    def accept(
+        self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
+    ) -> tuple[ItemInfo, ItemTensors]:
+        """An item that the client has processed itself, see `preprocess.precomputed`.
+
+        Raises InvalidRequestError when its tensors are not those of this model or too few for its size.
+        """
+        rules = self.rules(modality, num_in_prompt)
+        if modality != "image":
+            raise InvalidRequestError(f"only images may be processed before, not a {modality}", field="media")
+        item = read_precomputed(content, rules.fields, limits=self._limits)
+        kwargs = self._kwargs_with(modality, rules, options)
+        # An image of that size, for whatever the tensors say of themselves must hold: the encoder relies on it.
+        blank = Image.new("RGB", (item.size[1], item.size[0]))
+        outputs = rules.run(self._processor, [blank], kwargs)
+        expansion = self._expansion(modality, rules, outputs, 0, kwargs)
+        expected = split_items(rules.fields, outputs, 1)[0]
+        if not item.is_encoded:
+            tensors = rules.pack(self._processor, item.tensors)
+            check_alike(tensors, rules.pack(self._processor, expected))
+            return _info(modality, expansion, self._stored(tensors)), self._stored(tensors)
+        check_embeddings(item, expansion.features.num_embeds)
+        tensors = self._stored({**item.tensors, **{name: expected[name] for name in rules.language_fields}})
+        return _info(modality, expansion, tensors, is_encoded=True), tensors
+
+    def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
+        """A dummy item of the size that takes the most embeddings, to reserve memory by."""
+        height, width = self.largest_size(modality)
+        picture = io.BytesIO()
+        Image.new("RGB", (width, height)).save(picture, "PNG", compress_level=1)
+        options = self.rules(modality).largest_options
+        return self.process(modality, [picture.getvalue()], options=options)[0]
+
+    def rules(self, modality: str, num_in_prompt: int = 1) -> Modality:
+        """How items of `modality` are processed. Raises InvalidRequestError when the model has no such input."""
+        rules = self._family.modalities.get(modality)
+        if rules is None:
+            raise InvalidRequestError(
+                f"this model takes {', '.join(self._family.modalities)}, not {modality}",
+                field="media",
+                code="unsupported_modality",
+            )
+        if rules.max_items is not None and num_in_prompt > rules.max_items:
+            raise InvalidRequestError(
+                f"{num_in_prompt} {modality} items in one prompt, this model takes {rules.max_items}",
+                field="media",
+                code="too_many_items",
+            )
+        return rules.among_others if num_in_prompt > 1 and rules.among_others is not None else rules
+
+    def expansion_for_size(
+        self, modality: str, size: Size, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
+    ) -> ItemExpansion:
+        """What an image of `size` (height, width) becomes in a prompt, found without any pixels."""
+        rules = self.rules(modality, num_in_prompt)
+        kwargs = self._kwargs_with(modality, rules, options)
+        return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), 0, kwargs)
+
+    def largest_size(self, modality: str) -> Size:
+        """The size that takes the most embeddings, with the options that ask for the most."""
+        rules = self.rules(modality)
+        options = rules.largest_options
+        candidates = rules.largest(self._processor, self._kwargs_with(modality, rules, options))
+
+        def num_embeds(size: Size) -> int:
+            return self.expansion_for_size(modality, size, options=options).features.num_embeds
+
+        return max(candidates, key=num_embeds)
+
+    def identity(self) -> ProcessorIdentity:
+        modalities = self._family.modalities
+        among_others = [name for name, rules in modalities.items() if rules.among_others is not None]
+        return ProcessorIdentity(self._fingerprint(), frozenset(among_others))
+
+    def _fingerprint(self) -> str:
+        """Identifies everything besides the media that changes an item: settings, back end, tokens, versions."""
+        processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
+        settings = {
+            "processor": type(self._processor).__name__,
+            "processors": {
+                name: [type(one).__name__, one.to_dict()] for name, one in processors.items() if one is not None
+            },
+            "kwargs": self._kwargs,
+            "expansions": [self._probe(modality) for modality in self._family.modalities],
+            "dtype": str(self._dtype),
+            "transformers": transformers.__version__,
+        }
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _probe(self, modality: str) -> list[int]:
+        """An item's ids, as a sample of the tokenizer."""
+        if modality not in self._kwargs:
+            return []
+        return [int(one) for one in self.expansion_for_size(modality, (64, 64)).token_ids]
+
+    def unpack(self, modality: str, items: Sequence[ItemTensors], *, num_in_prompt: int | None = None) -> Outputs:
+        """The items' tensors as one call of the Hugging Face processor returns them for all."""
+        rules = self.rules(modality, num_in_prompt or len(items))
+        return merge_items(rules.fields, [rules.unpack(self._processor, item) for item in items])
+
+    def _stored(self, tensors: ItemTensors) -> ItemTensors:
+        """Contiguous and owning its memory: what is shipped is the item and not the batch it was cut from."""
+        return {name: self._stored_tensor(value) for name, value in tensors.items()}
+
+    def _stored_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if value.is_floating_point():
+            value = value.to(self._dtype)
+        is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+        return value if is_whole else value.clone(memory_format=torch.contiguous_format)
+
+    def _kwargs_with(self, modality: str, rules: Modality, options: Mapping[str, object]) -> dict[str, Any]:
+        kwargs = dict(self._kwargs.get(modality, {}))
+        for name, value in options.items():
+            if name not in rules.options:
+                known = ", ".join(sorted(rules.options)) or "none"
+                raise invalid_option(name, f"is no option of this model for an item of kind {modality}, known: {known}")
+            kwargs |= rules.options[name](self._processor, value)
+        return kwargs
+
+    def _expansion(
+        self, modality: str, rules: Modality, outputs: Outputs, index: int, kwargs: Mapping[str, Any]
+    ) -> ItemExpansion:
+        text = rules.expansion(self._processor, outputs, index, kwargs)
+        content = self._tokenizer.content(text)
+        is_embed = content.ids == self._tokenizer.token_id(rules.embed_token(self._processor))
+        feature_ids = [self._tokenizer.token_id(token) for token in rules.feature_tokens(self._processor)]
+        features = np.flatnonzero(is_embed | np.isin(content.ids, feature_ids))
+        if not len(features):
+            raise InvalidRequestError(f"the {modality} item takes no place in the prompt", field="media")
+        start, end = int(features[0]), int(features[-1]) + 1
+        mask = None if is_embed[start:end].all() else tuple(is_embed[start:end].tolist())
+        return ItemExpansion(content.ids, PlaceholderRange(start, end - start, mask), content.before, content.after)
+
+
+def _info(
+    modality: str,
+    expansion: ItemExpansion,
+    tensors: ItemTensors,
+    decode_seconds: float = 0.0,
+    process_seconds: float = 0.0,
+    is_encoded: bool = False,
+) -> ItemInfo:
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    return ItemInfo(modality, expansion, num_bytes, decode_seconds, process_seconds, is_encoded)

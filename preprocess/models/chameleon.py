@@ -1,0 +1,10 @@
+"""Chameleon: fixed numbers of tokens between two marks, and a separator that ends every prompt."""
+
+from preprocess.models.family import FIXED_IMAGE, ProcessorFamily
+from preprocess.prompt_updates import FrameInsertion, Position
+
+CHAMELEON = ProcessorFamily(
+    processor_class="ChameleonProcessor",
+    modalities={"image": FIXED_IMAGE},
+    frame=lambda processor: (FrameInsertion(processor.tokenizer.sep_token, Position.END),),
+)

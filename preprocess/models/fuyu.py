@@ -1,0 +1,69 @@
+"""Fuyu: no vision tower; rows of raw patches, each ended by a newline token, stand before the text, then a BOS."""
+
+import math
+from typing import Any
+
+import torch
+
+from preprocess.field_layout import Flat, Outputs
+from preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, image_token
+from preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion
+
+_BEGINNING_OF_ANSWER = "<0x04>"
+
+
+def _grid(processor: HFProcessor, outputs: Outputs, index: int) -> tuple[int, int]:
+    """Rows and columns of patches, cut to what the unpadded image needs."""
+    patch, target = processor.image_processor.patch_size, processor.image_processor.size
+    height, width = outputs["image_unpadded_heights"][index][0], outputs["image_unpadded_widths"][index][0]
+    return (
+        min(math.ceil(int(height) / patch["height"]), target["height"] // patch["height"]),
+        min(math.ceil(int(width) / patch["width"]), target["width"] // patch["width"]),
+    )
+
+
+def _expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
+    rows, cols = _grid(processor, outputs, index)
+    return str((processor.image_token * cols + processor.image_newline_token) * rows + "<s>")
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    target = processor.image_processor.size
+    scale = min(target["height"] / height, target["width"] / width, 1.0)
+    return {"image_unpadded_heights": [[int(height * scale)]], "image_unpadded_widths": [[int(width * scale)]]}
+
+
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    return [(processor.image_processor.size["height"], processor.image_processor.size["width"])]
+
+
+def _mend(processor: HFProcessor) -> None:
+    """The Pillow back end's own `patchify_image` fails on the tensors that its processor hands to it."""
+    processor.image_processor.patchify_image = _patchify
+
+
+def _patchify(image: torch.Tensor, patch_size: Any) -> torch.Tensor:
+    """(batch, 3, height, width) to (batch, num_patches, patch x patch x 3), row by row."""
+    high, wide = patch_size["height"], patch_size["width"]
+    patches = torch.as_tensor(image).unfold(2, high, high).unfold(3, wide, wide)
+    return patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+
+
+FUYU = ProcessorFamily(
+    processor_class="FuyuProcessor",
+    modalities={
+        "image": Modality(
+            fields={"image_patches": Flat(lambda outputs: [len(outputs["image_patches"])])},
+            update=lambda processor: PromptInsertion(Position.START, tokenized_apart=True),
+            embed_token=image_token,
+            feature_tokens=lambda processor: (processor.image_newline_token,),
+            size_outputs=_size_outputs,
+            largest=_largest,
+            expansion=_expansion,
+            max_items=1,
+        )
+    },
+    frame=lambda processor: (FrameInsertion(_BEGINNING_OF_ANSWER, Position.END, with_items_only=True),),
+    keeps_special_tokens=False,
+    mend=_mend,
+)

@@ -1,0 +1,42 @@
+"""InternVL 3: a picture is cut into square tiles on the grid nearest its shape; a small view of the whole follows."""
+
+import math
+
+from preprocess.field_layout import Flat, Outputs
+from preprocess.models.family import (
+    HFProcessor,
+    Kwargs,
+    Modality,
+    ProcessorFamily,
+    Size,
+    image_token,
+    replaces_image_token,
+)
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    return {"num_patches": [processor.image_processor.get_number_of_image_patches(height, width, dict(kwargs))]}
+
+
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """The squarest grid of the most tiles: a picture of its shape gets it, as of grids of one shape the largest is
+    taken of which the picture has half the pixels."""
+    images = processor.image_processor
+    most = kwargs.get("max_patches", images.max_patches)
+    rows = next(rows for rows in range(math.isqrt(most), 0, -1) if most % rows == 0)
+    side = max(images.size["height"], images.size["width"])
+    return [(rows * side, most // rows * side)]
+
+
+INTERNVL = ProcessorFamily(
+    processor_class="InternVLProcessor",
+    modalities={
+        "image": Modality(
+            fields={"pixel_values": Flat(lambda outputs: outputs["num_patches"])},
+            update=replaces_image_token,
+            embed_token=image_token,
+            size_outputs=_size_outputs,
+            largest=_largest,
+        )
+    },
+)

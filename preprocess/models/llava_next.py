@@ -1,0 +1,117 @@
+"""LLaVA-NeXT and LLaVA-OneVision: a picture is cut into tiles, on the grid nearest its shape, behind a small view of
+the whole. OneVision does that only to a picture that is alone in its prompt."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from PIL import Image
+
+from preprocess.field_layout import Batched, Outputs
+from preprocess.models.family import (
+    RAGGED,
+    HFProcessor,
+    Kwargs,
+    Modality,
+    ProcessorFamily,
+    Size,
+    blank_pixels,
+    image_token,
+    replaces_image_token,
+    run_images,
+    run_ragged_images,
+)
+
+
+def _tile(processor: HFProcessor) -> Size:
+    """The height and width of a tile as the encoder gets it."""
+    images = processor.image_processor
+    size = images.crop_size if images.do_center_crop else images.size
+    if "shortest_edge" in size:
+        return size["shortest_edge"], size["shortest_edge"]
+    return size["height"], size["width"]
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    pixels = blank_pixels(1, 1, 3, *_tile(processor))
+    return {"pixel_values": pixels, "image_sizes": [[height, width]], "batch_num_images": [1]}
+
+
+def _grids(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """A picture that fills a grid gets that grid, for no other holds all of it and wastes nothing. Any other picture
+    in the same grid has rows or columns of padding, which take no tokens."""
+    return [(height, width) for height, width in processor.image_processor.image_grid_pinpoints]
+
+
+_NEXT = Modality(
+    fields={"pixel_values": RAGGED, "image_sizes": Batched()},
+    update=replaces_image_token,
+    embed_token=image_token,
+    size_outputs=_size_outputs,
+    largest=_grids,
+    run=run_ragged_images,
+)
+
+
+def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """A full grid with more tokens than `vision_aspect_ratio` allows is scaled down to those, but only from 1.21 times
+    as many on: a grid that padding takes to just below that keeps more. So this tries every number of rows, and of
+    columns, that padding can leave of every grid.
+
+    Tried with the largest picture that leaves so many and has the grid's other side in full. If that one gets another
+    grid, then so does every picture that leaves as many: a picture gets the smallest grid that shows all its pixels,
+    and a smaller grid that shows a picture of this size shows a narrower one, too.
+    """
+    tile = _tile(processor)
+    tile_tokens = math.isqrt(processor.num_image_tokens)  # along a side
+
+    def padded(pixels: int, tile_pixels: int) -> set[int]:
+        """The most pixels for each number of tokens left of a grid's side; both ends of it lose as many."""
+        tokens = pixels // tile_pixels * tile_tokens
+        return {min(pixels, math.ceil((left + 1) * pixels / tokens) - 1) for left in range(tokens, 0, -2)}
+
+    sizes: set[Size] = set()
+    for height, width in _grids(processor, kwargs):
+        sizes |= {(part, width) for part in padded(height, tile[0])}
+        sizes |= {(height, part) for part in padded(width, tile[1])}
+    # Here and not by `expansion`: they are thousands.
+    return [max(sizes, key=lambda size: processor._get_number_of_features(*size, *tile))]
+
+
+@dataclass(frozen=True, slots=True)
+class _NumTogether:
+    """The number of pictures in the prompt. To the model all that matters is whether it is 1, so a picture says 2,
+    wherever it is used again."""
+
+    def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
+        return [torch.tensor(2)] * num_items
+
+    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.tensor([max(2, len(items))])
+
+
+def _run_untiled(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
+    """Adds a tiny picture, so that there are several, and those that are cached need not be there."""
+    return run_images(processor, [[*images, Image.new("RGB", (8, 8))]], kwargs)
+
+
+_UNTILED = Modality(
+    fields={"pixel_values": Batched(), "image_sizes": Batched(), "batch_num_images": _NumTogether()},
+    update=replaces_image_token,
+    embed_token=image_token,
+    size_outputs=lambda processor, height, width, kwargs: {"batch_num_images": [2]},
+    largest=_grids,
+    run=_run_untiled,
+)
+
+_ONEVISION = replace(
+    _NEXT,
+    fields={**_NEXT.fields, "batch_num_images": Batched()},
+    largest=_largest_onevision,
+    among_others=_UNTILED,
+)
+
+LLAVA_NEXT = ProcessorFamily(processor_class="LlavaNextProcessor", modalities={"image": _NEXT})
+LLAVA_ONEVISION = ProcessorFamily(processor_class="LlavaOnevisionProcessor", modalities={"image": _ONEVISION})

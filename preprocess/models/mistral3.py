@@ -1,0 +1,52 @@
+"""Mistral Small 3.1 and later, with Pixtral's processor: pictures keep their shape, rows of tokens end in a mark."""
+
+from transformers.image_utils import ChannelDimension
+from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+from preprocess.field_layout import Batched, Outputs
+from preprocess.models.family import (
+    RAGGED,
+    HFProcessor,
+    Kwargs,
+    Modality,
+    ProcessorFamily,
+    Size,
+    blank_pixels,
+    image_token,
+    replaces_image_token,
+    run_ragged_images,
+)
+
+
+def _longest_edge(processor: HFProcessor, kwargs: Kwargs) -> int:
+    size = kwargs.get("size") or processor.image_processor.size
+    return int(size["longest_edge"])
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    square = processor.patch_size * processor.spatial_merge_size
+    pixels = blank_pixels(3, height, width)
+    resized = get_resize_output_image_size(pixels, _longest_edge(processor, kwargs), square, ChannelDimension.FIRST)
+    return {"image_sizes": [resized]}
+
+
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """No side is longer than the limit, to which nothing is enlarged: the square has the most rows and columns."""
+    longest = _longest_edge(processor, kwargs)
+    return [(longest, longest)]
+
+
+MISTRAL3 = ProcessorFamily(
+    processor_class="PixtralProcessor",
+    modalities={
+        "image": Modality(
+            fields={"pixel_values": RAGGED, "image_sizes": Batched()},
+            update=replaces_image_token,
+            embed_token=image_token,
+            size_outputs=_size_outputs,
+            largest=_largest,
+            run=run_ragged_images,
+        )
+    },
+    backends=("torchvision",),
+)

@@ -1,0 +1,97 @@
+"""Molmo 2: a small view of the whole picture, then overlapping crops of it, pooled to one grid of tokens."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from preprocess.field_layout import Batched, Flat, Outputs
+from preprocess.models.family import (
+    HFProcessor,
+    Kwargs,
+    Modality,
+    ProcessorFamily,
+    Size,
+    int_option,
+    replaces_image_token,
+)
+from preprocess.prompt_updates import FrameInsertion, Position
+
+
+def _num_crops(outputs: Outputs) -> torch.Tensor:
+    return torch.as_tensor(outputs["image_num_crops"])
+
+
+@dataclass(frozen=True, slots=True)
+class _PooledPatches:
+    """For each token the patches that it is pooled of, counted through all pictures of a call; -1 is none.
+
+    An item's count from its own first patch. Its last patch is always in use: margins of crops are dropped only
+    where another crop follows. So its highest index tells where the next picture's patches begin.
+    """
+
+    def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
+        grids = torch.as_tensor(outputs["image_grids"])
+        rows = torch.split(torch.as_tensor(value), (grids[:, :2].prod(-1) + grids[:, 2:].prod(-1)).tolist())
+        num_patches = _num_crops(outputs) * outputs["pixel_values"].shape[1]
+        starts = (num_patches.cumsum(0) - num_patches).tolist()
+        return [_moved(row, -start) for row, start in zip(rows, starts, strict=True)]
+
+    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
+        starts = itertools.accumulate((int(item.max()) + 1 for item in items), initial=0)
+        return torch.cat([_moved(item, start) for item, start in zip(items, starts, strict=False)])
+
+
+def _moved(indices: torch.Tensor, distance: int) -> torch.Tensor:
+    return torch.where(indices >= 0, indices + distance, indices)
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    grid, _ = processor.image_processor.get_image_grid_and_crops(height, width, kwargs)
+    return {"image_grids": [grid]}
+
+
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """The canvas of every tiling that is as wide as its height allows. A picture of just this size is tiled so, and
+    the number of tokens depends on nothing but the tiling, whose every row and column adds some."""
+    image_processor = processor.image_processor
+    patch_size, side = image_processor.patch_size, image_processor.size["height"]
+    margin = sum(image_processor.overlap_margins) * patch_size
+    window = side - margin
+    most = kwargs.get("max_crops", image_processor.max_crops)
+    return [(high * window + margin, most // high * window + margin) for high in range(1, most + 1)]
+
+
+def _beginning(processor: HFProcessor) -> tuple[FrameInsertion, ...]:
+    token = processor.tokenizer.bos_token or processor.tokenizer.eos_token
+    return (FrameInsertion(token, Position.START, unless_there=True),)
+
+
+MOLMO2 = ProcessorFamily(
+    processor_class="Molmo2Processor",
+    modalities={
+        "image": Modality(
+            fields={
+                "pixel_values": Flat(_num_crops),
+                "image_token_pooling": _PooledPatches(),
+                "image_grids": Batched(),
+                "image_num_crops": Batched(),
+            },
+            update=replaces_image_token,
+            embed_token=lambda processor: "<im_patch>",
+            # All of an item's tokens attend to each other, those that take no embedding too.
+            feature_tokens=lambda processor: ("<im_start>", "<low_res_im_start>", "<im_end>", "<im_col>"),
+            size_outputs=_size_outputs,
+            largest=_largest,
+            options={
+                "max_crops": int_option(
+                    "max_crops", least=1, most=lambda processor: processor.image_processor.max_crops
+                )
+            },
+        )
+    },
+    frame=_beginning,
+    backends=("torchvision",),
+)

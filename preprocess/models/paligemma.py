@@ -1,0 +1,24 @@
+"""PaliGemma: pictures stand before the prompt, BOS between them and it, a newline at its end; no prompt without."""
+
+from dataclasses import replace
+
+from preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily, image_token
+from preprocess.prompt_updates import FrameInsertion, Position, PromptReplacement
+
+
+def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:
+    bos = FrameInsertion(processor.tokenizer.bos_token, Position.AFTER_ITEMS, with_items_only=True)
+    return bos, FrameInsertion("\n", Position.END, with_items_only=True)
+
+
+PALIGEMMA = ProcessorFamily(
+    processor_class="PaliGemmaProcessor",
+    modalities={
+        "image": replace(
+            FIXED_IMAGE,
+            update=lambda processor: PromptReplacement(image_token(processor), otherwise=Position.START),
+        )
+    },
+    frame=_frame,
+    requires_items=True,
+)

@@ -1,0 +1,87 @@
+"""Items that a client has processed itself: embeddings, or the model's own inputs, as a safetensors file.
+
+The file holds `size`, an integer tensor [height, width] of the picture in pixels, which says how many positions the
+item takes in the prompt, and either `embeddings` (num_embeds, hidden_size) or the tensors that the Hugging Face
+processor would have made. safetensors holds numbers only: nothing in it is ever run.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from preprocess.field_layout import Fields
+from preprocess.media import MediaLimits, check_image_size, check_size
+from preprocess.models.family import Size
+from preprocess.schema import InvalidRequestError, ItemTensors
+
+EMBEDDINGS = "embeddings"
+_SIZE = "size"
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputedItem:
+    """`size` is (height, width); `tensors` holds either `embeddings` or the fields of the model family."""
+
+    size: Size
+    tensors: ItemTensors
+
+    @property
+    def is_encoded(self) -> bool:
+        return EMBEDDINGS in self.tensors
+
+
+def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> PrecomputedItem:
+    """Reads and checks a safetensors file. Raises InvalidRequestError when it is none, lacks a tensor, holds one too
+    many, or a number that is not finite."""
+    check_size(content, limits=limits)
+    try:
+        tensors = load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise _invalid(f"the {len(content)} bytes are no safetensors file") from error
+    size = _checked_size(tensors.pop(_SIZE, None), limits=limits)
+    expected = {EMBEDDINGS} if EMBEDDINGS in tensors else set(fields)
+    if tensors.keys() != expected:
+        raise _invalid(f"a file with {sorted(tensors)} beside {_SIZE!r}, expected {sorted(expected)}")
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise _invalid(f"{name} holds numbers that are not finite")
+    if EMBEDDINGS in tensors and not (tensors[EMBEDDINGS].ndim == 2 and tensors[EMBEDDINGS].is_floating_point()):
+        raise _invalid(f"embeddings must be floating-point numbers of two axes, not {_described(tensors[EMBEDDINGS])}")
+    return PrecomputedItem(size, tensors)
+
+
+def check_alike(tensors: ItemTensors, expected: ItemTensors) -> None:
+    """Raises InvalidRequestError unless the tensors have the shapes of `expected`, and its very numbers where those are
+    whole: grids, sizes and indices, by which an encoder finds its way in a batch that holds other clients' items."""
+    for name, value in expected.items():
+        given = tensors[name]
+        if given.shape != value.shape or given.is_floating_point() != value.is_floating_point():
+            raise _invalid(f"{name} is {_described(given)}, for a picture of this size {_described(value)}")
+        if not value.is_floating_point() and not torch.equal(given.to(value.dtype), value):
+            raise _invalid(f"{name} holds other numbers than belong to a picture of this size")
+
+
+def check_embeddings(item: PrecomputedItem, num_embeds: int) -> None:
+    """Raises InvalidRequestError unless there is one embedding for each position that a picture of the size takes."""
+    found = len(item.tensors[EMBEDDINGS])
+    if found != num_embeds:
+        height, width = item.size
+        raise _invalid(f"{found} embeddings for a picture of {width}x{height} pixels, which takes {num_embeds}")
+
+
+def _checked_size(size: torch.Tensor | None, limits: MediaLimits) -> Size:
+    if size is None or size.shape != (2,) or size.is_floating_point() or size.is_complex():
+        raise _invalid(f"{_SIZE!r} must be an integer tensor [height, width]")
+    height, width = (int(side) for side in size)
+    check_image_size((width, height), limits=limits)
+    return height, width
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _invalid(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, field="media", code="invalid_tensors")

@@ -1,0 +1,275 @@
+"""The model's tokenizer as prompts with media need it: text put between tokens merges as if all had been one text.
+
+A tokenizer first cuts a text at its special tokens, then merges what lies between them: a *run*. So a prompt of token
+ids can be changed without touching the ids of any run but those that new text is put into. `join` does that.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+
+TokenIds: TypeAlias = npt.NDArray[np.int32]
+"""Token ids of shape (num_tokens,)."""
+
+
+def token_ids(ids: Iterable[int]) -> TokenIds:
+    return np.fromiter(ids, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text cut at its first and last boundary: ordinary text, token ids, ordinary text."""
+
+    before: str
+    ids: TokenIds
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of item `index` in a prompt under construction."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The ids that open a prompt, tokenised as the start of a text (some tokenizers add a space there).
+
+    `stays_first`: they keep these ids even when something is put before them.
+    """
+
+    ids: TokenIds
+    stays_first: bool = False
+
+
+Piece: TypeAlias = TokenIds | Opening | Slot | str
+"""A part of a prompt under construction: ids that stay, the place of an item, ordinary text to be tokenised."""
+
+
+class PromptTokenizer:
+    """Wraps a Hugging Face tokenizer. `boundaries` are the tokens, besides its special ones, that cut a text."""
+
+    def __init__(self, tokenizer: Any, boundaries: Iterable[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        contents = {*special, *boundaries}
+        longest_first = sorted(contents, key=len, reverse=True)
+        self._boundary_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        ids = tokenizer.convert_tokens_to_ids(longest_first)
+        self._boundary_ids = dict(zip(longest_first, ids, strict=True))
+        self._is_boundary = np.zeros(max(len(tokenizer), *ids, 0) + 1, dtype=np.bool_)
+        self._is_boundary[ids] = True
+        self._anchor = self._find_anchor(longest_first)
+        self._added_space = ""
+        self._added_space = self.decode_run(self.encode_run("a", is_first=False), is_first=False).removesuffix("a")
+        self.prefix, self.suffix = _added_around(tokenizer)
+
+    def encode(self, text: str, *, add_special_tokens: bool, is_marked: bool = False) -> TokenIds:
+        """The ids of a whole prompt.
+
+        `is_marked`: a chat template has filled it with user text in which control tokens are marked; those are
+        tokenised as ordinary text.
+        """
+        if not is_marked:
+            return token_ids(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        ids = token_ids(encode_marked_chat(self._tokenizer, text))
+        return np.concatenate([self.prefix, ids, self.suffix]) if add_special_tokens else ids
+
+    def decode(self, ids: TokenIds) -> str:
+        """The text of ids that begin a prompt."""
+        text: str = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+        return text
+
+    def token_id(self, token: str) -> int:
+        """The id of `token`. Raises ValueError when the tokenizer has no token of this content."""
+        found = self._tokenizer.convert_tokens_to_ids(token)
+        if found is None or found == self._tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer has no token {token!r}")
+        return int(found)
+
+    def content(self, text: str) -> Content:
+        """Tokenises what lies between the first and the last boundary of `text`."""
+        parts = self._boundary_pattern.split(text)
+        if len(parts) == 1:
+            return Content(text, token_ids(()), "")
+        ids: list[int] = []
+        for index, part in enumerate(parts[1:-1]):
+            if index % 2 == 0:
+                ids.append(self._boundary_ids[part])
+            elif part:
+                ids += self.encode_run(part, is_first=False).tolist()
+        return Content(parts[0], token_ids(ids), parts[-1])
+
+    def runs(self, ids: TokenIds) -> list[TokenIds]:
+        """`ids` cut into runs and the boundaries between them, one id each; the runs stand at the even places."""
+        cuts = np.flatnonzero(self._is_boundary[np.clip(ids, 0, len(self._is_boundary) - 1)])
+        return np.split(ids, np.stack([cuts, cuts + 1], axis=1).ravel())
+
+    def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
+        """The text of a run, or None when tokenising that would not give the run back."""
+        text = self.decode_run(run, is_first=is_first)
+        return text if np.array_equal(self.encode_run(text, is_first=is_first), run) else None
+
+    def decode_run(self, run: TokenIds, *, is_first: bool) -> str:
+        if is_first:
+            return self.decode(run)
+        anchor, anchor_ids = self._anchor
+        text = self.decode(token_ids([*anchor_ids, *run.tolist()]))
+        # Llama 2's tokenizers put a space before every run, and take only the first one away again.
+        return text.removeprefix(anchor).removeprefix(self._added_space)
+
+    def encode_run(self, text: str, *, is_first: bool) -> TokenIds:
+        """The ids of a run of text, in the middle of a prompt unless `is_first`; without any boundary in it."""
+        anchor, anchor_ids = ("", ()) if is_first else self._anchor
+        if self._boundary_pattern.search(text):
+            ids = encode_marked_chat(self._tokenizer, anchor + mark_control_tokens(text, self._boundary_pattern))
+        else:
+            ids = self._tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
+        assert tuple(ids[: len(anchor_ids)]) == anchor_ids
+        return token_ids(ids[len(anchor_ids) :])
+
+    def join(self, pieces: Sequence[Piece], contents: Sequence[Content]) -> tuple[TokenIds, list[int]]:
+        """Puts a prompt together. Returns its ids and for each item the offset of `contents[item].ids`.
+
+        Text merges with the runs on its sides as if the whole prompt had been tokenised at once. A run that the
+        tokenizer would not have made, which only a client that sends ids can bring, keeps its ids. Takes time linear
+        in the prompt's length.
+        """
+        writer = _PromptWriter(self)
+        offsets = [0] * len(contents)
+        for piece in pieces:
+            if isinstance(piece, str):
+                writer.add_text(piece)
+            elif isinstance(piece, Slot):
+                content = contents[piece.index]
+                writer.add_text(content.before)
+                offsets[piece.index] = writer.add_fixed(content.ids)
+                writer.add_text(content.after)
+            elif isinstance(piece, Opening):
+                writer.add_opening(piece)
+            else:
+                writer.add_ids(piece)
+        return writer.finish(), offsets
+
+    def boundary_span(self, ids: TokenIds) -> tuple[int, int]:
+        """Index of the first boundary in `ids` and the index after the last; (len, len) when there is none."""
+        found = np.flatnonzero(self._is_boundary[np.clip(ids, 0, len(self._is_boundary) - 1)])
+        return (int(found[0]), int(found[-1]) + 1) if len(found) else (len(ids), len(ids))
+
+    def _find_anchor(self, contents: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+        """A token that may stand before any text without changing its tokens: its text and its id."""
+        for token in self._tokenizer.added_tokens_decoder.values():
+            if token.content in contents and not (token.rstrip or token.lstrip):
+                ids = self._tokenizer(token.content, add_special_tokens=False)["input_ids"]
+                if len(ids) == 1:
+                    return token.content, tuple(ids)
+        raise ValueError("the tokenizer has no special token that leaves the text after it alone")
+
+
+@dataclass(frozen=True, slots=True)
+class _RunOfIds:
+    """Ids within a run. `was_first`: they were tokenised as the start of a text."""
+
+    ids: TokenIds
+    was_first: bool = False
+
+
+class _PromptWriter:
+    """Writes ids; holds the last run back, for text may still come that merges with it."""
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._done: list[TokenIds] = []
+        self._num_done = 0
+        self._start = 0  # offset of the text's beginning
+        self._run: list[_RunOfIds | str] = []
+
+    def add_text(self, text: str) -> None:
+        if text:
+            self._run.append(text)
+
+    def add_fixed(self, ids: TokenIds) -> int:
+        """Adds ids that nothing merges with. Returns their offset."""
+        self._flush()
+        offset = self._num_done
+        self._write(ids)
+        return offset
+
+    def add_ids(self, ids: TokenIds, *, was_first: bool = False) -> None:
+        start, end = self._tokenizer.boundary_span(ids)
+        if start:
+            self._run.append(_RunOfIds(ids[:start], was_first))
+        if start < end:
+            self.add_fixed(ids[start:end])
+            if end < len(ids):
+                self._run.append(_RunOfIds(ids[end:]))
+
+    def add_opening(self, opening: Opening) -> None:
+        if opening.stays_first:
+            self._flush()
+            self._start = self._num_done
+        self.add_ids(opening.ids, was_first=True)
+
+    def finish(self) -> TokenIds:
+        self._flush()
+        return np.concatenate(self._done) if self._done else token_ids(())
+
+    def _write(self, ids: TokenIds) -> None:
+        self._done.append(ids)
+        self._num_done += len(ids)
+
+    def _is_first(self) -> bool:
+        """Whether the run begins a text: nothing is before it but what the tokenizer itself puts there (BOS)."""
+        if self._num_done == self._start:
+            return True
+        prefix = self._tokenizer.prefix
+        return self._num_done == len(prefix) and np.array_equal(np.concatenate(self._done), prefix)
+
+    def _flush(self) -> None:
+        """Writes the run. Its ids stay unless text stands beside them or something new before them."""
+        run, self._run = self._run, []
+        is_first = self._is_first()
+        if all(isinstance(part, _RunOfIds) and part.was_first <= is_first for part in run):
+            for part in run:
+                assert isinstance(part, _RunOfIds)
+                self._write(part.ids)
+            return
+        text = ""
+        for part in run:
+            if isinstance(part, str):
+                text += part
+                continue
+            part_text, is_first = self._text_of(part, is_first)
+            if part_text is not None:
+                text += part_text
+                continue
+            self._write(self._tokenizer.encode_run(text, is_first=is_first))
+            self._write(part.ids)
+            text, is_first = "", False
+        self._write(self._tokenizer.encode_run(text, is_first=is_first))
+
+    def _text_of(self, part: _RunOfIds, is_first: bool) -> tuple[str | None, bool]:
+        """The text of ids, and whether the run that they are in is one that begins a text."""
+        if part.was_first:
+            text = self._tokenizer.text_of_run(part.ids, is_first=True)
+            if text is not None:
+                return text, is_first
+        # A template that spells BOS out itself: what follows was not tokenised as the start.
+        text = self._tokenizer.text_of_run(part.ids, is_first=False)
+        return text, is_first and not (part.was_first and text is not None)
+
+
+def _added_around(tokenizer: Any) -> tuple[TokenIds, TokenIds]:
+    """Ids that the tokenizer puts before and after every text by itself (BOS, EOS)."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    special = tokenizer("a", add_special_tokens=True)["input_ids"]
+    for start in range(len(special) - len(plain) + 1):
+        if special[start : start + len(plain)] == plain:
+            return token_ids(special[:start]), token_ids(special[start + len(plain) :])
+    return token_ids(()), token_ids(())

@@ -1,0 +1,334 @@
+"""What media items do to a prompt: replacements and insertions, declared per model family, applied to token ids.
+
+Every prompt comes here as token ids, in which an item is a short target (one placeholder token) or nothing at all.
+Working on ids makes a prompt given as text and the same prompt given as ids come out the same, and an item's thousands
+of tokens are tokenised once, not with every prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+
+from preprocess.prompt_tokenizer import Content, Opening, Piece, PromptTokenizer, Slot, TokenIds, token_ids
+from preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
+
+Target: TypeAlias = str | tuple[int, ...]
+"""What to look for in a prompt: a text, or ids. A text of special tokens is looked for by their ids; one without any
+in the text, wherever its tokens begin and end."""
+
+
+class Position(Enum):
+    """Where an insertion goes. START: before everything; AFTER_PREFIX: behind the tokenizer's own BOS, if it adds one;
+    AFTER_ITEMS: behind the last item; END: at the very end."""
+
+    START = "start"
+    AFTER_PREFIX = "after_prefix"
+    AFTER_ITEMS = "after_items"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Behind the first occurrence of `target`."""
+
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReplacement:
+    """The i-th `target` in the prompt gives way to the modality's i-th item.
+
+    `otherwise`: where the items go, in order, when the prompt holds no target at all.
+    """
+
+    target: Target
+    otherwise: Position | After | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInsertion:
+    """The modality's items go, in order, to one place.
+
+    `tokenized_apart`: the text beside them keeps the ids that it has by itself.
+    """
+
+    position: Position | After
+    tokenized_apart: bool = False
+
+
+PromptUpdate: TypeAlias = PromptReplacement | PromptInsertion
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInsertion:
+    """Text that the model expects in every prompt and that belongs to no item, e.g. a separator at the end.
+
+    `with_items_only`: not in a prompt without items. `unless_there`: not where the prompt has it already.
+    """
+
+    text: str
+    position: Position
+    with_items_only: bool = False
+    unless_there: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRules:
+    """All updates of one model: by modality, and of no item. `adds_special_tokens` tells whether prompts have the BOS
+    and EOS that the tokenizer adds by itself, `keeps_special_tokens` whether those with items do."""
+
+    updates: dict[str, PromptUpdate]
+    frame: tuple[FrameInsertion, ...] = ()
+    adds_special_tokens: bool = True
+    keeps_special_tokens: bool = True
+
+
+def apply_updates(
+    ids: TokenIds,
+    items: Sequence[tuple[str, ItemExpansion]],
+    rules: PromptRules,
+    tokenizer: PromptTokenizer,
+) -> tuple[TokenIds, list[PlaceholderRange]]:
+    """Expands a prompt for `items`, pairs of modality and expansion; those of a modality in prompt order.
+
+    Ids that hold the expansions already, because the client ran the model's processor itself, stay as they are.
+    Returns the final ids and each item's placeholder range. Raises InvalidRequestError when the prompt's targets do
+    not match the items.
+    """
+    found = find_expanded(ids, items, rules, tokenizer)
+    if found is not None:
+        return ids, [_placed(expansion, offset) for (_, expansion), offset in zip(items, found, strict=True)]
+    pieces = _framed(_place_items(ids, items, rules, tokenizer), bool(items), rules, tokenizer)
+    contents = [Content(expansion.before, expansion.token_ids, expansion.after) for _, expansion in items]
+    joined, offsets = tokenizer.join(pieces, contents)
+    return joined, [_placed(expansion, offset) for (_, expansion), offset in zip(items, offsets, strict=True)]
+
+
+def find_expanded(
+    ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
+) -> list[int] | None:
+    """The offset of each item's `token_ids` if the prompt holds all of them, and no target besides; else None."""
+    if not items:
+        return None
+    offsets = _find_in_prompt_order(ids, items)
+    if offsets is None:
+        return None
+    for modality, update in rules.updates.items():
+        if isinstance(update, PromptReplacement):
+            target = _target_ids(update.target, tokenizer)
+            if target is None:
+                continue
+            mine = [expansion.token_ids for name, expansion in items if name == modality]
+            if len(_find_all(ids, target)) != sum(len(_find_all(one, target)) for one in mine):
+                return None
+    return offsets
+
+
+def _find_in_prompt_order(ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]]) -> list[int] | None:
+    """Items of one modality follow each other in the prompt; modalities may be mixed."""
+    haystack = _searchable(ids)
+    offsets: list[int] = []
+    next_start: dict[str, int] = {}
+    for modality, expansion in items:
+        offset = haystack.find(_searchable(expansion.token_ids), next_start.get(modality, 0))
+        if offset < 0:
+            return None
+        offsets.append(offset)
+        next_start[modality] = offset + len(expansion.token_ids)
+    return offsets
+
+
+def _place_items(
+    ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
+) -> list[Piece]:
+    """The prompt cut at its targets, with a Slot for every item."""
+    if not rules.adds_special_tokens or (items and not rules.keeps_special_tokens):
+        ids = without_special_tokens(ids, tokenizer)
+    prefix, rest = _split_prefix(ids, tokenizer)
+    pieces: list[Piece] = [prefix, Opening(rest)]
+    for modality, update in rules.updates.items():
+        slots = [Slot(index) for index, (name, _) in enumerate(items) if name == modality]
+        position: Position | After | None
+        if isinstance(update, PromptReplacement):
+            position = update.otherwise
+            replaced = _replace(pieces, modality, update.target, slots, tokenizer)
+            if replaced is not None:
+                pieces = replaced
+                continue
+            if slots and position is None:
+                raise placeholder_mismatch(modality, num_targets=0, num_items=len(slots))
+        else:
+            position = update.position
+        if slots and position is not None:
+            pieces = _insert(pieces, slots, position, tokenizer)
+            if isinstance(update, PromptInsertion) and update.tokenized_apart:
+                pieces = [Opening(one.ids, stays_first=True) if isinstance(one, Opening) else one for one in pieces]
+    return pieces
+
+
+def _replace(
+    pieces: list[Piece], modality: str, target: Target, slots: list[Slot], tokenizer: PromptTokenizer
+) -> list[Piece] | None:
+    """`pieces` with `slots` in place of the targets; None when there is not one target."""
+    cut = [part for piece in pieces for part in _cut(piece, target, tokenizer)]
+    num_targets = sum(1 for part in cut if part is None)
+    if num_targets == 0:
+        return None
+    if num_targets != len(slots):
+        raise placeholder_mismatch(modality, num_targets=num_targets, num_items=len(slots))
+    remaining = iter(slots)
+    return [next(remaining) if part is None else part for part in cut]
+
+
+def _cut(piece: Piece, target: Target, tokenizer: PromptTokenizer) -> list[Piece | None]:
+    """The parts of a piece; None stands for each target."""
+    if isinstance(piece, str | Slot):
+        return [piece]
+    is_opening = isinstance(piece, Opening)
+    ids = piece.ids if isinstance(piece, Opening) else piece
+    target_ids = _target_ids(target, tokenizer)
+    parts: list[Piece | None] = []
+    if target_ids is None:
+        assert isinstance(target, str)
+        parts = _cut_text(ids, target, is_opening, tokenizer)
+    else:
+        end = 0
+        for start in _find_all(ids, target_ids):
+            parts += [ids[end:start], None]
+            end = start + len(target_ids)
+        parts.append(ids[end:])
+    if is_opening and isinstance(parts[0], np.ndarray):
+        parts[0] = Opening(parts[0])
+    return parts
+
+
+def _cut_text(ids: TokenIds, target: str, is_opening: bool, tokenizer: PromptTokenizer) -> list[Piece | None]:
+    """Cuts where the *text* of the ids has `target`: its first and last token may hold letters of what is beside it."""
+    parts: list[Piece | None] = []
+    start = end = 0  # of what follows the last part
+    for index, run in enumerate(tokenizer.runs(ids)):
+        # Runs and boundaries take turns.
+        text = tokenizer.decode_run(run, is_first=is_opening and index == 0) if index % 2 == 0 and len(run) else ""
+        if target in text:
+            parts.append(ids[start:end])
+            for part in text.split(target):
+                parts += [part, None]
+            parts.pop()
+            start = end + len(run)
+        end += len(run)
+    return [*parts, ids[start:]]
+
+
+def _insert(
+    pieces: list[Piece], inserted: Sequence[Piece], position: Position | After, tokenizer: PromptTokenizer
+) -> list[Piece]:
+    if isinstance(position, After):
+        cut = [part for piece in pieces for part in _cut(piece, position.target, tokenizer)]
+        if None not in cut:
+            raise InvalidRequestError(
+                f"the prompt has no {position.target!r}, after which the media belong",
+                field="prompt",
+                code="placeholder_mismatch",
+            )
+        first = cut.index(None)
+        target_ids = _target_ids(position.target, tokenizer)
+        target = position.target if target_ids is None else target_ids
+        assert not isinstance(target, tuple)
+        restored: list[Piece] = [target if part is None else part for part in cut]
+        return [*restored[: first + 1], *inserted, *restored[first + 1 :]]
+    index = {
+        Position.START: 0,
+        Position.AFTER_PREFIX: next(i for i, piece in enumerate(pieces) if isinstance(piece, Opening)),
+        Position.AFTER_ITEMS: max((i + 1 for i, piece in enumerate(pieces) if isinstance(piece, Slot)), default=0),
+        Position.END: len(pieces),
+    }[position]
+    return [*pieces[:index], *inserted, *pieces[index:]]
+
+
+def _framed(pieces: list[Piece], has_items: bool, rules: PromptRules, tokenizer: PromptTokenizer) -> list[Piece]:
+    for insertion in rules.frame:
+        if insertion.with_items_only and not has_items:
+            continue
+        content = tokenizer.content(insertion.text)
+        if insertion.unless_there and _opens_with(pieces, content.ids):
+            continue
+        pieces = _insert(pieces, [content.before, content.ids, content.after], insertion.position, tokenizer)
+    return pieces
+
+
+def _opens_with(pieces: list[Piece], ids: TokenIds) -> bool:
+    for piece in pieces:
+        opening = piece.ids if isinstance(piece, Opening) else piece
+        if isinstance(opening, np.ndarray):
+            if len(opening):
+                return np.array_equal(opening[: len(ids)], ids)
+        else:
+            return False
+    return False
+
+
+def _split_prefix(ids: TokenIds, tokenizer: PromptTokenizer) -> tuple[TokenIds, TokenIds]:
+    size = len(tokenizer.prefix)
+    return (ids[:size], ids[size:]) if np.array_equal(ids[:size], tokenizer.prefix) else (ids[:0], ids)
+
+
+def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenIds:
+    """`ids` without what the tokenizer itself puts around a text."""
+    _, ids = _split_prefix(ids, tokenizer)
+    size = len(tokenizer.suffix)
+    return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
+
+
+def tokens_of_target(target: Target, tokenizer: PromptTokenizer) -> TokenIds:
+    """A target by itself, tokenised."""
+    ids = _target_ids(target, tokenizer)
+    if ids is None:
+        assert isinstance(target, str)
+        return tokenizer.encode_run(target, is_first=False)
+    return ids
+
+
+def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
+    """The ids to look for, or None for a text whose tokens depend on what is beside it."""
+    if not isinstance(target, str):
+        return token_ids(target)
+    content = tokenizer.content(target)
+    if not content.before and not content.after:
+        return content.ids
+    if len(content.ids):
+        raise ValueError(f"the target {target!r} is neither text nor tokens but both")
+    return None
+
+
+def _searchable(ids: TokenIds) -> str:
+    """One character an id, for Python finds a string in a string in linear time whatever the strings are."""
+    return ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def _find_all(ids: TokenIds, part: TokenIds) -> list[int]:
+    """Where `part` stands in `ids`, without overlaps."""
+    if len(part) == 1:
+        return np.flatnonzero(ids == part[0]).tolist()
+    haystack, needle = _searchable(ids), _searchable(part)
+    found, start = [], haystack.find(needle)
+    while start >= 0:
+        found.append(start)
+        start = haystack.find(needle, start + len(needle))
+    return found
+
+
+def _placed(expansion: ItemExpansion, offset: int) -> PlaceholderRange:
+    features = expansion.features
+    return PlaceholderRange(offset + features.offset, features.length, features.is_embed)
+
+
+def placeholder_mismatch(modality: str, *, num_targets: int, num_items: int) -> InvalidRequestError:
+    """The prompt's placeholders and the items sent with it are not the same in number."""
+    return InvalidRequestError(
+        f"the prompt has {num_targets} {modality} placeholders for {num_items} {modality} items",
+        field="messages",
+        code="placeholder_mismatch",
+    )

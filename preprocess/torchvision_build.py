@@ -1,0 +1,51 @@
+"""torchvision beside a torch that it was not built for.
+
+torchvision's wheels come with operators compiled for a CUDA build of torch. Beside a CPU build those do not load, and
+`import torchvision` fails because it describes operators that do not exist. The image and video transforms, which is
+all that preprocessing needs, are plain Python: declaring the operators, without any code behind them, is enough.
+"""
+
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+
+_OPERATORS = (
+    "nms",
+    "qnms",
+    "roi_align",
+    "qroi_align",
+    "_roi_align_backward",
+    "roi_pool",
+    "_roi_pool_backward",
+    "ps_roi_align",
+    "_ps_roi_align_backward",
+    "ps_roi_pool",
+    "_ps_roi_pool_backward",
+    "deform_conv2d",
+    "_deform_conv2d_backward",
+)
+_declared: list[Any] = []  # operators vanish with the object that declared them
+
+
+def make_importable() -> bool:
+    """Makes `import torchvision` work if it is installed; returns whether it is. To be called before transformers'
+    image processors are imported."""
+    if importlib.util.find_spec("torchvision") is None:
+        return False
+    try:
+        import torchvision
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _declare_operators()
+        import torchvision  # noqa: F401
+    return True
+
+
+def _declare_operators() -> None:
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for name in _OPERATORS:
+        library.define(f"{name}(Tensor input) -> Tensor")
+    _declared.append(library)

@@ -1,0 +1,125 @@
+"""Our processor beside Hugging Face's own, for one small checkpoint: the same prompt and media through both."""
+
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from preprocess.hf_processor import ImageBackend, load_processor
+from preprocess.models import FAMILIES
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt, TokensPrompt
+from tests.pictures import encoded
+from tests.preprocess.small_processors import Vocabulary, prompt_placeholder, save_processor
+
+SIZES = ((64, 64), (100, 40), (37, 91), (150, 150), (20, 120))
+"""(width, height) of the pictures in turn: square, wide, high, large, very narrow."""
+
+EDGES = ("", "Look: ", "a<", "\n", "one\n\n", " ", "x y", "zwei  ", "é", "> and ", "\n\n\n")
+"""Texts that merge with what stands beside them, for tokenisers that merge at all."""
+
+
+def picture(index: int) -> Image.Image:
+    """Noise, so that any mix-up of pictures or parts of them shows."""
+    width, height = SIZES[index % len(SIZES)]
+    pixels = np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+class Pair:
+    """One checkpoint's processors, ours and Hugging Face's."""
+
+    def __init__(self, model_type: str, vocabulary: Vocabulary, backend: ImageBackend, folder: Path) -> None:
+        save_processor(model_type, vocabulary, folder)
+        self.model_type = model_type
+        self.family = FAMILIES[model_type]
+        self.placeholder = prompt_placeholder(model_type)
+        self.ours = MultiModalProcessor(ProcessorConfig(str(folder), image_backend=backend, max_model_len=200_000))
+        self.theirs = load_processor(self.family, str(folder), backend=backend)
+
+    def prompt(self, texts: Sequence[str]) -> str:
+        """The texts with a placeholder between any two of them."""
+        return self.placeholder.join(texts)
+
+    def one_shot(self, text: str, pictures: Sequence[int]) -> dict[str, Any]:
+        """Everything through Hugging Face's processor at once, with the pictures as those of one prompt, as chat
+        templates pass them; to OneVision a flat list means pictures of a prompt each."""
+        images = [picture(index) for index in pictures]
+        outputs = self.theirs(text=text, images=[images] if images else None, return_tensors="pt")
+        return dict(outputs)
+
+    def contents(self, index: int) -> bytes:
+        return encoded(picture(index))
+
+    def items(self, pictures: Sequence[int], together: bool = False) -> list[tuple[ItemInfo, ItemTensors]]:
+        """The pictures of one prompt, processed one by one or `together`."""
+        contents = [self.contents(index) for index in pictures]
+        if together:
+            return self.ours.items.process("image", contents, num_in_prompt=len(contents))
+        return [self.ours.items.process("image", [one], num_in_prompt=len(contents))[0] for one in contents]
+
+    def render_text(self, text: str, infos: Sequence[ItemInfo]) -> ProcessedPrompt:
+        return self.ours.prompts.render(TextPrompt(text), infos, _hashes(infos))
+
+    def render_ids(self, ids: Sequence[int], infos: Sequence[ItemInfo]) -> ProcessedPrompt:
+        return self.ours.prompts.render(TokensPrompt(list(ids)), infos, _hashes(infos))
+
+    def check(self, text: str, pictures: Sequence[int], items: Sequence[tuple[ItemInfo, ItemTensors]]) -> None:
+        """Ids and tensors are those of the one-shot call, from the prompt as text and as token ids."""
+        expected = self.one_shot(text, pictures)
+        expected_ids = expected["input_ids"][0].tolist()
+        infos = [info for info, _ in items]
+        prompt = self.render_text(text, infos)
+        assert prompt.prompt_token_ids == expected_ids, self.difference(prompt.prompt_token_ids, expected_ids)
+        self.check_placeholders(prompt, infos)
+        assert self.render_ids(self.theirs.tokenizer(text)["input_ids"], infos) == prompt
+        if items:
+            assert self.render_ids(expected_ids, infos) == prompt, "expanded already"
+            self.check_tensors([tensors for _, tensors in items], expected)
+
+    def check_tensors(self, items: Sequence[ItemTensors], expected: dict[str, Any]) -> None:
+        merged = self.ours.items.unpack("image", items)
+        compared = merged.keys() & expected.keys()
+        assert {name for name in expected if name not in _OF_TEXT} <= compared, expected.keys()
+        for name in compared:
+            assert torch.equal(merged[name], torch.as_tensor(expected[name])), name
+
+    def check_placeholders(self, prompt: ProcessedPrompt, infos: Sequence[ItemInfo]) -> None:
+        """Every position that takes an embedding has the token for it, and no other position has."""
+        modality = self.family.modalities["image"]
+        embed_id = self.theirs.tokenizer.convert_tokens_to_ids(modality.embed_token(self.theirs))
+        found = [index for index, token in enumerate(prompt.prompt_token_ids) if token == embed_id]
+        taken = []
+        for info, placeholder in zip(infos, prompt.placeholders, strict=True):
+            mask = placeholder.is_embed or (True,) * placeholder.length
+            positions = [placeholder.offset + index for index, is_embed in enumerate(mask) if is_embed]
+            assert len(positions) == placeholder.num_embeds == info.num_embeds
+            taken += positions
+        assert taken == found
+
+    def difference(self, ours: list[int], theirs: list[int]) -> str:
+        """Where two lists of ids part, as tokens."""
+        start = next((i for i, (a, b) in enumerate(itertools.zip_longest(ours, theirs)) if a != b), 0)
+        tokens = self.theirs.tokenizer.convert_ids_to_tokens
+        around = slice(max(0, start - 3), start + 6)
+        return f"{len(ours)} and {len(theirs)} ids, at {start}: {tokens(ours[around])} {tokens(theirs[around])}"
+
+
+@functools.cache
+def pair(model_type: str, vocabulary: Vocabulary, backend: ImageBackend) -> Pair:
+    folder = Path(tempfile.mkdtemp(prefix="raylens-processor-"))
+    return Pair(model_type, vocabulary, backend, folder)
+
+
+def _hashes(infos: Iterable[ItemInfo]) -> list[str]:
+    return [f"hash-{index}" for index, _ in enumerate(infos)]
+
+
+# What the one-shot call returns besides an item's fields.
+_OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}

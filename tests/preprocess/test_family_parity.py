@@ -1,0 +1,136 @@
+"""For every model family: ids and tensors equal one call of the Hugging Face processor with everything at once."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preprocess.hf_processor import ImageBackend
+from preprocess.models import FAMILIES
+from preprocess.schema import ChatPrompt, InvalidRequestError
+from tests.preprocess.parity import EDGES, Pair, pair, picture
+from tests.preprocess.small_processors import Vocabulary
+
+VOCABULARIES: tuple[Vocabulary, ...] = ("byte_level", "metaspace")
+IMAGE_FAMILIES = sorted(name for name, family in FAMILIES.items() if "image" in family.modalities)
+BACKENDS = [(name, backend) for name in IMAGE_FAMILIES for backend in FAMILIES[name].backends]
+
+
+@pytest.fixture(scope="session", params=IMAGE_FAMILIES)
+def model_type(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=VOCABULARIES)
+def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def families(model_type: str, vocabulary: Vocabulary) -> Pair:
+    return pair(model_type, vocabulary, FAMILIES[model_type].backends[0])
+
+
+def max_items(model_type: str) -> int:
+    return FAMILIES[model_type].modalities["image"].max_items or 3
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_one_picture(families: Pair, index: int) -> None:
+    text = families.prompt(["Look: ", " what is it?"])
+    families.check(text, [index], families.items([index]))
+
+
+def test_several_pictures_of_mixed_sizes(families: Pair, model_type: str) -> None:
+    pictures = [3, 1, 2][: max_items(model_type)]
+    text = families.prompt(["one\n", *["\n and "] * (len(pictures) - 1), "\n\n?"])
+    families.check(text, pictures, families.items(pictures))
+    families.check(text, pictures, families.items(pictures, together=True))
+
+
+@pytest.mark.parametrize(("model_type", "backend"), BACKENDS)
+def test_every_image_back_end(model_type: str, backend: ImageBackend) -> None:
+    families = pair(model_type, "byte_level", backend)
+    pictures = [0, 3][: max_items(model_type)]
+    text = families.prompt(["a", *["b"] * (len(pictures) - 1), "c"])
+    families.check(text, pictures, families.items(pictures))
+
+
+def test_cached_and_new_pictures_in_every_order(model_type: str) -> None:
+    families = pair(model_type, "byte_level", FAMILIES[model_type].backends[0])
+    pictures = [0, 1, 2][: max_items(model_type)]
+    for order in itertools.permutations(pictures):
+        for num_cached in range(len(order) + 1):
+            cached = dict(zip(order[:num_cached], families.items(order)[:num_cached], strict=True))
+            new = [index for index in pictures if index not in cached]
+            contents = [families.contents(index) for index in new]
+            made = families.ours.items.process("image", contents, num_in_prompt=len(order)) if new else []
+            known = {**cached, **dict(zip(new, made, strict=True))}
+            text = families.prompt(["a", *[" b "] * (len(order) - 1), "c"])
+            families.check(text, order, [known[index] for index in order])
+
+
+def test_conversations(families: Pair, model_type: str) -> None:
+    """The chat template's text, tokenised as `apply_chat_template` of the processor does it."""
+    if model_type == "florence2":
+        pytest.skip("a task has to be the whole prompt")
+    pictures = [2, 0][: max_items(model_type)]
+    first, *later = [{"type": "image"}] * len(pictures)
+    messages = [
+        {"role": "user", "content": [first, {"type": "text", "text": "What\nis it?\n"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "A dog."}]},
+        {"role": "user", "content": [{"type": "text", "text": "And this: "}, *later]},
+    ]
+    tokenizer = families.theirs.tokenizer
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    starts_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    options = {"add_special_tokens": False} if starts_with_bos else {}
+    images = [picture(index) for index in pictures]
+    expected = families.theirs(text=text, images=[images], return_tensors="pt", **options)["input_ids"][0].tolist()
+    infos = [info for info, _ in families.items(pictures)]
+    prompt = families.ours.prompts.render(ChatPrompt(messages), infos, ["h"] * len(infos))
+    assert prompt.prompt_token_ids == expected, families.difference(prompt.prompt_token_ids, expected)
+
+
+def test_text_alone(families: Pair) -> None:
+    text = "Just a question, no picture.\n"
+    if not families.family.requires_items:
+        families.check(text, [], [])
+        return
+    with pytest.raises(ValueError, match="`images` are expected"):
+        families.one_shot(text, [])
+    with pytest.raises(InvalidRequestError, match=r"takes no text alone, send media \(image\)"):
+        families.render_text(text, [])
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_random_prompts(model_type: str, vocabulary: Vocabulary, data: st.DataObject) -> None:
+    families = pair(model_type, vocabulary, FAMILIES[model_type].backends[0])
+    pictures = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=max_items(model_type)))
+    texts = data.draw(st.lists(st.sampled_from(EDGES), min_size=len(pictures) + 1, max_size=len(pictures) + 1))
+    families.check(families.prompt(texts), pictures, families.items(pictures))
+
+
+def test_the_number_of_tokens_follows_from_the_size_alone(families: Pair, model_type: str) -> None:
+    for num_in_prompt in range(1, max_items(model_type) + 1):
+        for index in range(5):
+            content = families.contents(index)
+            ((info, _),) = families.ours.items.process("image", [content], num_in_prompt=num_in_prompt)
+            width, height = picture(index).size
+            counted = families.ours.items.expansion_for_size("image", (height, width), num_in_prompt=num_in_prompt)
+            assert counted.token_ids.tolist() == info.expansion.token_ids.tolist()
+            assert (counted.features, counted.before, counted.after) == (
+                info.expansion.features,
+                info.expansion.before,
+                info.expansion.after,
+            )
+
+
+def test_no_picture_takes_more_tokens_than_the_largest(families: Pair) -> None:
+    items = families.ours.items
+    most = items.expansion_for_size("image", items.largest_size("image")).features.num_embeds
+    for height, width in itertools.product((8, 28, 56, 100, 112, 200, 333, 1000), repeat=2):
+        if max(height, width) <= 20 * min(height, width):
+            assert items.expansion_for_size("image", (height, width)).features.num_embeds <= most, (height, width)

@@ -1,0 +1,110 @@
+"""Items that clients processed themselves: the same prompt and tensors as from pixels, or a refusal that says why."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from preprocess.models import FAMILIES
+from preprocess.precomputed import EMBEDDINGS
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from preprocess.schema import InvalidRequestError, ItemTensors, TextPrompt
+from tests.pictures import encoded
+from tests.preprocess.parity import Pair, pair, picture
+
+
+def content(size: tuple[int, int], tensors: ItemTensors) -> bytes:
+    return save({"size": torch.tensor(size), **{name: value.contiguous() for name, value in tensors.items()}})
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def families(request: pytest.FixtureRequest) -> Pair:
+    return pair(request.param, "byte_level", FAMILIES[request.param].backends[0])
+
+
+def test_the_models_own_tensors_are_taken_as_they_are(families: Pair) -> None:
+    image = picture(3)
+    ((info, tensors),) = families.items([3])
+    accepted, kept = families.ours.items.accept("image", content((image.height, image.width), tensors))
+    assert accepted.expansion.token_ids.tolist() == info.expansion.token_ids.tolist()
+    assert not accepted.is_encoded
+    assert kept.keys() == tensors.keys()
+    for name, value in kept.items():
+        assert torch.equal(value, tensors[name]), name
+
+
+def test_embeddings_take_the_places_of_the_pixels(families: Pair) -> None:
+    image = picture(1)
+    ((info, _),) = families.items([1])
+    rows = torch.randn(info.num_embeds, 32)
+    accepted, kept = families.ours.items.accept("image", content((image.height, image.width), {EMBEDDINGS: rows}))
+    assert accepted.is_encoded
+    assert torch.equal(kept[EMBEDDINGS], rows)
+    assert set(families.family.modalities["image"].language_fields) == kept.keys() - {EMBEDDINGS}
+    text = families.prompt(["Look: ", " what?"])
+    assert families.ours.prompts.render(TextPrompt(text), [accepted], ["h"]) == families.ours.prompts.render(
+        TextPrompt(text), [info], ["h"]
+    )
+    with pytest.raises(InvalidRequestError, match=f"{info.num_embeds - 1} embeddings for .*takes {info.num_embeds}"):
+        families.ours.items.accept("image", content((image.height, image.width), {EMBEDDINGS: rows[1:]}))
+
+
+def without(name: str) -> Callable[[ItemTensors], ItemTensors]:
+    return lambda tensors: {key: value for key, value in tensors.items() if key != name}
+
+
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[ItemTensors], ItemTensors]:
+    return lambda tensors: {**tensors, name: change(tensors[name])}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without("image_grid_thw"), "expected \\['image_grid_thw', 'pixel_values'\\]"),
+        (lambda tensors: {**tensors, "more": torch.zeros(1)}, "'more'"),
+        (changed("pixel_values", lambda value: value[1:]), "pixel_values is float32 \\[\\d+, \\d+\\], for a picture"),
+        (changed("pixel_values", lambda value: value / 0), "not finite"),
+        (changed("image_grid_thw", lambda value: value.flip(0)), "image_grid_thw holds other numbers"),
+        (changed("image_grid_thw", lambda value: value.float()), "image_grid_thw is float32"),
+        (lambda tensors: {EMBEDDINGS: torch.zeros(3)}, "of two axes, not float32 \\[3\\]"),
+        (lambda tensors: {EMBEDDINGS: torch.zeros(3, 3, dtype=torch.int32)}, "of two axes, not int32"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(change: Callable[[ItemTensors], ItemTensors], reason: str) -> None:
+    families = pair("qwen2_vl", "byte_level", "pil")
+    image = picture(1)
+    ((_, tensors),) = families.items([1])
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        families.ours.items.accept("image", content((image.height, image.width), change(tensors)))
+    assert caught.value.code == "invalid_tensors"
+
+
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [
+        (torch.tensor([1, 2, 3]), "invalid_tensors"),
+        (torch.tensor([20.0, 20.0]), "invalid_tensors"),
+        (torch.tensor([-5, 20]), "image_too_small"),
+        (torch.tensor([10**9, 10**9]), "image_too_large"),
+        (torch.tensor([5000, 5]), "image_too_large"),
+    ],
+)
+def test_sizes_are_held_to_the_limits_of_pictures(size: torch.Tensor, code: str) -> None:
+    items = pair("llava", "byte_level", "pil").ours.items
+    with pytest.raises(InvalidRequestError) as caught:
+        items.accept("image", save({"size": size, EMBEDDINGS: torch.zeros(4, 4)}))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("damaged", [b"", b"no tensors", encoded(picture(0)), save({"a": torch.zeros(4)})[:-4]])
+def test_other_files_are_refused(damaged: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        pair("llava", "byte_level", "pil").ours.items.accept("image", damaged)
+
+
+def test_floating_point_tensors_are_kept_in_the_encoders_dtype(shapes: str) -> None:
+    items = MultiModalProcessor(ProcessorConfig(shapes, dtype=torch.bfloat16)).items
+    info, tensors = items.accept("image", content((96, 96), {EMBEDDINGS: torch.zeros(36, 8)}))
+    assert tensors[EMBEDDINGS].dtype == torch.bfloat16
+    assert info.num_bytes == 36 * 8 * 2
