@@ -85,6 +85,9 @@ class PreprocessConfig(Settings):
     image_backend: Literal["auto", "pil", "torchvision"] = Field(
         "auto", description="what resizes pictures; auto: torchvision, which is faster, where it is installed"
     )
+    jpeg_draft: bool = Field(
+        False, description="decode large JPEGs at a fraction of their size where the model makes all pictures small"
+    )
     min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(2, ge=1, description="replicas under load")
     target_ongoing_requests: float = Field(2.0, gt=0, description="requests in work per replica that scaling aims at")

@@ -85,6 +85,7 @@ class Preprocess:
                 model=config.model,
                 revision=config.revision,
                 image_backend=config.preprocess.image_backend,
+                jpeg_draft=config.preprocess.jpeg_draft,
                 dtype=getattr(torch, config.dtype_name(config.encode.num_gpus)),
                 max_model_len=config.max_model_len,
                 limits=config.media.limits(),

@@ -14,7 +14,7 @@ import transformers
 from PIL import Image
 
 from preprocess.field_layout import Outputs, merge_items, split_items
-from preprocess.media import MediaLimits
+from preprocess.media import MediaLimits, decode_image
 from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
 from preprocess.precomputed import check_alike, check_embeddings, read_precomputed
 from preprocess.prompt_tokenizer import PromptTokenizer
@@ -41,12 +41,14 @@ class ItemProcessor:
         *,
         dtype: torch.dtype,
         limits: MediaLimits,
+        jpeg_draft: bool = False,
     ) -> None:
         self._processor = processor
         self._family = family
         self._tokenizer = tokenizer
         self._dtype = dtype
         self._limits = limits
+        self._jpeg_draft = jpeg_draft
         merged = processor._merge_kwargs(
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt", return_metadata=True
         )
@@ -70,7 +72,7 @@ class ItemProcessor:
         rules = self.rules(modality, num_in_prompt or len(contents))
         kwargs = self._kwargs_with(modality, rules, options)
         started = time.perf_counter()
-        decoded = [rules.decode(self._processor, content, self._limits, kwargs) for content in contents]
+        decoded = [self._decode(rules, content, kwargs) for content in contents]
         decode_seconds = (time.perf_counter() - started) / len(contents)
         started = time.perf_counter()
         outputs = rules.run(self._processor, decoded, kwargs)
@@ -168,6 +170,7 @@ class ItemProcessor:
             "kwargs": self._kwargs,
             "expansions": [self._probe(modality) for modality in self._family.modalities],
             "dtype": str(self._dtype),
+            "jpeg_draft": self._jpeg_draft,
             "transformers": transformers.__version__,
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
@@ -177,6 +180,11 @@ class ItemProcessor:
         if modality not in self._kwargs:
             return []
         return [int(one) for one in self.expansion_for_size(modality, (64, 64)).token_ids]
+
+    def _decode(self, rules: Modality, content: bytes, kwargs: Mapping[str, Any]) -> Any:
+        if self._jpeg_draft and rules.fixed_side is not None:
+            return decode_image(content, self._limits, draft_side=rules.fixed_side(self._processor))
+        return rules.decode(self._processor, content, self._limits, kwargs)
 
     def unpack(self, modality: str, items: Sequence[ItemTensors], *, num_in_prompt: int | None = None) -> Outputs:
         """The items' tensors as one call of the Hugging Face processor returns them for all."""

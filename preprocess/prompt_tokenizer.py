@@ -108,7 +108,7 @@ class PromptTokenizer:
 
     def runs(self, ids: TokenIds) -> list[TokenIds]:
         """`ids` cut into runs and the boundaries between them, one id each; the runs stand at the even places."""
-        cuts = np.flatnonzero(self._is_boundary[np.clip(ids, 0, len(self._is_boundary) - 1)])
+        cuts = np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
         return np.split(ids, np.stack([cuts, cuts + 1], axis=1).ravel())
 
     def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
@@ -159,7 +159,7 @@ class PromptTokenizer:
 
     def boundary_span(self, ids: TokenIds) -> tuple[int, int]:
         """Index of the first boundary in `ids` and the index after the last; (len, len) when there is none."""
-        found = np.flatnonzero(self._is_boundary[np.clip(ids, 0, len(self._is_boundary) - 1)])
+        found = np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (len(ids), len(ids))
 
     def _find_anchor(self, contents: Sequence[str]) -> tuple[str, tuple[int, ...]]:

@@ -123,7 +123,8 @@ class PromptRenderer:
             )
         pairs = [(item.modality, item.expansion) for item in items]
         final, placeholders = apply_updates(ids, pairs, self._rules, self._tokenizer)
-        num_positions, num_embeds = int(np.isin(final, self._embed_ids).sum()), sum(item.num_embeds for item in items)
+        num_positions = sum(int((final == embed_id).sum()) for embed_id in self._embed_ids)
+        num_embeds = sum(item.num_embeds for item in items)
         if num_positions != num_embeds:
             raise InvalidRequestError(
                 f"the prompt has {num_positions} positions for embeddings, its media fill {num_embeds}",

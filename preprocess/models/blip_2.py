@@ -1,7 +1,7 @@
 """BLIP-2: a fixed number of query tokens stands before the prompt, before BOS even."""
 
 from preprocess.field_layout import Batched, Outputs
-from preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, any_size
+from preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, any_size, fixed_side
 from preprocess.prompt_updates import Position, PromptInsertion
 
 
@@ -23,6 +23,7 @@ BLIP_2 = ProcessorFamily(
             embed_token=_image_token,
             size_outputs=lambda processor, height, width, kwargs: {},
             largest=any_size,
+            fixed_side=fixed_side,
             run=_run,
             expansion=lambda processor, outputs, index, kwargs: _image_token(processor) * processor.num_query_tokens,
             max_items=1,

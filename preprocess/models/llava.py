@@ -8,6 +8,7 @@ from preprocess.models.family import (
     ProcessorFamily,
     any_size,
     blank_pixels,
+    fixed_side,
     image_token,
     replaces_image_token,
 )
@@ -27,6 +28,7 @@ LLAVA = ProcessorFamily(
             embed_token=image_token,
             size_outputs=_size_outputs,
             largest=any_size,
+            fixed_side=fixed_side,
         )
     },
 )

@@ -1,0 +1,236 @@
+"""Do running text streams notice that large pictures arrive? Every picture is a new one of 4K.
+
+    python -m benchmarks.critical_path [--seconds 12] [--output FILE]
+
+Text streams run all the time. In the phase `preprocess` 4K JPEGs go through the Preprocess stage meanwhile, as fast as
+it takes them; in the phase `requests` clients send them, by URL, in requests of their own, which also have to be
+fetched, encoded and prefilled. Generate, ingress and clients share one core, everything else that works on pictures
+has the other, so that what is measured is the path and not the machine's lack of cores. A profiler looks into the
+Generate replica: nothing in it may work on media. The last line is one JSON document.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import ray
+from openai import OpenAI
+from ray import serve
+
+from benchmarks.preprocess import photograph
+from deployments.config import AppConfig
+from deployments.local_cluster import APP_NAME, free_port, running_app
+from deployments.stages import ItemJob
+from tests.replicas import replica_pids
+
+SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
+NUM_STREAMS, NUM_SENDERS = 4, 2
+MEDIA_MODULES = ("preprocess/", "PIL/", "torchvision/", "image_processing", "processing_utils")
+TARGETS = {
+    "itl p50, pictures in preprocess over none": 1.1,
+    "generate's CPU ms a token, pictures in preprocess over none": 1.1,
+    "generate's profile samples in media code": 0.0,
+}
+
+
+@dataclass
+class Load:
+    """Text streams, and pictures while `sends_pictures`; gaps between tokens in seconds by phase."""
+
+    url: str
+    picture_url: str
+    phase: str = "warm-up"
+    is_over: bool = False
+    gaps: dict[str, list[float]] = field(default_factory=dict)
+    num_pictures: Counter[str] = field(default_factory=Counter)
+
+    def stream_forever(self) -> None:
+        client = OpenAI(base_url=f"{self.url}/v1", api_key="unused", timeout=300)
+        while not self.is_over:
+            self._stream(client)
+
+    def _stream(self, client: OpenAI) -> None:
+        chunks: Any = client.chat.completions.create(
+            model="shapes",
+            messages=[{"role": "user", "content": "Hello"}],
+            stream=True,
+            max_tokens=1500,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        last: float | None = None
+        for chunk in chunks:
+            if self.is_over:
+                return
+            if not chunk.choices or not getattr(chunk.choices[0], "token_ids", None):
+                continue
+            now = time.perf_counter()
+            if last is not None:
+                gaps = self.gaps.setdefault(self.phase, [])
+                gaps.append((now - last) / len(chunk.choices[0].token_ids))
+            last = now
+
+    def send_forever(self) -> None:
+        client = OpenAI(base_url=f"{self.url}/v1", api_key="unused", timeout=300)
+        while not self.is_over:
+            if self.phase != "requests":
+                time.sleep(0.05)
+                continue
+            part = {"type": "image_url", "image_url": {"url": f"{self.picture_url}/{time.perf_counter_ns()}"}}
+            message: Any = {"role": "user", "content": [part]}
+            client.chat.completions.create(model="shapes", messages=[message], max_tokens=1)
+            self.num_pictures[self.phase] += 1
+
+
+@contextmanager
+def pictures_served() -> Iterator[str]:
+    """A media host whose every path is another 4K JPEG: the same pixels, another comment at the end."""
+    content = photograph(3840, 2160)
+    numbers = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = content + str(next(numbers)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "image/jpeg")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def keep_preprocess_busy(core: int) -> Any:
+    """A process of the cluster that sends 4K JPEGs to Preprocess until it is cancelled; returns its reference."""
+
+    def send_forever(content: bytes) -> None:
+        os.sched_setaffinity(0, {core})
+        handle = serve.get_deployment_handle("Preprocess", APP_NAME).options(stream=True)
+        for number in itertools.count():
+            job = ItemJob("image", content + str(number).encode(), 1, {})
+            for _ in handle.process_item.remote(job):
+                pass
+
+    return ray.remote(num_cpus=0)(send_forever).remote(photograph(3840, 2160))
+
+
+def pin(pid: int, core: int) -> None:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def profile(pid: int, duration: float, file: str) -> "subprocess.Popen[bytes]":
+    """Samples all threads of a process 100 times a second while they run."""
+    spy = Path(sys.executable).parent / "py-spy"
+    command = [str(spy), "record", "--pid", str(pid), "--duration", str(int(duration)), "--format", "raw", "-o", file]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def read_profile(file: str) -> tuple[int, int, Counter[str]]:
+    """Samples in all, those with a frame in media code, and how many were in which module at the bottom."""
+    total = in_media = 0
+    where: Counter[str] = Counter()
+    for line in Path(file).read_text().splitlines():
+        stack, _, count = line.rpartition(" ")
+        total += int(count)
+        in_media += int(count) * any(module in stack for module in MEDIA_MODULES)
+        where[stack.split(";")[-1].rpartition(":")[0]] += int(count)
+    return total, in_media, where
+
+
+def run_phase(load: Load, phase: str, generate: int, duration: float) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+        load.phase = phase
+        started = cpu_seconds(generate)
+        profiler = profile(generate, duration, file.name)
+        time.sleep(duration)
+        used = cpu_seconds(generate) - started
+        load.phase = "between"
+        profiler.wait()
+        total, in_media, where = read_profile(file.name)
+    gaps = load.gaps[phase]
+    return {
+        "itl_ms_p50": statistics.median(gaps) * 1e3,
+        "itl_ms_p95": statistics.quantiles(gaps, n=20)[18] * 1e3,
+        "tokens": len(gaps),
+        "pictures": load.num_pictures[phase],
+        "generate_cpu_ms_per_token": used / len(gaps) * 1e3,
+        "profile_samples": total,
+        "profile_samples_in_media_code": in_media,
+        "profile_top": dict(where.most_common(8)),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=12, help="seconds of each phase (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="also write the JSON document there")
+    options = parser.parse_args()
+    settings = {"model": str(SHAPES), "media": {"allow_private_addresses": True}, "preprocess": {"max_replicas": 1}}
+    config = AppConfig.model_validate(settings)
+    with pictures_served() as picture_url, running_app(config, host="127.0.0.1", port=free_port()) as url:
+        (generate,) = replica_pids("Generate")
+        for name, core in (("Generate", 0), ("Ingress", 0), ("Preprocess", 1), ("Encode", 1)):
+            pin(replica_pids(name)[0], core)
+        load = Load(url, picture_url)
+        targets = [load.stream_forever] * NUM_STREAMS + [load.send_forever] * NUM_SENDERS
+        threads = [threading.Thread(target=target, daemon=True) for target in targets]
+        for thread in threads:
+            thread.start()
+        time.sleep(3)
+        phases = {"text": run_phase(load, "text", generate, options.seconds)}
+        sender = keep_preprocess_busy(core=1)
+        time.sleep(3)
+        phases["preprocess"] = run_phase(load, "preprocess", generate, options.seconds)
+        ray.cancel(sender, force=True)
+        time.sleep(1)
+        phases["requests"] = run_phase(load, "requests", generate, options.seconds)
+        load.is_over = True
+        for thread in threads:
+            thread.join(60)
+    before, during = phases["text"], phases["preprocess"]
+    measured = (
+        during["itl_ms_p50"] / before["itl_ms_p50"],
+        during["generate_cpu_ms_per_token"] / before["generate_cpu_ms_per_token"],
+        sum(phase["profile_samples_in_media_code"] for phase in phases.values()),
+    )
+    values = dict(zip(TARGETS, measured, strict=True))
+    checks = {
+        name: {"value": round(value, 4), "target": TARGETS[name], "ok": value <= TARGETS[name]}
+        for name, value in values.items()
+    }
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
+    document = json.dumps({"checks": checks, "phases": phases, "machine": machine, "model": "shapes"})
+    if options.output:
+        options.output.write_text(document + "\n")
+    print(document)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The multimodal processor against calling the Hugging Face processor directly, on one CPU thread.
+
+    python -m benchmarks.preprocess [--rounds 9] [--backend torchvision] [--output FILE]
+
+Both get the bytes of a JPEG and a text prompt, in turns, in one run. `cold` decodes, processes and expands; `draft` is
+`cold` with JPEGs decoded at a fraction of their size where that leaves the number of tokens as it is; `repeat`
+finds the picture by its hash and expands only. Sizes and patches are those of the released models, the tokenisers are
+small. The last line is one JSON document; a check is a ratio of the best times, for others use the machine too.
+"""
+
+import argparse
+import io
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from preprocess.hasher import content_hash, mm_hash
+from preprocess.hf_processor import ImageBackend, load_processor
+from preprocess.models import FAMILIES
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from preprocess.schema import ItemInfo, ItemTensors, TextPrompt, TokensPrompt
+from tests.preprocess.small_processors import prompt_placeholder, save_processor
+
+RELEASED: dict[str, dict[str, Any]] = {
+    "llava": {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+    "qwen2_vl": {"size": {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}},
+    "fuyu": {"size": {"height": 1080, "width": 1920}, "patch_size": {"height": 30, "width": 30}},
+}
+SIZES = {"1024px": (1024, 1024), "4k": (3840, 2160)}
+COLD, REPEAT, MEMORY, LINEAR, OVERHEAD = 1.0, 0.02, 1.0, 1.5, 1.25
+"""Targets: times and bytes as shares of the Hugging Face processor's; an expansion's seconds a token at 100,000 tokens
+over those at 10,000; its time for a text over that of tokenising the text."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One family's processors, ours and Hugging Face's, and the prompt that both get."""
+
+    ours: MultiModalProcessor
+    drafting: MultiModalProcessor
+    theirs: Any
+    prompt: str
+
+    def direct(self, content: bytes) -> Any:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+        return self.theirs(text=self.prompt, images=[image], return_tensors="pt")
+
+    def cold(self, content: bytes) -> tuple[ItemInfo, ItemTensors]:
+        key = self.key(content)
+        ((info, tensors),) = self.ours.items.process("image", [content])
+        self.ours.prompts.render(TextPrompt(self.prompt), [info], [key])
+        return info, tensors
+
+    def draft(self, content: bytes) -> None:
+        self.drafting.items.process("image", [content])
+
+    def repeat(self, content: bytes, info: ItemInfo) -> None:
+        self.ours.prompts.render(TextPrompt(self.prompt), [info], [self.key(content)])
+
+    def key(self, content: bytes) -> str:
+        fingerprint = self.ours.identity.fingerprint
+        return mm_hash(content_hash(content), modality="image", processor_fingerprint=fingerprint)
+
+
+def contest(model_type: str, folder: Path, backend: ImageBackend) -> Contest:
+    save_processor(model_type, "metaspace", folder)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | RELEASED[model_type]))
+    config = ProcessorConfig(str(folder), image_backend=backend, max_model_len=1_000_000)
+    return Contest(
+        MultiModalProcessor(config),
+        MultiModalProcessor(replace(config, jpeg_draft=True)),
+        load_processor(FAMILIES[model_type], str(folder), backend=backend),
+        f"Look at this: {prompt_placeholder(model_type)} What is in the picture, and why?",
+    )
+
+
+def photograph(width: int, height: int) -> bytes:
+    """A JPEG with detail at all scales, like a camera's: about 0.3 bytes a pixel."""
+    random = np.random.default_rng(0)
+    coarse = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+    pixels = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = (pixels + random.integers(-8, 9, pixels.shape)).clip(0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noisy).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def compare(one: Contest, content: bytes, rounds: int) -> dict[str, float]:
+    """Best seconds of each way, measured in turns, and the bytes of the tensors that each keeps."""
+    info, tensors = one.cold(content)
+    outputs = one.direct(content)
+    times: dict[str, list[float]] = {"direct": [], "cold": [], "draft": [], "repeat": []}
+    for _ in range(rounds):
+        times["direct"].append(seconds(lambda: one.direct(content)))
+        times["cold"].append(seconds(lambda: one.cold(content)))
+        times["draft"].append(seconds(lambda: one.draft(content)))
+        times["repeat"] += [seconds(lambda: one.repeat(content, info)) for _ in range(5)]
+    theirs = sum(value.nbytes for name, value in outputs.items() if name in tensors)
+    best = {name: min(values) for name, values in times.items()}
+    return best | {"ours_bytes": sum(tensor.nbytes for tensor in tensors.values()), "theirs_bytes": theirs}
+
+
+def expansion(one: Contest, rounds: int) -> dict[str, float]:
+    """Seconds a token to expand prompts of 16 pictures and about 10,000 or 100,000 tokens given as ids; and to do so
+    for the longer one given as text, which has to be tokenised, beside its tokenising alone. In turns."""
+    infos = [info for info, _ in one.ours.items.process("image", [photograph(64, 64)] * 16)]
+    hashes = [str(index) for index in range(len(infos))]
+    tokenizer = one.theirs.tokenizer
+    words = "the quick brown fox. "
+    repeats = {length: length // len(tokenizer(words)["input_ids"]) // 17 for length in (10_000, 100_000)}
+    texts = {length: prompt_placeholder("llava").join([words * repeats[length]] * 17) for length in repeats}
+    short, long = (TokensPrompt(tokenizer(text)["input_ids"]) for text in texts.values())
+    ways: dict[str, tuple[Callable[[], Any], int]] = {
+        "ids 10k": (lambda: one.ours.prompts.render(short, infos, hashes), len(short.token_ids)),
+        "ids 100k": (lambda: one.ours.prompts.render(long, infos, hashes), len(long.token_ids)),
+        "text 100k": (lambda: one.ours.prompts.render(TextPrompt(texts[100_000]), infos, hashes), len(long.token_ids)),
+        "tokenize 100k": (lambda: tokenizer(texts[100_000]), len(long.token_ids)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (action, num_tokens) in ways.items():
+            times[name].append(seconds(action) / num_tokens)
+    return {name: min(values) for name, values in times.items()}
+
+
+def check(value: float, target: float) -> dict[str, Any]:
+    return {"value": round(value, 4), "target": target, "ok": value <= target}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="times that each way is measured")
+    parser.add_argument("--backend", choices=["pil", "torchvision"], default="torchvision", help="image back end")
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    checks: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    contents = {name: photograph(*size) for name, size in SIZES.items()}
+    for model_type in RELEASED:
+        with tempfile.TemporaryDirectory() as folder:
+            one = contest(model_type, Path(folder), options.backend)
+            for size, content in contents.items():
+                found = compare(one, content, options.rounds)
+                measured[f"{model_type} {size}"] = found
+                ratios = {
+                    "cold": (found["cold"] / found["direct"], COLD),
+                    "repeat": (found["repeat"] / found["direct"], REPEAT),
+                    "bytes": (found["ours_bytes"] / found["theirs_bytes"], MEMORY),
+                }
+                for name, (value, target) in ratios.items():
+                    checks[f"{name} {model_type} {size}"] = check(value, target)
+                print(
+                    f"{model_type:9} {size:7} direct {found['direct'] * 1e3:7.1f} ms, cold {ratios['cold'][0]:.2f}x,"
+                    f" draft {found['draft'] / found['direct']:.2f}x, repeat {ratios['repeat'][0]:.4f}x,"
+                    f" {found['ours_bytes'] / 2**20:.1f} MiB an item, {ratios['bytes'][0]:.2f}x"
+                )
+            if model_type == "llava":
+                found = measured["expansion, s a token"] = expansion(one, options.rounds)
+                linear, over = found["ids 100k"] / found["ids 10k"], found["text 100k"] / found["tokenize 100k"]
+                checks["expansion of ids, 100k over 10k"] = check(linear, LINEAR)
+                checks["expansion of text over tokenizing alone, 100k"] = check(over, OVERHEAD)
+                print(f"expansion: {found['ids 100k'] * 1e9:.0f} ns a token of 100,000, {linear:.2f}x of 10,000")
+                print(f"expansion of text: {over:.2f}x of tokenizing it")
+    machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "torch": torch.__version__}
+    document = {"checks": checks, "measured": measured, "backend": options.backend, "machine": machine}
+    if options.output:
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
