@@ -8,6 +8,7 @@ from ray.serve.config import AutoscalingConfig
 
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig
 from deployments.ingress import Ingress
+from deployments.pixel_scaling import pixel_scaling
 from deployments.rendezvous_router import rendezvous_routing
 from deployments.stages import Encode, Generate, Preprocess
 
@@ -25,11 +26,11 @@ def build_app(config: AppConfig) -> Application:
         autoscaling_config=AutoscalingConfig(
             min_replicas=config.preprocess.min_replicas,
             max_replicas=config.preprocess.max_replicas,
-            target_ongoing_requests=config.preprocess.target_ongoing_requests,
             upscale_delay_s=3.0,
             downscale_delay_s=60.0,
             metrics_interval_s=1.0,
             look_back_period_s=3.0,
+            policy=pixel_scaling(config.preprocess.target_megapixels),
         ),
         request_router_config=rendezvous_routing(),
         **_HEALTH,

@@ -107,6 +107,13 @@ class CacheMetrics:
         self._reported = replace(stats)
 
 
+class PreprocessMetrics:
+    """What the preprocess stage sees."""
+
+    def __init__(self) -> None:
+        self.pending_pixels = _gauge("preprocess_pending_pixels", "Pixels of items not answered yet")
+
+
 class EncodeMetrics:
     """What the encode stage sees."""
 
