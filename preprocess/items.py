@@ -16,7 +16,7 @@ from PIL import Image
 from preprocess.field_layout import Outputs, merge_items, split_items
 from preprocess.media import MediaLimits, decode_image
 from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
-from preprocess.precomputed import check_alike, check_embeddings, read_precomputed
+from preprocess.precomputed import check_embeddings, check_finite, read_precomputed, with_own_layout
 from preprocess.prompt_tokenizer import PromptTokenizer
 from preprocess.schema import (
     InvalidRequestError,
@@ -75,10 +75,13 @@ class ItemProcessor:
         decoded = [self._decode(rules, content, kwargs) for content in contents]
         decode_seconds = (time.perf_counter() - started) / len(contents)
         started = time.perf_counter()
-        outputs = rules.run(self._processor, decoded, kwargs)
-        split = split_items(rules.fields, outputs, len(decoded))
-        items = [self._stored(rules.pack(self._processor, item)) for item in split]
-        expansions = [self._expansion(modality, rules, outputs, index, kwargs) for index in range(len(decoded))]
+        items: list[ItemTensors] = []
+        expansions: list[ItemExpansion] = []
+        for batch in [[one] for one in decoded] if rules.one_by_one else [decoded]:
+            outputs = self._run(modality, rules, batch, kwargs)
+            split = split_items(rules.fields, outputs, len(batch))
+            items += [self._stored(rules.pack(self._processor, item)) for item in split]
+            expansions += [self._expansion(modality, rules, outputs, index, kwargs) for index in range(len(batch))]
         process_seconds = (time.perf_counter() - started) / len(decoded)
         return [
             (_info(modality, expansion, tensors, decode_seconds, process_seconds), tensors)
@@ -97,18 +100,35 @@ class ItemProcessor:
             raise InvalidRequestError(f"only images may be processed before, not a {modality}", field="media")
         item = read_precomputed(content, rules.fields, limits=self._limits)
         kwargs = self._kwargs_with(modality, rules, options)
-        # An image of that size, for whatever the tensors say of themselves must hold: the encoder relies on it.
-        blank = Image.new("RGB", (item.size[1], item.size[0]))
-        outputs = rules.run(self._processor, [blank], kwargs)
-        expansion = self._expansion(modality, rules, outputs, 0, kwargs)
-        expected = split_items(rules.fields, outputs, 1)[0]
-        if not item.is_encoded:
-            tensors = rules.pack(self._processor, item.tensors)
-            check_alike(tensors, rules.pack(self._processor, expected))
-            return _info(modality, expansion, self._stored(tensors)), self._stored(tensors)
-        check_embeddings(item, expansion.features.num_embeds)
-        tensors = self._stored({**item.tensors, **{name: expected[name] for name in rules.language_fields}})
-        return _info(modality, expansion, tensors, is_encoded=True), tensors
+        if item.is_encoded:
+            outputs = rules.size_outputs(self._processor, *item.size, kwargs)
+            expansion = self._expansion(modality, rules, outputs, 0, kwargs)
+            check_embeddings(item, expansion.features.num_embeds)
+            layout = split_items({name: rules.fields[name] for name in rules.language_fields}, outputs, 1)[0]
+            tensors = self._stored({**item.tensors, **layout})
+        else:
+            # An image of that size has what the tensors say of themselves, by which the encoder finds its way.
+            blank = Image.new("RGB", (item.size[1], item.size[0]))
+            outputs = self._run(modality, rules, [blank], kwargs)
+            expansion = self._expansion(modality, rules, outputs, 0, kwargs)
+            expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
+            given = rules.pack(self._processor, item.tensors)
+            tensors = self._stored(with_own_layout(given, expected, rules.derived_fields))
+        check_finite(tensors)
+        return _info(modality, expansion, tensors, is_encoded=item.is_encoded), tensors
+
+    def _run(self, modality: str, rules: Modality, batch: Sequence[Any], kwargs: Mapping[str, Any]) -> Outputs:
+        try:
+            return rules.run(self._processor, batch, kwargs)
+        except ValueError as error:
+            if isinstance(error, InvalidRequestError):
+                raise
+            # Hugging Face's processors refuse sizes and lengths that they cannot resize so.
+            raise InvalidRequestError(
+                f"the model's processor cannot take {modality} items of this size or length",
+                field="media",
+                code="unsupported_size",
+            ) from error
 
     def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
         """A dummy item of the size that takes the most embeddings, to reserve memory by."""
@@ -118,20 +138,20 @@ class ItemProcessor:
         options = self.rules(modality).largest_options
         return self.process(modality, [picture.getvalue()], options=options)[0]
 
+    def _takes(self, modality: str) -> bool:
+        """Without torchvision, processors come without the part for videos."""
+        has_part = modality != "video" or getattr(self._processor, "video_processor", None) is not None
+        return modality in self._family.modalities and has_part
+
     def rules(self, modality: str, num_in_prompt: int = 1) -> Modality:
         """How items of `modality` are processed. Raises InvalidRequestError when the model has no such input."""
         rules = self._family.modalities.get(modality)
-        if rules is None:
+        if rules is None or not self._takes(modality):
+            taken = ", ".join(name for name in self._family.modalities if self._takes(name))
             raise InvalidRequestError(
-                f"this model takes {', '.join(self._family.modalities)}, not {modality}",
+                f"this model takes {taken}, not {modality}",
                 field="media",
                 code="unsupported_modality",
-            )
-        if rules.max_items is not None and num_in_prompt > rules.max_items:
-            raise InvalidRequestError(
-                f"{num_in_prompt} {modality} items in one prompt, this model takes {rules.max_items}",
-                field="media",
-                code="too_many_items",
             )
         return rules.among_others if num_in_prompt > 1 and rules.among_others is not None else rules
 
@@ -173,13 +193,16 @@ class ItemProcessor:
             "jpeg_draft": self._jpeg_draft,
             "transformers": transformers.__version__,
         }
-        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+        text = json.dumps(settings, sort_keys=True, default=str)
+        assert " at 0x" not in text, "an address in memory would be another in every replica"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _probe(self, modality: str) -> list[int]:
         """An item's ids, as a sample of the tokenizer."""
-        if modality not in self._kwargs:
+        if modality not in self._kwargs or not self._takes(modality):
             return []
-        return [int(one) for one in self.expansion_for_size(modality, (64, 64)).token_ids]
+        size = (8, 64, 64) if modality == "video" else (64, 64)
+        return [int(one) for one in self.expansion_for_size(modality, size).token_ids]
 
     def _decode(self, rules: Modality, content: bytes, kwargs: Mapping[str, Any]) -> Any:
         if self._jpeg_draft and rules.fixed_side is not None:

@@ -22,8 +22,8 @@ Option: TypeAlias = Callable[[HFProcessor, object], Kwargs]
 """A setting that a client may change per request: takes its value, returns the keyword arguments that it stands for.
 Raises InvalidRequestError for a value of another type or out of bounds."""
 
-Size: TypeAlias = tuple[int, int]
-"""(height, width) in pixels."""
+Size: TypeAlias = tuple[int, ...]
+"""(height, width) in pixels of a picture, (num_frames, height, width) of a video."""
 
 Backend: TypeAlias = Literal["pil", "torchvision"]
 """What resizes and normalises pictures: Pillow and numpy, or torchvision."""
@@ -74,7 +74,8 @@ class Modality:
     `fields`: how its outputs split into items.
     `update`: where the items go in the prompt.
     `embed_token`: the token whose positions take an item's embeddings.
-    `size_outputs`: outputs for an image of a height and width as far as `expansion` looks at them, without pixels.
+    `size_outputs`: outputs for an item of a size as far as `expansion` looks at them, without pixels; takes the
+    processor, the numbers of the Size and the keyword arguments.
     `largest`: candidates for the size with the most tokens; no size of image has more than the best of them.
     `decode`: encoded bytes to what `run` takes; raises InvalidRequestError. A parser of one's own makes a new modality.
     `run`: processes decoded items together, into outputs.
@@ -85,15 +86,17 @@ class Modality:
     fraction of its size, but not below this, takes the same number of tokens.
     `max_items`: items that one prompt can hold, None: any number.
     `language_fields`: the fields that the language model needs beside an item's embeddings, e.g. for positions.
+    `derived_fields`: floating-point fields that follow from an item's size, as all of whole numbers do.
     `options`: settings that a client may change per request, by name; `largest_options`: values of those that make an
     item larger than the model's own settings do.
+    `one_by_one`: items are run each in a call of its own, for together they would have to be alike.
     `among_others`: what holds instead when the prompt has more than one item of the modality.
     """
 
     fields: Fields
     update: Callable[[HFProcessor], PromptUpdate]
     embed_token: Callable[[HFProcessor], str]
-    size_outputs: Callable[[HFProcessor, int, int, Kwargs], Outputs]
+    size_outputs: Callable[..., Outputs]
     largest: Callable[[HFProcessor, Kwargs], Sequence[Size]]
     decode: Callable[[HFProcessor, bytes, MediaLimits, Kwargs], Any] = decode_picture
     run: Callable[[HFProcessor, Sequence[Any], Kwargs], Outputs] = run_images
@@ -104,15 +107,18 @@ class Modality:
     fixed_side: Callable[[HFProcessor], int] | None = None
     max_items: int | None = None
     language_fields: tuple[str, ...] = ()
+    derived_fields: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     largest_options: Mapping[str, object] = field(default_factory=dict)
+    one_by_one: bool = False
     among_others: "Modality | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorFamily:
     """`processor_class`: name of a class in transformers, or a class of one's own with `from_pretrained`.
-    `modalities` by name; `frame`: see FrameInsertion. `keeps_special_tokens`: see PromptRules.
+    `modalities` by name; `frame`: see FrameInsertion. `keeps_special_tokens`: whether a prompt
+    with items has the BOS and EOS that the tokenizer adds by itself.
     `requires_items`: text alone is no prompt for this model.
     `rewrite_text`: what happens to a prompt's text before anything else. `mend`: repairs a loaded processor.
     `backends`: those for which transformers has the family's processor."""

@@ -38,11 +38,13 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _mend(processor: HFProcessor) -> None:
-    """The Pillow back end's own `patchify_image` fails on the tensors that its processor hands to it."""
-    processor.image_processor.patchify_image = _patchify
+    """The Pillow back end's own `patchify_image` fails on the tensors that its processor hands to it. Set on the class,
+    for an object's settings are part of its identity."""
+    if processor.image_processor.backend == "pil":
+        type(processor.image_processor).patchify_image = _patchify
 
 
-def _patchify(image: torch.Tensor, patch_size: Any) -> torch.Tensor:
+def _patchify(image_processor: Any, image: torch.Tensor, patch_size: Any) -> torch.Tensor:
     """(batch, 3, height, width) to (batch, num_patches, patch x patch x 3), row by row."""
     high, wide = patch_size["height"], patch_size["width"]
     patches = torch.as_tensor(image).unfold(2, high, high).unfold(3, wide, wide)

@@ -1,18 +1,23 @@
 """Idefics3 and SmolVLM: a picture is cut into tiles, each with its own mark, and a small view of the whole."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
-from preprocess.field_layout import Flat, Outputs
+from preprocess.field_layout import Batched, Flat, Outputs
 from preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,
     ProcessorFamily,
     Size,
+    blank_pixels,
     image_token,
     replaces_image_token,
     run_nested_images,
 )
+from preprocess.models.video import FIXED_FRAMES, size_metadata
 
 
 def _num_tiles(outputs: Outputs) -> torch.Tensor:
@@ -39,5 +44,22 @@ _IMAGE = Modality(
     run=run_nested_images,
 )
 
+
+def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    return {"pixel_values": blank_pixels(1, num_frames), "video_metadata": [size_metadata(num_frames)]}
+
+
+def _num_frames(outputs: Outputs, index: int) -> Sequence[int]:
+    return [len(outputs["pixel_values"][index])]
+
+
+# Frames take the same token as tiles.
+_VIDEO = replace(
+    FIXED_FRAMES,
+    fields={"pixel_values": Batched(_num_frames), "pixel_attention_mask": Batched(_num_frames)},
+    embed_token=image_token,
+    size_outputs=_clip_outputs,
+)
+
 IDEFICS3 = ProcessorFamily(processor_class="Idefics3Processor", modalities={"image": _IMAGE})
-SMOLVLM = ProcessorFamily(processor_class="SmolVLMProcessor", modalities={"image": _IMAGE})
+SMOLVLM = ProcessorFamily(processor_class="SmolVLMProcessor", modalities={"image": _IMAGE, "video": _VIDEO})

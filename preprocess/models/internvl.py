@@ -1,6 +1,7 @@
 """InternVL 3: a picture is cut into square tiles on the grid nearest its shape; a small view of the whole follows."""
 
 import math
+from dataclasses import replace
 
 from preprocess.field_layout import Flat, Outputs
 from preprocess.models.family import (
@@ -12,6 +13,7 @@ from preprocess.models.family import (
     image_token,
     replaces_image_token,
 )
+from preprocess.models.video import FIXED_FRAMES
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -37,6 +39,8 @@ INTERNVL = ProcessorFamily(
             embed_token=image_token,
             size_outputs=_size_outputs,
             largest=_largest,
-        )
+        ),
+        # Frames take the same token as tiles; Hugging Face puts both into one `pixel_values`.
+        "video": replace(FIXED_FRAMES, embed_token=image_token),
     },
 )

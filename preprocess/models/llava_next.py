@@ -23,6 +23,7 @@ from preprocess.models.family import (
     run_images,
     run_ragged_images,
 )
+from preprocess.models.video import FIXED_FRAMES
 
 
 def _tile(processor: HFProcessor) -> Size:
@@ -114,4 +115,6 @@ _ONEVISION = replace(
 )
 
 LLAVA_NEXT = ProcessorFamily(processor_class="LlavaNextProcessor", modalities={"image": _NEXT})
-LLAVA_ONEVISION = ProcessorFamily(processor_class="LlavaOnevisionProcessor", modalities={"image": _ONEVISION})
+LLAVA_ONEVISION = ProcessorFamily(
+    processor_class="LlavaOnevisionProcessor", modalities={"image": _ONEVISION, "video": FIXED_FRAMES}
+)

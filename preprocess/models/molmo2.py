@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from preprocess.models.family import (
     int_option,
     replaces_image_token,
 )
+from preprocess.models.video import FIXED_FRAMES, size_metadata
 from preprocess.prompt_updates import FrameInsertion, Position
 
 
@@ -51,6 +52,14 @@ def _moved(indices: torch.Tensor, distance: int) -> torch.Tensor:
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
     grid, _ = processor.image_processor.get_image_grid_and_crops(height, width, kwargs)
     return {"image_grids": [grid]}
+
+
+def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    """Every frame is resized to one square, whose patches are pooled."""
+    part = processor.video_processor
+    side = part.size["height"] // part.patch_size
+    rows, cols = (-(-side // pooled) for pooled in part.pooling_size)
+    return {"video_grids": torch.tensor([[num_frames, rows, cols]]), "video_metadata": [size_metadata(num_frames)]}
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
@@ -90,7 +99,20 @@ MOLMO2 = ProcessorFamily(
                     "max_crops", least=1, most=lambda processor: processor.image_processor.max_crops
                 )
             },
-        )
+        ),
+        "video": replace(
+            FIXED_FRAMES,
+            # One a prompt, so that nothing has to be counted on.
+            fields={
+                "pixel_values_videos": Flat(lambda outputs: [len(outputs["pixel_values_videos"])]),
+                "video_token_pooling": Flat(lambda outputs: [len(outputs["video_token_pooling"])]),
+                "video_grids": Batched(),
+            },
+            embed_token=lambda processor: "<im_patch>",
+            feature_tokens=lambda processor: ("<im_start>", "<frame_start>", "<im_end>", "<frame_end>", "<im_col>"),
+            size_outputs=_clip_outputs,
+            max_items=1,
+        ),
     },
     frame=_beginning,
     backends=("torchvision",),

@@ -105,6 +105,7 @@ PHI4_MULTIMODAL = ProcessorFamily(
             },
             update=replaces_image_token,
             embed_token=image_token,
+            derived_fields=("image_attention_mask",),
             size_outputs=_size_outputs,
             largest=_largest,
             decode=_decode,

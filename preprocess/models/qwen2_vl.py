@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +21,16 @@ from preprocess.models.family import (
     replaces_image_token,
     run_images,
 )
+from preprocess.models.video import FIXED_FRAMES, size_metadata
 from preprocess.schema import ItemTensors
 
 
 def _num_patches(outputs: Outputs) -> torch.Tensor:
     return torch.as_tensor(outputs["image_grid_thw"]).prod(-1)
+
+
+def _num_clip_patches(outputs: Outputs) -> torch.Tensor:
+    return torch.as_tensor(outputs["video_grid_thw"]).prod(-1)
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -47,7 +53,8 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
     square = processor.image_processor.patch_size * processor.image_processor.merge_size
     most = _pixel_limits(processor, kwargs)["max_pixels"] // square**2
     high = max(range(math.isqrt(most // 100) + 1, math.isqrt(most) + 1), key=lambda high: most // high * high)
-    return [(high * square, most // high * square)]
+    # A picture of one row gets as wide as its shape, whatever the limit.
+    return [(high * square, most // high * square), (square, math.isqrt(most * 100) * square)]
 
 
 def _option(name: str) -> Option:
@@ -97,6 +104,33 @@ _IMAGE = Modality(
     unpack=_repeat_frame,
 )
 
-QWEN2_VL = ProcessorFamily(processor_class="Qwen2VLProcessor", modalities={"image": _IMAGE})
-QWEN2_5_VL = ProcessorFamily(processor_class="Qwen2_5_VLProcessor", modalities={"image": _IMAGE})
-QWEN3_VL = ProcessorFamily(processor_class="Qwen3VLProcessor", modalities={"image": _IMAGE})
+
+def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    part = processor.video_processor
+    num_patches = part.get_num_of_video_patches(num_frames, height, width, {})
+    num_steps = -(-num_frames // part.temporal_patch_size)
+    # Only the product of the last two matters for the expansion.
+    grid = torch.tensor([[num_steps, 1, num_patches // num_steps]])
+    return {"video_grid_thw": grid, "video_metadata": [size_metadata(num_frames)]}
+
+
+def _largest_clip(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """As many frames as are ever sampled, each at the limit of pixels; Qwen3 bounds all frames together."""
+    part = processor.video_processor
+    square = part.patch_size * part.merge_size
+    side = math.isqrt(part.size["longest_edge"]) // square * square
+    return [(part.max_frames, side, side), (part.max_frames, square, square)]
+
+
+_VIDEO = replace(
+    FIXED_FRAMES,
+    fields={"pixel_values_videos": Flat(_num_clip_patches), "video_grid_thw": Batched()},
+    size_outputs=_clip_outputs,
+    largest=_largest_clip,
+    language_fields=("video_grid_thw",),
+)
+_MODALITIES = {"image": _IMAGE, "video": _VIDEO}
+
+QWEN2_VL = ProcessorFamily(processor_class="Qwen2VLProcessor", modalities=_MODALITIES)
+QWEN2_5_VL = ProcessorFamily(processor_class="Qwen2_5_VLProcessor", modalities=_MODALITIES)
+QWEN3_VL = ProcessorFamily(processor_class="Qwen3VLProcessor", modalities=_MODALITIES)
