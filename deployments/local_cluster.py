@@ -76,7 +76,7 @@ def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str]
 
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     try:
-        with _progress(say):
+        with _progress(say), _explaining_failure():
             serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config={"log_level": "INFO"})
         _wait_until_ready(url)
         say("every stage is ready")
@@ -105,6 +105,23 @@ def _progress(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+@contextmanager
+def _explaining_failure() -> Iterator[None]:
+    """Ray Serve says only which stage did not start; its status has the traceback, which ends with why."""
+    from ray import serve
+
+    try:
+        yield
+    except RuntimeError:
+        application = serve.status().applications.get(APP_NAME)
+        stages = {} if application is None else application.deployments
+        failed = {name: stage.message for name, stage in stages.items() if stage.status.endswith("FAILED")}
+        if not failed:
+            raise
+        reasons = [f"{name} did not start: {message.strip().splitlines()[-1]}" for name, message in failed.items()]
+        raise RuntimeError("; ".join(reasons)) from RuntimeError("\n".join(failed.values()))
 
 
 def _report_states(done: threading.Event, say: Callable[[str], None]) -> None:
