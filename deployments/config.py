@@ -79,7 +79,7 @@ class IngressConfig(Settings):
 
 
 class PreprocessConfig(Settings):
-    """The CPU stage, scaled by the requests in work per replica."""
+    """The CPU stage, scaled by the work that waits in it, see `deployments.pixel_scaling`."""
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     image_backend: Literal["auto", "pil", "torchvision"] = Field(
@@ -90,7 +90,9 @@ class PreprocessConfig(Settings):
     )
     min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(2, ge=1, description="replicas under load")
-    target_ongoing_requests: float = Field(2.0, gt=0, description="requests in work per replica that scaling aims at")
+    target_megapixels: float = Field(
+        17.0, gt=0, description="10^6 pixels in work per replica that scaling aims at; a 4K picture has 8.3"
+    )
     max_ongoing_requests: int = Field(16, ge=1, description="requests in work per replica at most")
 
 

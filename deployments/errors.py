@@ -67,5 +67,5 @@ def _field_name(location: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part.isidentifier() and part != "str" and not (isinstance(before, int) and part in _PART_TYPES):
-            name += f".{part}" if name else part
+            name += f".{part[:64]}" if name else part[:64]  # a client's own names may be of any length
     return name or "body"

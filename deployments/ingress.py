@@ -5,9 +5,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray.serve.handle import DeploymentHandle
 
@@ -23,11 +23,17 @@ from deployments.pipeline import Pipeline
 from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
 from deployments.stage_calls import StageUnavailableError
 from deployments.stages import GeneratedText
+from preprocess.hasher import content_hash
 from preprocess.schema import ChatPrompt, InvalidRequestError
 
 logger = logging.getLogger("ray.serve")
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
+
+
+def _tenant_salt(authorization: str | None) -> str:
+    """Clients with different API keys share neither items nor names for them. (Whether a key is valid is not asked.)"""
+    return content_hash((authorization or "").encode())
 
 
 class Ingress:
@@ -76,16 +82,18 @@ class Ingress:
         self._monitor.close()
         await self._pipeline.close()
 
-    async def chat_completions(self, body: ChatCompletionRequest) -> Response:
+    async def chat_completions(
+        self, body: ChatCompletionRequest, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
+    ) -> Response:
         """Answers a conversation that may hold pictures, all at once or as server-sent events."""
         account = RequestAccount(self._metrics)
         try:
-            return await self._answer(body, account)
+            return await self._answer(body, account, _tenant_salt(authorization))
         except BaseException as error:
             self._note_failure(account, error)
             raise
 
-    async def _answer(self, body: ChatCompletionRequest, account: RequestAccount) -> Response:
+    async def _answer(self, body: ChatCompletionRequest, account: RequestAccount, tenant_salt: str) -> Response:
         self._check_model(body.model)
         processor = self._monitor.processor
         if processor is None:
@@ -96,6 +104,7 @@ class Ingress:
             media=body.media(),
             params=body.sampling_params(),
             options=body.mm_processor_kwargs or {},
+            tenant_salt=tenant_salt,
         )
         answer = Answer(body, request, account)
         async with AsyncExitStack() as stack:

@@ -7,7 +7,7 @@ made it.
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
+from deployments.named_contents import NamedContents
 from deployments.stage_calls import StageCalls, two_objects
 from deployments.stages import EmbeddingInfo, ItemJob
 from llm.sampling_params import SamplingParams
@@ -95,7 +96,7 @@ class MediaItems:
         self._encode = encode
         self._calls = calls
         self._metrics = metrics
-        self._named = _NamedContents(config.ingress.max_named_items)
+        self._named = NamedContents(config.ingress.max_named_items)
         self.processed: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
         self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
 
@@ -112,8 +113,7 @@ class MediaItems:
             )
         self._check_total_bytes(sum(len(source.url or "") * 3 // 4 for source in request.media))
         started = time.perf_counter()
-        contents = await asyncio.gather(*(self._content(source) for source in request.media))
-        self._check_total_bytes(sum(len(content) for content in contents if content is not None))
+        contents = await self._contents(request.media)
         items = [
             await self._hashed(request, source, content, processor)
             for source, content in zip(request.media, contents, strict=True)
@@ -135,19 +135,32 @@ class MediaItems:
             if not info.done():
                 info.set_result(processed.info)
             if processed.info.is_encoded:
-                return processed, 0  # its bytes count as a processed item's already
+                return processed, processed.info.num_bytes
             return await self._encode_item(request, item.key, processed)
 
         try:
-            encoded, is_cached = await self.embeddings.get_or_create(item.key, create)
+            encoded, is_cached = await self._get_or_create(item, create)
+            if not info.done():
+                info.set_result(encoded.info)
         except InvalidRequestError as error:
             raise _of_item(error, item.source) from error
+        finally:
+            info.cancel()  # unless it is set, whoever waits for it waits in vain
         request.num_embedding_cache_hits += is_cached
-        if not info.done():
-            info.set_result(encoded.info)
-        if item.source.uuid is not None:
+        if item.source.uuid is not None and item.content is not None:
             self._named.remember(request.tenant_salt, item.source.uuid, item.hashed_content)
         return encoded.ref
+
+    async def _get_or_create(
+        self, item: LoadedItem, create: Callable[[], Awaitable[tuple[StoredItem, int]]]
+    ) -> tuple[StoredItem, bool]:
+        while True:
+            try:
+                return await self.embeddings.get_or_create(item.key, create)
+            except _ContentMissingError:
+                if item.content is None:
+                    raise _not_cached(item.source) from None
+                # That was another request's attempt, which had only the item's name.
 
     def forget(self, items: list[LoadedItem]) -> None:
         """Drops items from both caches, because the node that held their data is gone."""
@@ -162,6 +175,19 @@ class MediaItems:
                 field="messages",
                 code="media_too_large",
             )
+
+    async def _contents(self, sources: list[MediaSource]) -> list[bytes | None]:
+        """All contents side by side; the first failure, too many bytes in all among them, ends the others."""
+        num_bytes = 0
+
+        async def load(source: MediaSource) -> bytes | None:
+            nonlocal num_bytes
+            content = await self._content(source)
+            num_bytes += len(content or b"")
+            self._check_total_bytes(num_bytes)
+            return content
+
+        return await all_or_none([load(source) for source in sources])
 
     async def _content(self, source: MediaSource) -> bytes | None:
         if source.url is None:
@@ -181,7 +207,11 @@ class MediaItems:
         if content is not None:
             hashed_content = await asyncio.to_thread(content_hash, content)
         else:
-            hashed_content = self._named.find(request.tenant_salt, source)
+            assert source.uuid is not None
+            found = self._named.find(request.tenant_salt, source.uuid)
+            if found is None:
+                raise _not_cached(source)
+            hashed_content = found
         key = mm_hash(
             hashed_content,
             modality=source.modality,
@@ -198,7 +228,7 @@ class MediaItems:
     async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
         source, content = item.source, item.content
         if content is None:
-            raise _not_cached(source)
+            raise _ContentMissingError
         job = ItemJob(source.modality, content, _num_alike(request, source), request.options, source.is_precomputed)
         # The same item goes to the same replica, from any ingress: what it needs is on that node.
         process_item = self._preprocess.options(stream=True, session_id=item.key).process_item
@@ -223,30 +253,18 @@ class MediaItems:
         return StoredItem(item.info, embeddings), info.num_bytes
 
 
-class _NamedContents:
-    """The content hash that a client's name for an item stands for; the least recently used names are forgotten.
+class _ContentMissingError(Exception):
+    """An item has to be made anew, but the client has only named it."""
 
-    A name stands for content and is never itself a cache key: whoever guesses or repeats one gets no other data than
-    its tenant sent.
-    """
 
-    def __init__(self, max_names: int) -> None:
-        self._max_names = max_names
-        self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
-
-    def remember(self, tenant_salt: str, name: str, hashed_content: str) -> None:
-        self._hashes[tenant_salt, name] = hashed_content
-        self._hashes.move_to_end((tenant_salt, name))
-        while len(self._hashes) > self._max_names:
-            self._hashes.popitem(last=False)
-
-    def find(self, tenant_salt: str, source: MediaSource) -> str:
-        """Raises InvalidRequestError for a name that is not known."""
-        assert source.uuid is not None
-        try:
-            return self._hashes[tenant_salt, source.uuid]
-        except KeyError:
-            raise _not_cached(source) from None
+async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Runs them side by side. The first that fails ends the others, and is what is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in coroutines]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _num_alike(request: PipelineRequest, source: MediaSource) -> int:

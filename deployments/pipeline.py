@@ -10,7 +10,7 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
-from deployments.media_items import LoadedItem, MediaItems, PipelineRequest
+from deployments.media_items import LoadedItem, MediaItems, PipelineRequest, all_or_none
 from deployments.metrics import IngressMetrics
 from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, cancel, translated
 from deployments.stages import GeneratedText
@@ -63,16 +63,14 @@ class Pipeline:
     ) -> tuple[ProcessedPrompt, list[ObjectRef]]:
         """Processes and encodes every item side by side; the prompt is rendered while the last are encoded."""
         infos: list[asyncio.Future[ItemInfo]] = [asyncio.get_running_loop().create_future() for _ in items]
-        try:
-            async with asyncio.TaskGroup() as group:
-                embeddings = [
-                    group.create_task(self.items.embeddings_of(request, item, info))
-                    for item, info in zip(items, infos, strict=True)
-                ]
-                prompt = group.create_task(self._render(request, infos, [item.key for item in items]))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return prompt.result(), [one.result() for one in embeddings]
+        embeddings = all_or_none(
+            [self.items.embeddings_of(request, item, info) for item, info in zip(items, infos, strict=True)]
+        )
+        prompt = self._render(request, infos, [item.key for item in items])
+        references: list[ObjectRef]
+        rendered: ProcessedPrompt
+        references, rendered = await all_or_none([embeddings, prompt])
+        return rendered, references
 
     async def _render(
         self, request: PipelineRequest, infos: list[asyncio.Future[ItemInfo]], hashes: list[str]

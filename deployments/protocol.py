@@ -28,6 +28,9 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 
 
+OptionName = Annotated[Text, Field(max_length=64)]
+
+
 class TextPart(WireModel):
     type: Literal["text"]
     text: Text
@@ -82,7 +85,7 @@ class ChatCompletionRequest(WireModel):
     """`POST /v1/chat/completions`. Fields typed to one value are accepted only where they change nothing."""
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
@@ -96,8 +99,8 @@ class ChatCompletionRequest(WireModel):
     ignore_eos: bool = False
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
-    mm_processor_kwargs: dict[str, bool | int | float | str] | None = Field(
-        None, description="settings of the model's processor for this request's media, e.g. max_pixels"
+    mm_processor_kwargs: dict[OptionName, bool | int | float | str] | None = Field(
+        None, max_length=16, description="settings of the model's processor for this request's media, e.g. max_pixels"
     )
     n: Literal[1] | None = 1
     logprobs: Literal[False] | None = None

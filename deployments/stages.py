@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.config import AppConfig
 from deployments.engine_loop import EngineLoop
-from deployments.metrics import EncodeMetrics, GenerateMetrics
+from deployments.metrics import EncodeMetrics, GenerateMetrics, PreprocessMetrics
+from deployments.pixel_scaling import PendingWork
 from deployments.tensor_wire import PackedItem, PackedTensor
 from llm.sampling_params import SamplingParams
+from preprocess.pixel_count import work_pixels
 from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity, Prompt
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Preprocess:
 
         from preprocess.processor import MultiModalProcessor, ProcessorConfig
 
+        self._limits = config.media.limits()
         self._processor = MultiModalProcessor(
             ProcessorConfig(
                 model=config.model,
@@ -88,16 +91,22 @@ class Preprocess:
                 jpeg_draft=config.preprocess.jpeg_draft,
                 dtype=getattr(torch, config.dtype_name(config.encode.num_gpus)),
                 max_model_len=config.max_model_len,
-                limits=config.media.limits(),
+                limits=self._limits,
             )
         )
         self._item_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="items")
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._pending = PendingWork()
+        self._metrics = PreprocessMetrics()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[ItemInfo | PackedItem | PackedTensor | None]:
         """Yields the item's ItemInfo, its tensors (those that it has been encoded to already, if so), and None as the
         proof that these are whole."""
-        info, tensors = await asyncio.get_running_loop().run_in_executor(self._item_thread, self._process, job)
+        # Tensors are taken as they are, without a pixel to decode. The block ends before the first yield: a generator
+        # that is dropped at one would go on counting until it is collected.
+        num_pixels = 0 if job.is_precomputed else work_pixels(job.modality, job.content, self._limits)
+        with self._pending.call(num_pixels):
+            info, tensors = await asyncio.get_running_loop().run_in_executor(self._item_thread, self._process, job)
         yield info
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
@@ -111,9 +120,15 @@ class Preprocess:
         return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
 
     async def render(self, prompt: Prompt, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._prompt_thread, self._processor.prompts.render, prompt, items, hashes
-        )
+        with self._pending.call():
+            return await asyncio.get_running_loop().run_in_executor(
+                self._prompt_thread, self._processor.prompts.render, prompt, items, hashes
+            )
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `deployments.pixel_scaling` scales by; Serve asks about twice a second."""
+        self._metrics.pending_pixels.set(self._pending.num_pixels)
+        return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat(processor=self._processor.identity)

@@ -12,7 +12,10 @@ from PIL import Image, ImageOps
 from preprocess.schema import InvalidRequestError
 
 _BASE64_SLICE = 2**20  # characters, a multiple of 4
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+# No TIFF: its tiles may be larger and more than the picture that they make up.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")
+_START_OF_SCAN = b"\xff\xda"
+_MAX_SCANS = 100  # progressive JPEGs have about ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,11 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
             check_image_size(image.size, limits=limits)
+            if image.format in ("JPEG", "MPO") and content.count(_START_OF_SCAN) > _MAX_SCANS:
+                # Every scan goes over all pixels again, and takes no more than 75 bytes to ask for.
+                raise InvalidRequestError(
+                    f"the JPEG has more than {_MAX_SCANS} scans", field="media", code="invalid_image"
+                )
             if draft_side is not None:
                 image.draft("RGB", (draft_side, draft_side))
             ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture

@@ -5,10 +5,10 @@ item takes in the prompt, and either `embeddings` (num_embeds, hidden_size) or t
 processor would have made. safetensors holds numbers only: nothing in it is ever run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 
 from preprocess.field_layout import Fields
@@ -18,6 +18,10 @@ from preprocess.schema import InvalidRequestError, ItemTensors
 
 EMBEDDINGS = "embeddings"
 _SIZE = "size"
+_DTYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
+    | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +37,49 @@ class PrecomputedItem:
 
 
 def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> PrecomputedItem:
-    """Reads and checks a safetensors file. Raises InvalidRequestError when it is none, lacks a tensor, holds one too
-    many, or a number that is not finite."""
+    """Reads and checks a safetensors file. Raises InvalidRequestError when it is none, lacks a tensor or holds one too
+    many."""
     check_size(content, limits=limits)
     try:
         tensors = load(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+    # A hostile header makes it raise many types (SafetensorError, TypeError, KeyError, OverflowError, ...).
+    except Exception as error:
         raise _invalid(f"the {len(content)} bytes are no safetensors file") from error
     size = _checked_size(tensors.pop(_SIZE, None), limits=limits)
     expected = {EMBEDDINGS} if EMBEDDINGS in tensors else set(fields)
     if tensors.keys() != expected:
-        raise _invalid(f"a file with {sorted(tensors)} beside {_SIZE!r}, expected {sorted(expected)}")
+        raise _invalid(f"the file has {len(tensors)} tensors beside {_SIZE!r}, expected are {sorted(expected)}")
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise _invalid(f"{name} holds numbers that are not finite")
+        if tensor.dtype not in _DTYPES:
+            raise _invalid(f"{name} is {_described(tensor)}, which no processor makes")
     if EMBEDDINGS in tensors and not (tensors[EMBEDDINGS].ndim == 2 and tensors[EMBEDDINGS].is_floating_point()):
         raise _invalid(f"embeddings must be floating-point numbers of two axes, not {_described(tensors[EMBEDDINGS])}")
     return PrecomputedItem(size, tensors)
 
 
-def check_alike(tensors: ItemTensors, expected: ItemTensors) -> None:
-    """Raises InvalidRequestError unless the tensors have the shapes of `expected`, and its very numbers where those are
-    whole: grids, sizes and indices, by which an encoder finds its way in a batch that holds other clients' items."""
+def with_own_layout(tensors: ItemTensors, expected: ItemTensors, derived: Sequence[str]) -> ItemTensors:
+    """The client's tensors, but for fields that follow from the picture's size our own of `expected`: grids, indices,
+    masks, by which an encoder finds its way in a batch that holds other clients' items.
+
+    Raises InvalidRequestError when shapes, kinds or those fields differ.
+    """
+    found = {}
     for name, value in expected.items():
         given = tensors[name]
         if given.shape != value.shape or given.is_floating_point() != value.is_floating_point():
             raise _invalid(f"{name} is {_described(given)}, for a picture of this size {_described(value)}")
-        if not value.is_floating_point() and not torch.equal(given.to(value.dtype), value):
+        is_derived = not value.is_floating_point() or name in derived
+        if is_derived and not torch.equal(given.double(), value.double()):
             raise _invalid(f"{name} holds other numbers than belong to a picture of this size")
+        found[name] = value if is_derived else given
+    return found
+
+
+def check_finite(tensors: ItemTensors) -> None:
+    """Raises InvalidRequestError for a number that is not finite in the encoder's dtype."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise _invalid(f"{name} holds numbers that are not finite as {str(tensor.dtype).removeprefix('torch.')}")
 
 
 def check_embeddings(item: PrecomputedItem, num_embeds: int) -> None:

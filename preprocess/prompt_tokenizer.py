@@ -113,8 +113,12 @@ class PromptTokenizer:
 
     def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
         """The text of a run, or None when tokenising that would not give the run back."""
-        text = self.decode_run(run, is_first=is_first)
-        return text if np.array_equal(self.encode_run(text, is_first=is_first), run) else None
+        decoded = self.decode_run(run, is_first=is_first)
+        # Decoding may have taken a space away that the text itself began with.
+        for text in (decoded, " " + decoded):
+            if np.array_equal(self.encode_run(text, is_first=is_first), run):
+                return text
+        return None
 
     def decode_run(self, run: TokenIds, *, is_first: bool) -> str:
         if is_first:

@@ -77,13 +77,10 @@ class FrameInsertion:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """All updates of one model: by modality, and of no item. `adds_special_tokens` tells whether prompts have the BOS
-    and EOS that the tokenizer adds by itself, `keeps_special_tokens` whether those with items do."""
+    """All updates of one model: by modality, and of no item."""
 
     updates: dict[str, PromptUpdate]
     frame: tuple[FrameInsertion, ...] = ()
-    adds_special_tokens: bool = True
-    keeps_special_tokens: bool = True
 
 
 def apply_updates(
@@ -91,14 +88,16 @@ def apply_updates(
     items: Sequence[tuple[str, ItemExpansion]],
     rules: PromptRules,
     tokenizer: PromptTokenizer,
+    *,
+    may_be_expanded: bool = True,
 ) -> tuple[TokenIds, list[PlaceholderRange]]:
     """Expands a prompt for `items`, pairs of modality and expansion; those of a modality in prompt order.
 
-    Ids that hold the expansions already, because the client ran the model's processor itself, stay as they are.
-    Returns the final ids and each item's placeholder range. Raises InvalidRequestError when the prompt's targets do
-    not match the items.
+    With `may_be_expanded`, ids that hold the expansions already, because the client ran the model's processor itself,
+    stay as they are. Returns the final ids and each item's placeholder range. Raises InvalidRequestError when the
+    prompt's targets do not match the items.
     """
-    found = find_expanded(ids, items, rules, tokenizer)
+    found = find_expanded(ids, items, rules, tokenizer) if may_be_expanded else None
     if found is not None:
         return ids, [_placed(expansion, offset) for (_, expansion), offset in zip(items, found, strict=True)]
     pieces = _framed(_place_items(ids, items, rules, tokenizer), bool(items), rules, tokenizer)
@@ -116,13 +115,13 @@ def find_expanded(
     offsets = _find_in_prompt_order(ids, items)
     if offsets is None:
         return None
-    for modality, update in rules.updates.items():
+    for update in rules.updates.values():
         if isinstance(update, PromptReplacement):
             target = _target_ids(update.target, tokenizer)
             if target is None:
                 continue
-            mine = [expansion.token_ids for name, expansion in items if name == modality]
-            if len(_find_all(ids, target)) != sum(len(_find_all(one, target)) for one in mine):
+            # In those of every modality, for two may share a token.
+            if len(_find_all(ids, target)) != sum(len(_find_all(one.token_ids, target)) for _, one in items):
                 return None
     return offsets
 
@@ -145,8 +144,6 @@ def _place_items(
     ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
 ) -> list[Piece]:
     """The prompt cut at its targets, with a Slot for every item."""
-    if not rules.adds_special_tokens or (items and not rules.keeps_special_tokens):
-        ids = without_special_tokens(ids, tokenizer)
     prefix, rest = _split_prefix(ids, tokenizer)
     pieces: list[Piece] = [prefix, Opening(rest)]
     for modality, update in rules.updates.items():

@@ -1,5 +1,6 @@
 """Prompts of every form - chat messages, text, token ids - to final token ids and placeholder ranges."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,8 +57,6 @@ class PromptRenderer:
         self._rules = PromptRules(
             updates={name: modality.update(processor) for name, modality in family.modalities.items()},
             frame=family.frame(processor),
-            adds_special_tokens=self._add_special_tokens,
-            keeps_special_tokens=family.keeps_special_tokens,
         )
 
     def render(self, prompt: Prompt, items: Sequence[ItemInfo], hashes: Sequence[str]) -> ProcessedPrompt:
@@ -67,29 +66,46 @@ class PromptRenderer:
         InvalidRequestError when placeholders and items do not match or no room is left in the context to answer.
         """
         try:
-            ids, placeholders = self._expand(self._ids(prompt), items)
+            ids, placeholders = self._expand(prompt, items)
         except InvalidRequestError as error:
             raise error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt") from None
         return ProcessedPrompt(ids, placeholders, list(hashes))
 
-    def _ids(self, prompt: Prompt) -> TokenIds:
+    def _ids(self, prompt: Prompt, *, add_special_tokens: bool) -> TokenIds:
+        """The prompt tokenised; `add_special_tokens`: with the BOS and EOS that the tokenizer adds by itself."""
         if isinstance(prompt, TokensPrompt):
-            return self._rewritten_ids(self._checked_ids(prompt.token_ids))
-        if isinstance(prompt, TextPrompt):
-            self._check_length(len(prompt.text))
-            text = self._rewritten(prompt.text)
-            return self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)
-        self._check_length(sum(len(part.get("text", "")) for message in prompt.messages for part in message["content"]))
-        text = self._rewritten(self._fill_template(prompt.messages))
-        bos = self._hf_tokenizer.bos_token
-        add_special_tokens = self._add_special_tokens and not (bos and text.startswith(bos))
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, is_marked=True)
+            ids = self._rewritten_ids(self._checked_ids(prompt.token_ids), add_special_tokens)
+            return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
+        try:
+            if isinstance(prompt, TextPrompt):
+                self._check_length(len(prompt.text))
+                text = self._rewritten(prompt.text)
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            self._check_length(_num_chars(prompt.messages))
+            text = self._rewritten(self._fill_template(prompt.messages))
+            self._check_length(len(text))
+            bos = self._hf_tokenizer.bos_token
+            adds_now = add_special_tokens and not (bos and text.startswith(bos))
+            return self._tokenizer.encode(text, add_special_tokens=adds_now, is_marked=True)
+        # What tokenizers raise for half a surrogate pair, or for a control token that plain text gives as well.
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InvalidRequestError):
+                raise
+            raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
 
     def _checked_ids(self, ids: Sequence[int]) -> TokenIds:
-        array = np.asarray(ids, dtype=np.int64)
-        if array.ndim != 1 or array.min(initial=0) < 0 or array.max(initial=0) >= self._vocab_size:
+        if len(ids) >= self._max_model_len:
+            raise self._no_room(len(ids))
+        try:
+            array = np.asarray(ids if len(ids) else np.empty(0, np.int32))
+        except (ValueError, TypeError):  # lists of different lengths
+            array = np.empty((0, 0))
+        is_whole = array.ndim == 1 and array.dtype.kind in "iu"
+        if not is_whole or array.min(initial=0) < 0 or array.max(initial=0) >= self._vocab_size:
             raise InvalidRequestError(
-                f"token ids must be from 0 to {self._vocab_size - 1}", field="prompt", code="invalid_token_id"
+                f"token ids must be whole numbers from 0 to {self._vocab_size - 1}",
+                field="prompt",
+                code="invalid_token_id",
             )
         return array.astype(np.int32)
 
@@ -97,7 +113,7 @@ class PromptRenderer:
         rewrite = self._family.rewrite_text
         return text if rewrite is None else rewrite(self._processor, text)
 
-    def _rewritten_ids(self, ids: TokenIds) -> TokenIds:
+    def _rewritten_ids(self, ids: TokenIds, add_special_tokens: bool) -> TokenIds:
         """The ids of the rewritten text if that differs, else the client's own."""
         if self._family.rewrite_text is None:
             return ids
@@ -105,7 +121,7 @@ class PromptRenderer:
         rewritten = self._rewritten(text)
         if rewritten == text:
             return ids
-        return self._tokenizer.encode(rewritten, add_special_tokens=self._add_special_tokens)
+        return self._tokenizer.encode(rewritten, add_special_tokens=add_special_tokens)
 
     def dummy_prompt(self, num_items: Mapping[str, int]) -> TokensPrompt:
         """A prompt of nothing but placeholders, for so many items of each modality."""
@@ -115,14 +131,14 @@ class PromptRenderer:
                 ids += tokens_of_target(update.target, self._tokenizer).tolist() * num_items.get(modality, 0)
         return TokensPrompt(ids)
 
-    def _expand(self, ids: TokenIds, items: Sequence[ItemInfo]) -> tuple[list[int], list[PlaceholderRange]]:
-        if self._family.requires_items and not items:
-            wanted = ", ".join(self._family.modalities)
-            raise InvalidRequestError(
-                f"this model takes no text alone, send media ({wanted}) with it", field="prompt", code="media_required"
-            )
+    def _expand(self, prompt: Prompt, items: Sequence[ItemInfo]) -> tuple[list[int], list[PlaceholderRange]]:
+        self._check_items(items)
         pairs = [(item.modality, item.expansion) for item in items]
-        final, placeholders = apply_updates(ids, pairs, self._rules, self._tokenizer)
+        ids = self._ids(
+            prompt, add_special_tokens=self._add_special_tokens and (self._family.keeps_special_tokens or not items)
+        )
+        may_be_expanded = isinstance(prompt, TokensPrompt)
+        final, placeholders = apply_updates(ids, pairs, self._rules, self._tokenizer, may_be_expanded=may_be_expanded)
         num_positions = sum(int((final == embed_id).sum()) for embed_id in self._embed_ids)
         num_embeds = sum(item.num_embeds for item in items)
         if num_positions != num_embeds:
@@ -132,13 +148,34 @@ class PromptRenderer:
                 code="placeholder_mismatch",
             )
         if len(final) >= self._max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(final)} tokens, the context of {self._max_model_len} tokens"
-                " leaves no room for an answer",
-                field="prompt",
-                code="context_length_exceeded",
-            )
+            raise self._no_room(len(final))
         return final.tolist(), placeholders
+
+    def _check_items(self, items: Sequence[ItemInfo]) -> None:
+        """Raises InvalidRequestError for more items than the model takes in one prompt, or none where it needs some."""
+        modalities = self._family.modalities
+        if self._family.requires_items and not items:
+            raise InvalidRequestError(
+                f"this model takes no text alone, send media ({', '.join(modalities)}) with it",
+                field="prompt",
+                code="media_required",
+            )
+        for name, number in Counter(item.modality for item in items).items():
+            limit = modalities[name].max_items
+            if limit is not None and number > limit:
+                raise InvalidRequestError(
+                    f"{number} {name} items in one prompt, this model takes {limit}",
+                    field="prompt",
+                    code="too_many_items",
+                )
+
+    def _no_room(self, num_tokens: int) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"the prompt has {num_tokens} tokens, the context of {self._max_model_len} tokens"
+            " leaves no room for an answer",
+            field="prompt",
+            code="context_length_exceeded",
+        )
 
     def _check_length(self, num_chars: int) -> None:
         """Refuses what cannot fit however it is tokenised, before time is spent on it."""
@@ -166,3 +203,8 @@ class PromptRenderer:
                 field="messages",
             ) from error
         return text
+
+
+def _num_chars(messages: Sequence[Message]) -> int:
+    """Characters of a conversation's text; a message is at least one, for templates write something for each."""
+    return sum(1 + sum(len(part.get("text", "")) for part in message["content"]) for message in messages)

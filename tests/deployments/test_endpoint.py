@@ -136,6 +136,18 @@ def test_a_named_picture_needs_to_be_sent_only_once(client: OpenAI) -> None:
     assert caught.value.code == "media_not_cached"
 
 
+def test_clients_with_different_keys_share_nothing(client: OpenAI) -> None:
+    other = client.with_options(api_key="another")
+    picture = encoded(disc("purple", (96, 96), (36, 36)))
+    client.chat.completions.create(model="shapes", messages=[named("secret", picture)], max_tokens=1)
+    with pytest.raises(BadRequestError) as caught:
+        other.chat.completions.create(model="shapes", messages=[named("secret")])
+    assert caught.value.code == "media_not_cached"
+    timings = {"extra_body": {"stage_timings": True}, "max_tokens": 1}
+    hits = [ask(one, "Hi", picture, **timings).stage_timings["embedding_cache_hits"] for one in (client, other)]
+    assert hits == [1, 0]
+
+
 def test_sixteen_at_once_are_answered_right(client: OpenAI) -> None:
     colours = ["red", "green", "blue", "yellow", "purple", "orange", "red", "blue"]
     pictures = [encoded(disc(colour, (96 + i, 96 + i), (36, 36))) for i, colour in enumerate(colours)]
@@ -210,6 +222,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 400, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]"),
         ({"messages": with_file(RED), "mm_processor_kwargs": {"size": 5}}, 400, "mm_processor_kwargs.size"),
+        ({"messages": with_file(RED), "mm_processor_kwargs": {"x" * 999: 5}}, 400, f"mm_processor_kwargs.{'x' * 64}"),
+        ({"messages": HELLO, "mm_processor_kwargs": {"\ud800": 5}}, 400, "mm_processor_kwargs"),
         ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
         ({"messages": HELLO, "max_tokens": -1}, 400, "max_tokens"),
         ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),

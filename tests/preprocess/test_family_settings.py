@@ -18,7 +18,7 @@ from preprocess.models import FAMILIES
 from preprocess.models.phi4_multimodal import PHI4_MULTIMODAL
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import InvalidRequestError, ItemInfo, Prompt, TextPrompt, TokensPrompt
-from tests.preprocess.parity import Pair, pair
+from tests.preprocess.parity import Pair, pair, picture
 from tests.preprocess.small_processors import save_processor
 
 PAN_AND_SCAN = {"do_pan_and_scan": True}
@@ -215,3 +215,12 @@ def test_phi4_refuses_a_picture_that_is_too_narrow() -> None:
     ours = pair("phi4_multimodal", "byte_level", "torchvision").ours
     with pytest.raises(InvalidRequestError, match="a picture of 300x4 pixels is too narrow for this model"):
         ours.items.process("image", [png(drawn(300, 4))])
+
+
+@pytest.mark.parametrize("text", ["<s>", "<s>a", "a"])
+def test_a_beginning_that_a_text_spells_out_stays(text: str) -> None:
+    """What the tokenizer adds to ids by itself is taken off for Florence-2, but not what a text says."""
+    families = pair("florence2", "byte_level", "pil")
+    families_ids = families.theirs(text=text, images=[picture(0)], return_tensors="pt")["input_ids"][0].tolist()
+    infos = [info for info, _ in families.items([0])]
+    assert families.render_text(text, infos).prompt_token_ids == families_ids

@@ -19,6 +19,7 @@ from preprocess.prompt_updates import (
     PromptRules,
     PromptUpdate,
     apply_updates,
+    without_special_tokens,
 )
 from preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 from tests.preprocess.small_tokenizers import BOS, CONTROL, Prefix, Vocabulary, small_tokenizer
@@ -91,16 +92,19 @@ class Subject:
         items: Sequence[str],
         update: PromptUpdate,
         frame: Sequence[FrameInsertion] = (),
-        **rules: bool,
+        *,
+        keeps_special_tokens: bool = True,
     ) -> list[int]:
         """The updated prompt; checks that the placeholders are where the embeddings belong."""
         pairs = [("image", self.item(text)) for text in items]
-        all_rules = PromptRules({"image": update}, tuple(frame), **rules)
-        updated, placeholders = apply_updates(ids, pairs, all_rules, self.tokenizer)
+        rules = PromptRules({"image": update}, tuple(frame))
+        if not keeps_special_tokens:
+            ids = without_special_tokens(ids, self.tokenizer)
+        updated, placeholders = apply_updates(ids, pairs, rules, self.tokenizer)
         positions = [index for one in placeholders for index in range(one.offset, one.offset + one.length)]
         assert positions == np.flatnonzero(updated == self.one(EMBED)).tolist()
         assert [one.num_embeds for one in placeholders] == [item.features.num_embeds for _, item in pairs]
-        again, same = apply_updates(updated, pairs, all_rules, self.tokenizer)
+        again, same = apply_updates(updated, pairs, rules, self.tokenizer)
         if items:
             assert again.tolist() == updated.tolist(), "expanded already"
             assert same == placeholders
@@ -181,12 +185,13 @@ def test_frames_are_as_if_the_whole_text_had_been_tokenised(
 def test_a_prompt_after_bos_is_tokenised_as_no_beginning(subject: Subject, prompt: str, number: int) -> None:
     """What PaliGemma does: the pictures, BOS and only then the text."""
     assume(subject.can_tell(prompt))
-    item, rules = START + EMBED + END, {"adds_special_tokens": False}
+    item = START + EMBED + END
     frame = [FrameInsertion(BOS, Position.AFTER_ITEMS), FrameInsertion("\n", Position.END)]
     update = PromptReplacement(TARGET, otherwise=Position.START)
     expected = subject.ids(item * number + BOS + prompt + "\n", special=False).tolist()
     for given_ids in (subject.ids(prompt), subject.ids(prompt, special=False)):
-        assert subject.apply(given_ids, [item] * number, update, frame, **rules) == expected
+        updated = subject.apply(given_ids, [item] * number, update, frame, keeps_special_tokens=False)
+        assert updated == expected
 
 
 def test_target_of_several_ids() -> None:
@@ -239,14 +244,6 @@ def test_items_before_the_text_make_it_no_beginning() -> None:
     this = subject("metaspace", "first")
     updated = this.apply(this.ids("Look"), [EMBED], PromptInsertion(Position.START), keeps_special_tokens=False)
     assert this.hf.convert_ids_to_tokens(updated[:2]) == [EMBED, "L"]
-
-
-def test_special_tokens_go_only_from_prompts_with_items() -> None:
-    this = subject()
-    update = PromptInsertion(Position.END)
-    assert this.apply(this.ids("a"), [], update, keeps_special_tokens=False) == this.ids("a").tolist()
-    assert this.apply(this.ids("a"), [EMBED], update, keeps_special_tokens=False)[0] != this.one(BOS)
-    assert this.apply(this.ids("a"), [], update, adds_special_tokens=False)[0] != this.one(BOS)
 
 
 def test_frame_with_items_only() -> None:

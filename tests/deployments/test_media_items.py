@@ -1,0 +1,141 @@
+"""Items of concurrent requests: each is made once, and no request spoils another's. Stages are stand-ins here."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.config import AppConfig
+from deployments.demo import picture_part
+from deployments.media_items import LoadedItem, MediaItems, MediaSource, PipelineRequest, StoredItem
+from llm.sampling_params import SamplingParams
+from preprocess.schema import (
+    ChatPrompt,
+    InvalidRequestError,
+    ItemExpansion,
+    ItemInfo,
+    PlaceholderRange,
+    ProcessorIdentity,
+)
+from tests.pictures import disc, encoded
+
+RED, BLUE = (picture_part(encoded(disc(colour)))["image_url"]["url"] for colour in ("red", "blue"))
+PROCESSOR = ProcessorIdentity("fingerprint")
+
+
+def info(num_bytes: int = 10, is_encoded: bool = False) -> ItemInfo:
+    expansion = ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1))
+    return ItemInfo("image", expansion, num_bytes, is_encoded=is_encoded)
+
+
+class Items(MediaItems):
+    """With stages that answer at once, or when `may_go_on` is set."""
+
+    def __init__(self, **settings: Any) -> None:
+        metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
+        nothing: Any = None
+        super().__init__(AppConfig.model_validate({"ingress": settings}), nothing, nothing, nothing, metrics)
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.made: list[str] = []
+        self.is_encoded = False
+
+    async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
+        if item.content is None:
+            return await super()._process(request, item)
+        self.made.append(request.request_id)
+        found: Any = f"tensors of {item.key}"
+        return StoredItem(info(is_encoded=self.is_encoded), found), 10
+
+    async def _encode_item(self, request: PipelineRequest, key: str, item: StoredItem) -> tuple[StoredItem, int]:
+        await self.may_go_on.wait()
+        found: Any = f"embeddings of {key}"
+        return StoredItem(item.info, found), 10
+
+
+def request(url: str | None, uuid: str | None = None, name: str = "r") -> PipelineRequest:
+    source = MediaSource(url, f"field of {name}", uuid=uuid)
+    return PipelineRequest(name, ChatPrompt([]), [source], SamplingParams())
+
+
+async def embeddings(items: Items, sent: PipelineRequest) -> Any:
+    (item,) = await items.load(sent, PROCESSOR)
+    return await items.embeddings_of(sent, item, asyncio.get_running_loop().create_future())
+
+
+async def test_one_item_of_many_requests_is_made_once() -> None:
+    items = Items()
+    found = await asyncio.gather(*(embeddings(items, request(RED, name=str(number))) for number in range(5)))
+    assert len(set(found)) == len(items.made) == 1
+
+
+async def test_a_name_that_is_sent_anew_stays_with_the_new_content() -> None:
+    """Also when a request that only named the old content ends later."""
+    items = Items(embedding_cache_bytes=0)
+    old = await embeddings(items, request(RED, "mine"))
+    items.may_go_on.clear()
+    late = asyncio.create_task(embeddings(items, request(None, "mine")))
+    await asyncio.sleep(0.01)
+    newer = asyncio.create_task(embeddings(items, request(BLUE, "mine")))
+    await asyncio.sleep(0.01)
+    items.may_go_on.set()
+    new = await newer
+    assert await late == old != new
+    assert await embeddings(items, request(None, "mine")) == new
+
+
+async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_name() -> None:
+    items = Items()
+    await embeddings(items, request(RED, "mine"))
+    (named,) = await items.load(request(None, "mine"), PROCESSOR)
+    items.forget([named])  # evicted meanwhile
+    loop = asyncio.get_running_loop()
+    only_named = items.embeddings_of(request(None, "mine", "first"), named, loop.create_future())
+    with_content = embeddings(items, request(RED, "mine", "second"))
+    failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
+    assert isinstance(failed, InvalidRequestError)
+    assert failed.code == "media_not_cached"
+    assert str(found).startswith("embeddings of")
+
+
+async def test_what_clients_encoded_counts_in_the_cache() -> None:
+    items = Items(embedding_cache_bytes=25)
+    items.is_encoded = True
+    for number in range(4):
+        url = picture_part(encoded(disc("red", (100 + number, 100))))["image_url"]["url"]
+        await embeddings(items, request(url))
+    assert (items.embeddings.stats.num_bytes, items.embeddings.stats.evictions) == (20, 2)
+
+
+async def test_whoever_waits_for_an_item_that_fails_does_not_wait_for_ever() -> None:
+    items = Items()
+    (item,) = await items.load(request(RED), PROCESSOR)
+    items.may_go_on.clear()
+    waiting: asyncio.Future[ItemInfo] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(items.embeddings_of(request(RED), LoadedItem(item.source, None, "", "x"), waiting))
+    with pytest.raises(InvalidRequestError):
+        await task
+    assert waiting.cancelled()
+
+
+async def test_bytes_of_all_items_are_bounded_while_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = Items()
+    limit = items._limits.max_total_bytes
+    ended: list[str] = []
+
+    async def content(source: MediaSource) -> bytes:
+        if source.uuid == "slow":
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append("slow")
+        return b"x" * (limit // 2 + 1)
+
+    monkeypatch.setattr(items, "_content", content)
+    sources = [MediaSource(RED, "f", uuid=name) for name in ("a", "slow", "b")]
+    sent = PipelineRequest("r", ChatPrompt([]), sources, SamplingParams())
+    with pytest.raises(InvalidRequestError, match="bytes of media"):
+        await asyncio.wait_for(items.load(sent, PROCESSOR), 5)
+    assert ended == ["slow"]
