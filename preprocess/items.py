@@ -1,7 +1,6 @@
 """Media items to tensors: decoding, the Hugging Face image or video processor, and each item's part of the result."""
 
 import hashlib
-import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from PIL import Image
 
 from preprocess.field_layout import Outputs, merge_items, split_items
 from preprocess.media import MediaLimits, decode_image
@@ -63,7 +61,7 @@ class ItemProcessor:
         num_in_prompt: int | None = None,
         options: Mapping[str, object] = NO_OPTIONS,
     ) -> list[tuple[ItemInfo, ItemTensors]]:
-        """Decodes and processes encoded items together, in one call of the Hugging Face processor.
+        """Decodes and processes encoded items, in one call of the Hugging Face processor where the family allows it.
 
         `num_in_prompt` is the number of such items in the prompt that they are for, cached ones included; `options`
         are the client's settings. Returns each item's metadata and its tensors, floating-point ones in the encoder's
@@ -75,18 +73,22 @@ class ItemProcessor:
         decoded = [self._decode(rules, content, kwargs) for content in contents]
         decode_seconds = (time.perf_counter() - started) / len(contents)
         started = time.perf_counter()
-        items: list[ItemTensors] = []
-        expansions: list[ItemExpansion] = []
+        pairs: list[tuple[ItemExpansion, ItemTensors]] = []
         for batch in [[one] for one in decoded] if rules.one_by_one else [decoded]:
-            outputs = self._run(modality, rules, batch, kwargs)
-            split = split_items(rules.fields, outputs, len(batch))
-            items += [self._stored(rules.pack(self._processor, item)) for item in split]
-            expansions += [self._expansion(modality, rules, outputs, index, kwargs) for index in range(len(batch))]
+            pairs += self._processed(modality, rules, batch, kwargs)
         process_seconds = (time.perf_counter() - started) / len(decoded)
         return [
             (_info(modality, expansion, tensors, decode_seconds, process_seconds), tensors)
-            for expansion, tensors in zip(expansions, items, strict=True)
+            for expansion, tensors in pairs
         ]
+
+    def _processed(
+        self, modality: str, rules: Modality, batch: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[ItemExpansion, ItemTensors]]:
+        outputs = self._run(modality, rules, batch, kwargs)
+        items = [rules.pack(self._processor, item) for item in split_items(rules.fields, outputs, len(batch))]
+        expansions = [self._expansion(modality, rules, outputs, index, kwargs) for index in range(len(batch))]
+        return [(expansion, self._stored(rules, tensors)) for expansion, tensors in zip(expansions, items, strict=True)]
 
     def accept(
         self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
@@ -105,15 +107,14 @@ class ItemProcessor:
             expansion = self._expansion(modality, rules, outputs, 0, kwargs)
             check_embeddings(item, expansion.features.num_embeds)
             layout = split_items({name: rules.fields[name] for name in rules.language_fields}, outputs, 1)[0]
-            tensors = self._stored({**item.tensors, **layout})
+            tensors = self._stored(rules, {**item.tensors, **layout})
         else:
             # An image of that size has what the tensors say of themselves, by which the encoder finds its way.
-            blank = Image.new("RGB", (item.size[1], item.size[0]))
-            outputs = self._run(modality, rules, [blank], kwargs)
+            outputs = self._run(modality, rules, [rules.blank(item.size)], kwargs)
             expansion = self._expansion(modality, rules, outputs, 0, kwargs)
             expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
             given = rules.pack(self._processor, item.tensors)
-            tensors = self._stored(with_own_layout(given, expected, rules.derived_fields))
+            tensors = self._stored(rules, with_own_layout(given, expected, rules.derived_fields))
         check_finite(tensors)
         return _info(modality, expansion, tensors, is_encoded=item.is_encoded), tensors
 
@@ -132,11 +133,10 @@ class ItemProcessor:
 
     def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
         """A dummy item of the size that takes the most embeddings, to reserve memory by."""
-        height, width = self.largest_size(modality)
-        picture = io.BytesIO()
-        Image.new("RGB", (width, height)).save(picture, "PNG", compress_level=1)
-        options = self.rules(modality).largest_options
-        return self.process(modality, [picture.getvalue()], options=options)[0]
+        rules = self.rules(modality)
+        kwargs = self._kwargs_with(modality, rules, rules.largest_options)
+        ((expansion, tensors),) = self._processed(modality, rules, [rules.blank(self.largest_size(modality))], kwargs)
+        return _info(modality, expansion, tensors), tensors
 
     def _takes(self, modality: str) -> bool:
         """Without torchvision, processors come without the part for videos."""
@@ -158,7 +158,11 @@ class ItemProcessor:
     def expansion_for_size(
         self, modality: str, size: Size, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
     ) -> ItemExpansion:
-        """What an image of `size` (height, width) becomes in a prompt, found without any pixels."""
+        """What an item of `size` becomes in a prompt, found without any pixels.
+
+        A video's frames are those that the model gets, and their times are made up: the number of embeddings is right,
+        a prompt that tells the times has others.
+        """
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
         return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), 0, kwargs)
@@ -167,22 +171,27 @@ class ItemProcessor:
         """The size that takes the most embeddings, with the options that ask for the most."""
         rules = self.rules(modality)
         options = rules.largest_options
-        candidates = rules.largest(self._processor, self._kwargs_with(modality, rules, options))
+        kwargs = self._kwargs_with(modality, rules, options)
+        if modality == "video":
+            kwargs["max_frames"] = self._limits.video.max_frames
+        candidates = rules.largest(self._processor, kwargs)
 
         def num_embeds(size: Size) -> int:
             return self.expansion_for_size(modality, size, options=options).features.num_embeds
 
         return max(candidates, key=num_embeds)
 
-    def identity(self) -> ProcessorIdentity:
+    def identity(self, checkpoint: str) -> ProcessorIdentity:
+        """Of the processor of `checkpoint`, its name and revision."""
         modalities = self._family.modalities
         among_others = [name for name, rules in modalities.items() if rules.among_others is not None]
-        return ProcessorIdentity(self._fingerprint(), frozenset(among_others))
+        return ProcessorIdentity(self._fingerprint(checkpoint), frozenset(among_others))
 
-    def _fingerprint(self) -> str:
+    def _fingerprint(self, checkpoint: str) -> str:
         """Identifies everything besides the media that changes an item: settings, back end, tokens, versions."""
         processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
         settings = {
+            "checkpoint": checkpoint,
             "processor": type(self._processor).__name__,
             "processors": {
                 name: [type(one).__name__, one.to_dict()] for name, one in processors.items() if one is not None
@@ -214,24 +223,29 @@ class ItemProcessor:
         rules = self.rules(modality, num_in_prompt or len(items))
         return merge_items(rules.fields, [rules.unpack(self._processor, item) for item in items])
 
-    def _stored(self, tensors: ItemTensors) -> ItemTensors:
+    def _stored(self, rules: Modality, tensors: ItemTensors) -> ItemTensors:
         """Contiguous and owning its memory: what is shipped is the item and not the batch it was cut from."""
-        return {name: self._stored_tensor(value) for name, value in tensors.items()}
+        # Positions are reckoned with what is for the language model: it stays as exact as it is.
+        encoded = tensors.keys() - set(rules.language_fields)
+        return {name: self._stored_tensor(value, name in encoded) for name, value in tensors.items()}
 
-    def _stored_tensor(self, value: torch.Tensor) -> torch.Tensor:
-        if value.is_floating_point():
+    def _stored_tensor(self, value: torch.Tensor, is_encoded: bool) -> torch.Tensor:
+        if is_encoded and value.is_floating_point():
             value = value.to(self._dtype)
         is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
         return value if is_whole else value.clone(memory_format=torch.contiguous_format)
 
     def _kwargs_with(self, modality: str, rules: Modality, options: Mapping[str, object]) -> dict[str, Any]:
-        kwargs = dict(self._kwargs.get(modality, {}))
+        chosen: dict[str, Any] = {}
         for name, value in options.items():
             if name not in rules.options:
                 known = ", ".join(sorted(rules.options)) or "none"
                 raise invalid_option(name, f"is no option of this model for an item of kind {modality}, known: {known}")
-            kwargs |= rules.options[name](self._processor, value)
-        return kwargs
+            found = rules.options[name](self._processor, value)
+            if chosen.keys() & found.keys():
+                raise invalid_option(name, f"cannot be set beside the other options: {', '.join(sorted(options))}")
+            chosen |= found
+        return dict(self._kwargs.get(modality, {})) | chosen
 
     def _expansion(
         self, modality: str, rules: Modality, outputs: Outputs, index: int, kwargs: Mapping[str, Any]

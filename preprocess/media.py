@@ -35,7 +35,8 @@ class VideoLimits:
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What one request may bring. Sizes are of the encoded media in bytes, of pictures in pixels."""
+    """What one request may bring. Sizes are of the encoded media in bytes, of pictures in pixels. The shortest side and
+    the ratio of sides hold for videos as well."""
 
     max_items: int = 16
     max_item_bytes: int = 20 * 2**20
@@ -126,22 +127,28 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
         ) from error
 
 
-def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
-    """Raises InvalidRequestError for a picture of `size` (width, height) that breaks a limit."""
+def check_shape(size: tuple[int, int], limits: MediaLimits, *, kind: str) -> None:
+    """Raises InvalidRequestError where a side of an image or a video is too short, by itself or beside the other."""
     width, height = size
     if min(width, height) < limits.min_image_side:
         raise InvalidRequestError(
-            f"the image is {width}x{height} pixels, each side needs at least {limits.min_image_side}",
+            f"the {kind} is {width}x{height} pixels, each side needs at least {limits.min_image_side}",
             field="media",
-            code="image_too_small",
+            code=f"{kind}_too_small",
         )
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
         # Processors that scale the shorter side up would make a picture without end of it.
         raise InvalidRequestError(
-            f"the image is {width}x{height} pixels, one side may be {limits.max_aspect_ratio:g} times the other",
+            f"the {kind} is {width}x{height} pixels, one side may be {limits.max_aspect_ratio:g} times the other",
             field="media",
-            code="image_too_large",
+            code=f"{kind}_too_large",
         )
+
+
+def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
+    """Raises InvalidRequestError for a picture of `size` (width, height) that breaks a limit."""
+    check_shape(size, limits=limits, kind="image")
+    width, height = size
     if width * height > limits.max_image_pixels:
         raise InvalidRequestError(
             f"the image is {width}x{height} pixels, the limit is {limits.max_image_pixels} in all",

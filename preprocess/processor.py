@@ -68,7 +68,7 @@ class MultiModalProcessor:
             vocab_size=max(len(prompt_tokenizer), text_config.vocab_size),
             max_model_len=self.max_model_len,
         )
-        self.identity = self.items.identity()
+        self.identity = self.items.identity(f"{config.model}@{config.revision}")
 
 
 def _boundaries(processor: HFProcessor, family: ProcessorFamily) -> set[str]:

@@ -5,6 +5,7 @@ Working on ids makes a prompt given as text and the same prompt given as ids com
 of tokens are tokenised once, not with every prompt.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -112,7 +113,7 @@ def find_expanded(
     """The offset of each item's `token_ids` if the prompt holds all of them, and no target besides; else None."""
     if not items:
         return None
-    offsets = _find_in_prompt_order(ids, items)
+    offsets = _find_in_prompt_order(ids, items, tokenizer)
     if offsets is None:
         return None
     for update in rules.updates.values():
@@ -126,18 +127,42 @@ def find_expanded(
     return offsets
 
 
-def _find_in_prompt_order(ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]]) -> list[int] | None:
-    """Items of one modality follow each other in the prompt; modalities may be mixed."""
+def _find_in_prompt_order(
+    ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], tokenizer: PromptTokenizer
+) -> list[int] | None:
+    """Items of one modality follow each other in the prompt; modalities may be mixed.
+
+    From left to right, so that no item is found inside another one: a frame of a video may look like a picture. Of
+    items found at one place the longest is there; of equal ones, that whose own text stands before it.
+    """
     haystack = _searchable(ids)
-    offsets: list[int] = []
-    next_start: dict[str, int] = {}
-    for modality, expansion in items:
-        offset = haystack.find(_searchable(expansion.token_ids), next_start.get(modality, 0))
-        if offset < 0:
-            return None
-        offsets.append(offset)
-        next_start[modality] = offset + len(expansion.token_ids)
+    waiting: dict[str, deque[int]] = {}
+    for index, (modality, _) in enumerate(items):
+        waiting.setdefault(modality, deque()).append(index)
+    offsets = [-1] * len(items)
+    end = 0
+    while waiting:
+        for queue in waiting.values():
+            if offsets[queue[0]] < end:
+                offsets[queue[0]] = haystack.find(_searchable(items[queue[0]][1].token_ids), end)
+                if offsets[queue[0]] < 0:
+                    return None
+        found = [(offsets[queue[0]], items[queue[0]][1], modality) for modality, queue in waiting.items()]
+        if len(found) > 1:
+            found.sort(key=lambda one: (one[0], -len(one[1].token_ids), -_length_before(ids, one[0], one[1], tokenizer)))
+        offset, expansion, modality = found[0]
+        end = offset + len(expansion.token_ids)
+        waiting[modality].popleft()
+        if not waiting[modality]:
+            del waiting[modality]
     return offsets
+
+
+def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokenizer: PromptTokenizer) -> int:
+    """How much text of its own an item at `offset` has before it, -1 when other text stands there."""
+    num_tokens = len(expansion.before.encode())  # one makes at least a byte
+    text = tokenizer.decode(ids[max(0, offset - num_tokens) : offset])
+    return len(expansion.before) if text.endswith(expansion.before) else -1
 
 
 def _place_items(

@@ -10,6 +10,9 @@ from preprocess.torchvision_build import make_importable
 # One thread each: the tests' engines and the application's replicas share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Handles of a session that has ended push metrics once more, for which Ray would start a new one behind our backs.
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+
 # Before any test imports transformers' own processors, which it compares ours with.
 make_importable()
 

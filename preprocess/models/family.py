@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from preprocess.field_layout import Batched, Fields, Outputs
 from preprocess.media import MediaLimits, decode_image
@@ -63,6 +64,11 @@ def decode_picture(processor: HFProcessor, content: bytes, limits: MediaLimits, 
     return decode_image(content, limits=limits)
 
 
+def blank_picture(size: Size) -> Image.Image:
+    height, width = size
+    return Image.new("RGB", (width, height))
+
+
 def unchanged(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
     return tensors
 
@@ -76,8 +82,10 @@ class Modality:
     `embed_token`: the token whose positions take an item's embeddings.
     `size_outputs`: outputs for an item of a size as far as `expansion` looks at them, without pixels; takes the
     processor, the numbers of the Size and the keyword arguments.
-    `largest`: candidates for the size with the most tokens; no size of image has more than the best of them.
+    `largest`: candidates for the size with the most tokens; no size of image has more than the best of them. For
+    videos, the keyword arguments hold the most frames that the limits let through, as `max_frames`.
     `decode`: encoded bytes to what `run` takes; raises InvalidRequestError. A parser of one's own makes a new modality.
+    `blank`: a black item of a size, as `decode` returns it.
     `run`: processes decoded items together, into outputs.
     `expansion`: the text that item `index` of some outputs becomes.
     `feature_tokens`: further tokens that count as the item's features, though they keep their own embedding.
@@ -99,6 +107,7 @@ class Modality:
     size_outputs: Callable[..., Outputs]
     largest: Callable[[HFProcessor, Kwargs], Sequence[Size]]
     decode: Callable[[HFProcessor, bytes, MediaLimits, Kwargs], Any] = decode_picture
+    blank: Callable[[Size], Any] = blank_picture
     run: Callable[[HFProcessor, Sequence[Any], Kwargs], Outputs] = run_images
     expansion: Callable[[HFProcessor, Outputs, int, Kwargs], str] = replace_image_token
     feature_tokens: Callable[[HFProcessor], tuple[str, ...]] = lambda processor: ()

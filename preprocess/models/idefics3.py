@@ -17,7 +17,7 @@ from preprocess.models.family import (
     replaces_image_token,
     run_nested_images,
 )
-from preprocess.models.video import FIXED_FRAMES, size_metadata
+from preprocess.models.video import FIXED_FRAMES, clip_options, size_metadata
 
 
 def _num_tiles(outputs: Outputs) -> torch.Tensor:
@@ -49,6 +49,15 @@ def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: i
     return {"pixel_values": blank_pixels(1, num_frames), "video_metadata": [size_metadata(num_frames)]}
 
 
+def _most_frames(processor: HFProcessor) -> int:
+    """More are never sampled: in its checkpoints the number goes by the name of `max_frames`."""
+    return int(processor.video_processor.num_frames)
+
+
+def _longest_clip(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    return [(min(_most_frames(processor), kwargs["max_frames"]), 336, 336)]
+
+
 def _num_frames(outputs: Outputs, index: int) -> Sequence[int]:
     return [len(outputs["pixel_values"][index])]
 
@@ -56,9 +65,12 @@ def _num_frames(outputs: Outputs, index: int) -> Sequence[int]:
 # Frames take the same token as tiles.
 _VIDEO = replace(
     FIXED_FRAMES,
-    fields={"pixel_values": Batched(_num_frames), "pixel_attention_mask": Batched(_num_frames)},
+    # Of shorter videos beside longer ones the mask has ones for the frames that are missing, too.
+    fields={"pixel_values": Batched(_num_frames), "pixel_attention_mask": Batched(_num_frames, fill=1)},
     embed_token=image_token,
     size_outputs=_clip_outputs,
+    largest=_longest_clip,
+    options=clip_options(_most_frames),
 )
 
 IDEFICS3 = ProcessorFamily(processor_class="Idefics3Processor", modalities={"image": _IMAGE})

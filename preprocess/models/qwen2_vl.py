@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from preprocess.field_layout import Batched, Flat, Outputs
+from preprocess.field_layout import Batched, Fields, Flat, Outputs
 from preprocess.models.family import (
     HFProcessor,
     Kwargs,
@@ -21,7 +21,7 @@ from preprocess.models.family import (
     replaces_image_token,
     run_images,
 )
-from preprocess.models.video import FIXED_FRAMES, size_metadata
+from preprocess.models.video import FIXED_FRAMES, clip_options, size_metadata
 from preprocess.schema import ItemTensors
 
 
@@ -49,12 +49,16 @@ def _pixel_limits(processor: HFProcessor, kwargs: Kwargs) -> dict[str, int]:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """The rectangle of squares that fills the limit of pixels best, at most 100 times as wide as high."""
     square = processor.image_processor.patch_size * processor.image_processor.merge_size
-    most = _pixel_limits(processor, kwargs)["max_pixels"] // square**2
+    return _fullest(square, _pixel_limits(processor, kwargs)["max_pixels"])
+
+
+def _fullest(square: int, max_pixels: int) -> list[Size]:
+    """The rectangle of squares that fills the limit of pixels best, at most 100 times as wide as high."""
+    most = max(1, max_pixels // square**2)
     high = max(range(math.isqrt(most // 100) + 1, math.isqrt(most) + 1), key=lambda high: most // high * high)
-    # A picture of one row gets as wide as its shape, whatever the limit.
-    return [(high * square, most // high * square), (square, math.isqrt(most * 100) * square)]
+    # What is shrunk to less than a row keeps one, and is as wide as its shape makes it, whatever the limit.
+    return [(high * square, most // high * square), (square, 100 * square)]
 
 
 def _option(name: str) -> Option:
@@ -105,32 +109,69 @@ _IMAGE = Modality(
 )
 
 
-def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
-    part = processor.video_processor
-    num_patches = part.get_num_of_video_patches(num_frames, height, width, {})
-    num_steps = -(-num_frames // part.temporal_patch_size)
-    # Only the product of the last two matters for the expansion.
-    grid = torch.tensor([[num_steps, 1, num_patches // num_steps]])
-    return {"video_grid_thw": grid, "video_metadata": [size_metadata(num_frames)]}
+@dataclass(frozen=True, slots=True)
+class _Clips:
+    """Counts a video's patches. `is_shared`: the limit of pixels is one for all frames together, not for each."""
+
+    is_shared: bool
+
+    def size_outputs(self, processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
+        part = processor.video_processor
+        num_steps = -(-num_frames // part.temporal_patch_size)
+        num_patches = self._num_patches(part, num_frames, height, width)
+        # Only the product of the last two matters for the expansion.
+        grid = torch.tensor([[num_steps, 1, num_patches // num_steps]])
+        return {"video_grid_thw": grid, "video_metadata": [size_metadata(num_frames)]}
+
+    def largest(self, processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+        """Every number of frames with what fills its limit: of a shared one, some numbers leave less unused."""
+        part = processor.video_processor
+        square, most = part.patch_size * part.merge_size, min(part.max_frames, kwargs["max_frames"])
+        numbers = range(part.temporal_patch_size, most + 1)
+        sizes = [(number, *one) for number in numbers for one in _fullest(square, self._most_pixels(part, number))]
+        # Here and not by `expansion`: they are many.
+        return [max(sizes, key=lambda size: self._num_patches(part, *size))]
+
+    def _num_patches(self, part: HFProcessor, num_frames: int, height: int, width: int) -> int:
+        size = dict(part.size)
+        if not self.is_shared:
+            # In Qwen2-VL, what counts patches leaves `cap_pixels_per_frame` out.
+            size["longest_edge"] = self._most_pixels(part, num_frames)
+        count: int = part.get_num_of_video_patches(num_frames, height, width, {"size": size})
+        return count
+
+    def _most_pixels(self, part: HFProcessor, num_frames: int) -> int:
+        """The limit for one frame, as the processors' `resize` has it."""
+        longest, least = part.size["longest_edge"], int(part.size["shortest_edge"] * 1.05)
+        square, steps = (part.patch_size * part.merge_size) ** 2, part.temporal_patch_size
+        if self.is_shared:
+            if part.cap_pixels_per_frame:
+                longest = max(min(part.max_video_tokens * square, longest // num_frames), least) * num_frames
+            return int(longest // (max(1, round(num_frames / steps)) * steps))
+        if part.cap_pixels_per_frame:
+            total = int(part.max_video_tokens * square * 0.9)
+            longest = max(min(longest, total * steps // num_frames), least)
+        return int(longest)
 
 
-def _largest_clip(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """As many frames as are ever sampled, each at the limit of pixels; Qwen3 bounds all frames together."""
-    part = processor.video_processor
-    square = part.patch_size * part.merge_size
-    side = math.isqrt(part.size["longest_edge"]) // square * square
-    return [(part.max_frames, side, side), (part.max_frames, square, square)]
+def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
+    """`is_timed`: positions in time are told by seconds."""
+    timed: Fields = {"second_per_grid_ts": Batched()} if is_timed else {}
+    return replace(
+        FIXED_FRAMES,
+        fields={"pixel_values_videos": Flat(_num_clip_patches), "video_grid_thw": Batched(), **timed},
+        size_outputs=clips.size_outputs,
+        largest=clips.largest,
+        language_fields=("video_grid_thw", *timed),
+        options=clip_options(lambda processor: processor.video_processor.max_frames),
+        one_by_one=False,
+    )
 
 
-_VIDEO = replace(
-    FIXED_FRAMES,
-    fields={"pixel_values_videos": Flat(_num_clip_patches), "video_grid_thw": Batched()},
-    size_outputs=_clip_outputs,
-    largest=_largest_clip,
-    language_fields=("video_grid_thw",),
-)
-_MODALITIES = {"image": _IMAGE, "video": _VIDEO}
+_VIDEO = _video(_Clips(is_shared=False))
+_TIMED_VIDEO = _video(_Clips(is_shared=False), is_timed=True)
+_SHARING_VIDEO = _video(_Clips(is_shared=True))
 
-QWEN2_VL = ProcessorFamily(processor_class="Qwen2VLProcessor", modalities=_MODALITIES)
-QWEN2_5_VL = ProcessorFamily(processor_class="Qwen2_5_VLProcessor", modalities=_MODALITIES)
-QWEN3_VL = ProcessorFamily(processor_class="Qwen3VLProcessor", modalities=_MODALITIES)
+QWEN2_VL = ProcessorFamily(processor_class="Qwen2VLProcessor", modalities={"image": _IMAGE, "video": _VIDEO})
+QWEN2_5_VL = ProcessorFamily(processor_class="Qwen2_5_VLProcessor", modalities={"image": _IMAGE, "video": _TIMED_VIDEO})
+QWEN3_VL = ProcessorFamily(processor_class="Qwen3VLProcessor", modalities={"image": _IMAGE, "video": _SHARING_VIDEO})

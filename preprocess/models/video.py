@@ -1,14 +1,14 @@
 """Videos: decoded, sampled and processed the same way for every family that takes them."""
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from transformers.video_utils import VideoMetadata
 
 from preprocess.field_layout import Batched, Outputs
-from preprocess.media import MediaLimits
+from preprocess.media import MediaLimits, VideoLimits, check_shape
 from preprocess.models.family import (
     HFProcessor,
     Kwargs,
@@ -16,11 +16,13 @@ from preprocess.models.family import (
     Option,
     Size,
     blank_pixels,
+    checked_int,
     invalid_option,
     replace_video_token,
     replaces_video_token,
     video_token,
 )
+from preprocess.schema import InvalidRequestError
 from preprocess.video import DecodedVideo, decode_video
 
 DEFAULT_NUM_FRAMES = 32
@@ -33,7 +35,17 @@ _NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", 
 
 def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs: Kwargs) -> DecodedVideo:
     """Decodes the frames that the model's own processor would sample."""
-    return decode_video(content, partial(_choose_frames, processor, kwargs), limits=limits.video)
+    chosen: list[Any] = []
+
+    def choose(metadata: VideoMetadata) -> Any:
+        check_shape((metadata.width, metadata.height), limits=limits, kind="video")
+        chosen.append(_sample(processor, kwargs, metadata, most=limits.video.max_frames))
+        return chosen[-1]
+
+    clip = decode_video(content, choose, limits=limits.video)
+    # As the sampler returned them: by a tensor of indices, times are reckoned in half the digits, and round otherwise.
+    clip.metadata.frames_indices = chosen[-1]
+    return clip
 
 
 def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
@@ -49,54 +61,77 @@ def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwa
     return outputs  # type: ignore[no-any-return]
 
 
+def blank_clip(size: Size) -> DecodedVideo:
+    num_frames, height, width = size
+    return DecodedVideo(np.zeros((num_frames, height, width, 3), dtype=np.uint8), size_metadata(num_frames))
+
+
 def size_metadata(num_frames: int) -> Any:
     """Metadata of a clip of which nothing is known but its length; the frame rate is transformers' fallback."""
-    from transformers.video_utils import VideoMetadata
-
-    indices = list(range(num_frames))
+    indices = np.arange(num_frames)
     return VideoMetadata(total_num_frames=num_frames, fps=24.0, duration=num_frames / 24, frames_indices=indices)
 
 
-def frames_option(name: str, limit: float) -> Option:
-    """`num_frames` or `fps` of a video, at most `limit`. Either one unsets the other."""
-    other = "fps" if name == "num_frames" else "num_frames"
+def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Option]:
+    """`num_frames` and `fps` of a video. Each unsets the other, which some processors call for: so not both."""
 
-    def parse(processor: HFProcessor, value: object) -> Kwargs:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= limit or (name == "num_frames" and value != int(value)):  # type: ignore[operator,call-overload]
-            raise invalid_option(name, f"must be a number above 0, at most {limit:g}")
-        return {name: value, other: None}
+    def num_frames(processor: HFProcessor, value: object) -> Kwargs:
+        least, most = least_frames(processor), most_frames(processor)
+        return {"num_frames": checked_int("num_frames", value, least=least, most=most), "fps": None}
 
-    return parse
+    def fps(processor: HFProcessor, value: object) -> Kwargs:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_FPS:
+            raise invalid_option("fps", f"must be a number above 0, at most {MAX_FPS}")
+        return {"fps": value, "num_frames": None}
+
+    return {"fps": fps, "num_frames": num_frames}
 
 
-VIDEO_OPTIONS = {"fps": frames_option("fps", MAX_FPS), "num_frames": frames_option("num_frames", 768)}
+def least_frames(processor: HFProcessor) -> int:
+    """Frames that make a video: as many as go into one token, where frames share them."""
+    return getattr(processor.video_processor, "temporal_patch_size", None) or 1
 
 
 def _frames_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
     return {"pixel_values_videos": blank_pixels(1, num_frames), "video_metadata": [size_metadata(num_frames)]}
 
 
-def _default_length(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    num_frames = kwargs.get("num_frames") or processor.video_processor.num_frames or DEFAULT_NUM_FRAMES
-    return [(num_frames, 336, 336)]
+def _longest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """Of any size, for which frames are brought to one. By `fps`, as many are sampled as the limits let through."""
+    return [(kwargs["max_frames"], 336, 336)]
 
 
-def _choose_frames(processor: HFProcessor, kwargs: Kwargs, metadata: Any) -> list[int]:
-    """What `BaseVideoProcessor.preprocess` does to choose them: the call's settings, else the processor's own."""
-    video_processor = processor.video_processor
-    names = [name for name in video_processor.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
-    own = {name: getattr(video_processor, name, None) for name in names}
+def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, most: int) -> Any:
+    """What `BaseVideoProcessor.preprocess` does to choose frames: the call's settings, else the processor's own.
+
+    Where neither says anything, frames at even distances, all of a short video. Raises InvalidRequestError where the
+    processor does not find any.
+    """
+    part, total, least = processor.video_processor, metadata.total_num_frames, least_frames(processor)
+    if total < least:
+        raise _too_short(metadata, f"this model takes {least} or more")
+    names = [name for name in part.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
+    own = {name: getattr(part, name, None) for name in names}
     settings = own | {name: value for name, value in kwargs.items() if name in names}
-    if settings.get("num_frames") is None and settings.get("fps") is None:
-        total = metadata.total_num_frames
-        return [int(index) for index in np.linspace(0, total - 1, min(total, DEFAULT_NUM_FRAMES)).round()]
+    num_frames, fps = settings.get("num_frames"), settings.get("fps")
+    if num_frames is None and fps is None:
+        return np.linspace(0, total - 1, min(total, most, DEFAULT_NUM_FRAMES)).round().astype(int)
     try:
-        chosen = np.asarray(video_processor.sample_frames(metadata=dataclasses.replace(metadata), **settings))
-    except ZeroDivisionError:
-        raise ValueError("too few frames to sample any") from None
+        chosen = part.sample_frames(metadata=dataclasses.replace(metadata), **settings)
+    except (ValueError, ZeroDivisionError):
+        if num_frames is not None:
+            raise _too_short(metadata, f"{num_frames} were asked for") from None
+        raise _too_short(metadata, f"at {fps:g} a second too few are left") from None
     # torch.arange by steps of total / number, as some processors do it, may run one step too far.
-    return [int(index) for index in chosen if index < metadata.total_num_frames]
+    return chosen[chosen < total]
+
+
+def _too_short(metadata: VideoMetadata, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the video has {metadata.total_num_frames} frames in {metadata.duration:.2f} s, {reason}",
+        field="media",
+        code="video_too_short",
+    )
 
 
 FIXED_FRAMES = Modality(
@@ -104,11 +139,13 @@ FIXED_FRAMES = Modality(
     update=replaces_video_token,
     embed_token=video_token,
     size_outputs=_frames_outputs,
-    largest=_default_length,
+    largest=_longest,
     decode=decode_clip,
+    blank=blank_clip,
     run=run_clips,
     expansion=replace_video_token,
-    options=VIDEO_OPTIONS,
+    # How many frames there may be, the limits say; this is no more than a check.
+    options=clip_options(lambda processor: VideoLimits().max_frames),
     one_by_one=True,
 )
 """Every frame is brought to one size, and the number of tokens follows from that of the frames."""

@@ -180,6 +180,7 @@ def preprocess(shapes: str) -> Iterator[DeploymentHandle[Any]]:
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1]
     yield serve.run(stage, name=APP, route_prefix=None)
+    serve.shutdown()
     ray.shutdown()
 
 

@@ -341,6 +341,7 @@ def ray_serve() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     yield
+    serve.shutdown()
     ray.shutdown()
 
 

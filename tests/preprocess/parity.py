@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from preprocess.hasher import content_hash, mm_hash
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.models import FAMILIES
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -35,8 +36,11 @@ def picture(index: int) -> Image.Image:
 class Pair:
     """One checkpoint's processors, ours and Hugging Face's."""
 
-    def __init__(self, model_type: str, vocabulary: Vocabulary, backend: ImageBackend, folder: Path) -> None:
+    def __init__(self, model_type: str, vocabulary: Vocabulary, backend: ImageBackend) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="raylens-processor-")  # goes with this object
+        folder = Path(self._folder.name)
         save_processor(model_type, vocabulary, folder)
+        self._cache: dict[str, tuple[ItemInfo, ItemTensors]] = {}
         self.model_type = model_type
         self.family = FAMILIES[model_type]
         self.placeholder = prompt_placeholder(model_type)
@@ -63,6 +67,23 @@ class Pair:
         if together:
             return self.ours.items.process("image", contents, num_in_prompt=len(contents))
         return [self.ours.items.process("image", [one], num_in_prompt=len(contents))[0] for one in contents]
+
+    def cached_items(self, pictures: Sequence[int]) -> list[tuple[ItemInfo, ItemTensors]]:
+        """The same, each made once for all prompts that hold it, under the key that the pipeline would use."""
+        identity = self.ours.identity
+        found = []
+        for index in pictures:
+            key = mm_hash(
+                content_hash(self.contents(index)),
+                modality="image",
+                processor_fingerprint=identity.fingerprint,
+                is_among_others="image" in identity.count_dependent and len(pictures) > 1,
+            )
+            if key not in self._cache:
+                content = self.contents(index)
+                self._cache[key] = self.ours.items.process("image", [content], num_in_prompt=len(pictures))[0]
+            found.append(self._cache[key])
+        return found
 
     def render_text(self, text: str, infos: Sequence[ItemInfo]) -> ProcessedPrompt:
         return self.ours.prompts.render(TextPrompt(text), infos, _hashes(infos))
@@ -91,17 +112,22 @@ class Pair:
             assert torch.equal(merged[name], torch.as_tensor(expected[name])), name
 
     def check_placeholders(self, prompt: ProcessedPrompt, infos: Sequence[ItemInfo]) -> None:
-        """Every position that takes an embedding has the token for it, and no other position has."""
-        modality = self.family.modalities["image"]
-        embed_id = self.theirs.tokenizer.convert_tokens_to_ids(modality.embed_token(self.theirs))
-        found = [index for index, token in enumerate(prompt.prompt_token_ids) if token == embed_id]
+        """Every position that takes an embedding has the token for it, and no other position has; it is an item's own
+        position, with the rest of the item around it."""
+        embed_tokens = {modality.embed_token(self.theirs) for modality in self.family.modalities.values()}
+        embed_ids = {self.theirs.tokenizer.convert_tokens_to_ids(token) for token in embed_tokens}
+        found = [index for index, token in enumerate(prompt.prompt_token_ids) if token in embed_ids]
         taken = []
         for info, placeholder in zip(infos, prompt.placeholders, strict=True):
             mask = placeholder.is_embed or (True,) * placeholder.length
             positions = [placeholder.offset + index for index, is_embed in enumerate(mask) if is_embed]
             assert len(positions) == placeholder.num_embeds == info.num_embeds
             taken += positions
-        assert taken == found
+            expansion = info.expansion
+            start = placeholder.offset - expansion.features.offset
+            own = prompt.prompt_token_ids[start : start + len(expansion.token_ids)]
+            assert own == expansion.token_ids.tolist()
+        assert sorted(taken) == found
 
     def difference(self, ours: list[int], theirs: list[int]) -> str:
         """Where two lists of ids part, as tokens."""
@@ -113,8 +139,7 @@ class Pair:
 
 @functools.cache
 def pair(model_type: str, vocabulary: Vocabulary, backend: ImageBackend) -> Pair:
-    folder = Path(tempfile.mkdtemp(prefix="raylens-processor-"))
-    return Pair(model_type, vocabulary, backend, folder)
+    return Pair(model_type, vocabulary, backend)
 
 
 def _hashes(infos: Iterable[ItemInfo]) -> list[str]:

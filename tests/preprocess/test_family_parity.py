@@ -110,7 +110,8 @@ def test_random_prompts(model_type: str, vocabulary: Vocabulary, data: st.DataOb
     families = pair(model_type, vocabulary, FAMILIES[model_type].backends[0])
     pictures = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=max_items(model_type)))
     texts = data.draw(st.lists(st.sampled_from(EDGES), min_size=len(pictures) + 1, max_size=len(pictures) + 1))
-    families.check(families.prompt(texts), pictures, families.items(pictures))
+    items = families.cached_items(pictures) if data.draw(st.booleans()) else families.items(pictures)
+    families.check(families.prompt(texts), pictures, items)
 
 
 def test_the_number_of_tokens_follows_from_the_size_alone(families: Pair, model_type: str) -> None:

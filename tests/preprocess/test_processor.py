@@ -123,9 +123,10 @@ def test_the_fingerprint_tells_settings_apart(shapes: str, processor: MultiModal
     same = MultiModalProcessor(ProcessorConfig(shapes, image_backend="pil", limits=MediaLimits(max_items=3)))
     other = MultiModalProcessor(ProcessorConfig(shapes, image_backend="pil", dtype=torch.bfloat16))
     torchvision = MultiModalProcessor(ProcessorConfig(shapes, image_backend="torchvision"))
+    revision = MultiModalProcessor(ProcessorConfig(shapes, image_backend="pil", revision="another"))
     assert processor.identity == same.identity
-    fingerprints = {one.identity.fingerprint for one in (processor, other, torchvision)}
-    assert len(fingerprints) == 3
+    fingerprints = {one.identity.fingerprint for one in (processor, other, torchvision, revision)}
+    assert len(fingerprints) == 4
 
 
 def test_an_unsupported_family_is_refused(tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,24 +13,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.field_layout import Outputs
-from preprocess.media import VideoLimits
+from preprocess.media import MediaLimits, VideoLimits
 from preprocess.models import FAMILIES
-from preprocess.schema import InvalidRequestError, ItemInfo, ItemTensors, TextPrompt, TokensPrompt
+from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
 from preprocess.video import DecodedVideo, decode_video
 from tests.preprocess.parity import EDGES, Pair, pair, picture
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder
 
-CLIPS = ((24, 64, 48, 8), (7, 48, 96, 4), (60, 32, 32, 10))
+CLIPS = ((24, 64, 48, 8), (7, 48, 96, 4), (60, 32, 32, 10), (9, 48, 48, 20), (15, 48, 48, 3))
 """(frames, width, height, frames a second) of the videos in turn."""
 
-Item = tuple[ItemInfo, ItemTensors]
+Medium = tuple[str, int]
+"""A modality, and which of its videos or pictures."""
+
+STACKING = ("llava_onevision", "internvl", "smolvlm")
+"""Hugging Face stacks the videos of these, or tells for each of them how many frames the longest has."""
+TIMED = ("qwen3_vl", "smolvlm", "molmo2")
+"""Their prompts tell the time of frames."""
+SAMPLING = ("do_sample_frames", "num_frames", "fps")
 
 
-@functools.cache
-def clip(index: int) -> bytes:
+def encoded_clip(num_frames: int, width: int, height: int, fps: int, tint: int = 0) -> bytes:
     """A square that moves and changes its shade, so that every frame is its own."""
-    num_frames, width, height, fps = CLIPS[index]
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=fps)
@@ -37,10 +42,15 @@ def clip(index: int) -> bytes:
         for number in range(num_frames):
             pixels = np.full((height, width, 3), 30, np.uint8)
             start = number * 3 % (width - 16)
-            pixels[8:24, start : start + 16] = (number * 9 % 256, 255 - number * 9 % 256, index * 80)
+            pixels[8:24, start : start + 16] = (number * 9 % 256, 255 - number * 9 % 256, tint)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
         container.mux(stream.encode())
     return buffer.getvalue()
+
+
+@functools.cache
+def clip(index: int) -> bytes:
+    return encoded_clip(*CLIPS[index], tint=index * 60)
 
 
 @functools.cache
@@ -48,33 +58,99 @@ def all_frames(index: int) -> DecodedVideo:
     return decode_video(clip(index), lambda metadata: range(metadata.total_num_frames), limits=VideoLimits())
 
 
-def one_shot(families: Pair, text: str, clips: Sequence[int], pictures: Sequence[int]) -> dict[str, Any]:
-    """Everything through Hugging Face's processor at once; it chooses of all frames where it has a setting for that."""
+def whole(index: int) -> dict[str, Any]:
+    """The metadata of a video of which no frames have been chosen."""
+    metadata = vars(all_frames(index).metadata)
+    return {**metadata, "frames_indices": list(range(metadata["total_num_frames"]))}
+
+
+def has_setting(families: Pair) -> bool:
     part = families.theirs.video_processor
-    does_sample = part.fps is not None or part.num_frames is not None
-    metadata = []
-    for index in clips:
-        whole = vars(all_frames(index).metadata)
-        metadata.append({**whole, "frames_indices": list(range(whole["total_num_frames"]))})
-    return dict(
-        families.theirs(
-            text=text,
-            images=[[picture(index) for index in pictures]] if pictures else None,
-            videos=[all_frames(index).frames for index in clips],
-            video_metadata=metadata,
-            do_sample_frames=does_sample,
-            return_tensors="pt",
-        )
-    )
+    return part.fps is not None or part.num_frames is not None
 
 
-def processed(families: Pair, clips: Sequence[int], pictures: Sequence[int] = ()) -> tuple[list[Item], list[Item]]:
-    items = families.ours.items
-    number = len(clips)
-    return (
-        [items.process("video", [clip(index)], num_in_prompt=number)[0] for index in clips],
-        families.items(pictures) if pictures else [],
+def one_shot(families: Pair, text: str, media: Sequence[Medium], **options: Any) -> dict[str, Any]:
+    """Everything through Hugging Face's processor at once; it chooses of all frames where it has a setting for that.
+
+    Where it has none, it gets those that we choose: all, or 32 of them.
+    """
+    clips = [index for modality, index in media if modality == "video"]
+    pictures = [picture(index) for modality, index in media if modality == "image"]
+    samples = has_setting(families) or bool(options)
+    frames = [all_frames(index).frames for index in clips]
+    if not samples:
+        frames = [one[np.linspace(0, len(one) - 1, min(len(one), 32)).round().astype(int)] for one in frames]
+    outputs = families.theirs(
+        text=text,
+        images=[pictures] if pictures else None,
+        videos=frames or None,
+        video_metadata=[whole(index) for index in clips] or None,
+        do_sample_frames=samples,
+        return_tensors="pt",
+        **options,
     )
+    return dict(outputs)
+
+
+def items_of(families: Pair, media: Sequence[Medium], modality: str, **options: Any) -> list[Any]:
+    """The videos, or the pictures, each processed alone and in prompt order."""
+    own = [index for name, index in media if name == modality]
+    if modality == "image":
+        return families.items(own)
+    process = families.ours.items.process
+    return [process("video", [clip(index)], num_in_prompt=len(own), options=options)[0] for index in own]
+
+
+def prompt_of(model_type: str, texts: Sequence[str], media: Sequence[Medium]) -> str:
+    placeholders = [prompt_placeholder(model_type, modality) for modality, _ in media]
+    return "".join(itertools.chain.from_iterable(zip(texts, [*placeholders, ""], strict=True)))
+
+
+def check(families: Pair, texts: Sequence[str], media: Sequence[Medium], **options: Any) -> None:
+    """Ids, positions and tensors are those of the one call, from a prompt as text, as ids and as expanded ids."""
+    text = prompt_of(families.model_type, texts, media)
+    exclusive = {name: options.get(name) for name in ("num_frames", "fps")} if options else {}
+    expected = one_shot(families, text, media, **exclusive)
+    expected_ids = expected["input_ids"][0].tolist()
+    pictures, videos = items_of(families, media, "image"), items_of(families, media, "video", **options)
+    infos: list[ItemInfo] = [info for info, _ in [*pictures, *videos]]
+    prompt = families.render_text(text, infos)
+    assert prompt.prompt_token_ids == expected_ids, families.difference(prompt.prompt_token_ids, expected_ids)
+    families.check_placeholders(prompt, infos)
+    offsets = [(placeholder.offset, info.modality) for placeholder, info in zip(prompt.placeholders, infos, strict=True)]
+    assert [modality for _, modality in sorted(offsets)] == [modality for modality, _ in media]
+    assert families.render_ids(families.theirs.tokenizer(text)["input_ids"], infos) == prompt
+    assert families.render_ids(expected_ids, infos) == prompt, "expanded already"
+    tensors = {"image": [own for _, own in pictures], "video": [own for _, own in videos]}
+    check_tensors(families, media, tensors, expected)
+
+
+def check_tensors(
+    families: Pair, media: Sequence[Medium], tensors: dict[str, list[ItemTensors]], expected: dict[str, Any]
+) -> None:
+    merged: dict[str, dict[str, torch.Tensor]] = {
+        name: dict(families.ours.items.unpack(name, own)) for name, own in tensors.items() if own
+    }
+    if families.model_type == "internvl":
+        # It puts pictures and frames into one tensor, in the order of the prompt.
+        remaining = {name: iter(own) for name, own in tensors.items()}
+        parts = [next(iter(next(remaining[modality]).values())) for modality, _ in media]
+        assert torch.equal(expected["pixel_values"], torch.cat(parts))
+        return
+    if families.model_type == "smolvlm" and "image" in merged and "video" in merged:
+        # The tensors of the pictures have the same names, and get lost.
+        families.check_tensors(tensors["image"], one_shot_of_pictures(families, media))
+        del merged["image"]
+    found = {name: value for own in merged.values() for name, value in own.items()}
+    of_text = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+    assert expected.keys() - of_text == found.keys()
+    for name, value in found.items():
+        assert torch.equal(value, torch.as_tensor(expected[name])), name
+
+
+def one_shot_of_pictures(families: Pair, media: Sequence[Medium]) -> dict[str, Any]:
+    pictures = [index for modality, index in media if modality == "image"]
+    return families.one_shot(families.placeholder * len(pictures), pictures)
 
 
 @pytest.fixture(scope="module", params=sorted(VIDEO_FAMILIES))
@@ -82,137 +158,311 @@ def model_type(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def video_pair(model_type: str, vocabulary: Vocabulary) -> Pair:
+@pytest.fixture(scope="module", params=["byte_level", "metaspace"])
+def families(model_type: str, request: pytest.FixtureRequest) -> Pair:
+    return video_pair(model_type, request.param)
+
+
+def video_pair(model_type: str, vocabulary: Vocabulary = "byte_level") -> Pair:
     return pair(model_type, vocabulary, "torchvision")
 
 
-def check(families: Pair, text: str, clips: Sequence[int], pictures: Sequence[int] = ()) -> None:
-    expected = one_shot(families, text, clips, pictures)
-    expected_ids = expected["input_ids"][0].tolist()
-    videos, images = processed(families, clips, pictures)
-    infos = [info for info, _ in [*images, *videos]]
-    hashes = [str(index) for index, _ in enumerate(infos)]
-    render = families.ours.prompts.render
-    prompt = render(TextPrompt(text), infos, hashes)
-    assert prompt.prompt_token_ids == expected_ids, families.difference(prompt.prompt_token_ids, expected_ids)
-    assert render(TokensPrompt(families.theirs.tokenizer(text)["input_ids"]), infos, hashes) == prompt
-    assert render(TokensPrompt(expected_ids), infos, hashes) == prompt, "expanded already"
-    assert [placeholder.num_embeds for placeholder in prompt.placeholders] == [info.num_embeds for info in infos]
-    merged = families.ours.items.unpack("video", [tensors for _, tensors in videos])
-    check_tensors(families.model_type, merged, expected, bool(pictures))
+def takes_one(model_type: str) -> bool:
+    return FAMILIES[model_type].modalities["video"].max_items == 1
 
 
-def check_tensors(model_type: str, merged: Outputs, expected: dict[str, Any], has_pictures: bool) -> None:
-    if model_type == "internvl":
-        # It puts pictures and frames into one tensor, in the order of the prompt; here the videos' part of it.
-        frames = merged["pixel_values_videos"].flatten(0, 1)
-        found = expected["pixel_values"]
-        starts = [0] if not has_pictures else range(len(found) - len(frames) + 1)
-        assert any(torch.equal(found[start : start + len(frames)], frames) for start in starts)
-        return
-    for name, value in merged.items():
-        assert torch.equal(value, torch.as_tensor(expected[name])), name
+def test_every_checkpoint_with_a_video_processor_takes_videos() -> None:
+    assert {name for name, family in FAMILIES.items() if "video" in family.modalities} == VIDEO_FAMILIES
 
 
-def placeholders(model_type: str) -> tuple[str, str]:
-    return prompt_placeholder(model_type, "video"), prompt_placeholder(model_type)
-
-
-@pytest.mark.parametrize("vocabulary", ["byte_level", "metaspace"])
 @pytest.mark.parametrize("index", range(len(CLIPS)))
-def test_one_video(model_type: str, vocabulary: Vocabulary, index: int) -> None:
-    families = video_pair(model_type, vocabulary)
-    if model_type in ("llava_onevision", "internvl") and CLIPS[index][0] > 32:
-        pytest.skip("Hugging Face takes all frames, where nothing is set")
-    video, _ = placeholders(model_type)
-    check(families, f"Look: {video}\n what happens?", [index])
+def test_one_video(families: Pair, index: int) -> None:
+    check(families, ["Look: ", "\n what happens?"], [("video", index)])
 
 
-def test_two_videos(model_type: str) -> None:
-    video, _ = placeholders(model_type)
-    if FAMILIES[model_type].modalities["video"].max_items == 1:
-        families = video_pair(model_type, "byte_level")
-        infos = [info for info, _ in processed(families, [0, 1])[0]]
-        with pytest.raises(InvalidRequestError, match="2 video items in one prompt, this model takes 1"):
-            families.ours.prompts.render(TextPrompt(video * 2), infos, ["a", "b"])
+def test_two_videos(families: Pair) -> None:
+    media = [("video", 0), ("video", 0 if families.model_type in STACKING else 1)]
+    if not takes_one(families.model_type):
+        check(families, ["One ", " and\n\n", "two"], media)
         return
-    # Hugging Face stacks the videos of these, or tells for each of them how many frames the longest has.
-    second = 0 if model_type in ("llava_onevision", "internvl", "smolvlm") else 1
-    check(video_pair(model_type, "byte_level"), f"One {video} and\n\n{video}two", [0, second])
+    infos = [info for info, _ in items_of(families, media, "video")]
+    with pytest.raises(InvalidRequestError, match="2 video items in one prompt, this model takes 1"):
+        families.render_text(families.theirs.video_token * 2, infos)
 
 
-@pytest.mark.parametrize("order", ["picture first", "video first"])
-def test_videos_and_pictures_mixed(model_type: str, order: str) -> None:
-    video, image = placeholders(model_type)
-    text = f"a {image} b {video} c" if order == "picture first" else f"a {video} b {image} c"
-    check(video_pair(model_type, "byte_level"), text, [0], [1])
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_videos_and_pictures_mixed(families: Pair, index: int) -> None:
+    """The first picture is one tile to InternVL, which as tokens is a frame of a video."""
+    media = [("video", 0), ("image", index)]
+    for order in (media, media[::-1]):
+        check(families, ["a ", " b ", " c"], order)
+        check(families, ["", "", ""], order)
+
+
+def test_a_video_between_pictures(families: Pair) -> None:
+    check(families, ["a", "b", "c", "d"], [("image", 0), ("video", 1), ("image", 1)])
+
+
+def test_the_pillow_back_end(model_type: str) -> None:
+    if "pil" in FAMILIES[model_type].backends:
+        check(pair(model_type, "byte_level", "pil"), ["a", "b", "c"], [("video", 1), ("image", 1)])
+
+
+def test_frames_that_look_like_pictures() -> None:
+    """A video of one frame and a picture of one tile are the same tokens; what stands before them tells."""
+    families = video_pair("internvl")
+    (image,) = families.items([0])
+    (video,) = families.ours.items.process("video", [encoded_clip(1, 64, 48, 5)])
+    assert image[0].expansion.token_ids.tolist() == video[0].expansion.token_ids.tolist()
+    for media in ([("video", 0), ("image", 0)], [("image", 0), ("video", 0)]):
+        infos = [image[0], video[0]]
+        prompt = families.render_text(prompt_of("internvl", ["a ", " b ", " c"], media), infos)
+        assert (prompt.placeholders[0].offset < prompt.placeholders[1].offset) == (media[0][0] == "image")
+        assert families.render_ids(prompt.prompt_token_ids, infos) == prompt
 
 
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_random_prompts(model_type: str, data: st.DataObject) -> None:
-    before, after = data.draw(st.sampled_from(EDGES)), data.draw(st.sampled_from(EDGES))
     vocabulary: Vocabulary = data.draw(st.sampled_from(("byte_level", "metaspace")))
-    video, _ = placeholders(model_type)
-    check(video_pair(model_type, vocabulary), f"{before}{video}{after}", [data.draw(st.sampled_from((0, 1)))])
+    clips = st.just(data.draw(st.integers(0, 3))) if model_type in STACKING else st.integers(0, 3)
+    videos = st.tuples(st.just("video"), clips)
+    chosen = data.draw(st.lists(videos, min_size=1, max_size=1 if takes_one(model_type) else 2))
+    chosen += data.draw(st.lists(st.tuples(st.just("image"), st.integers(0, 4)), max_size=2))
+    media = data.draw(st.permutations(chosen))
+    texts = data.draw(st.lists(st.sampled_from(EDGES), min_size=len(media) + 1, max_size=len(media) + 1))
+    check(video_pair(model_type, vocabulary), texts, media)
 
 
-def test_the_number_of_embeddings_follows_from_the_size_alone(model_type: str) -> None:
-    items = video_pair(model_type, "byte_level").ours.items
-    for index, (_, width, height, _) in enumerate(CLIPS):
-        info = items.process("video", [clip(index)])[0][0]
-        num_frames = sampled_frames(model_type, index)
-        counted = items.expansion_for_size("video", (num_frames, height, width))
-        assert counted.features.num_embeds == info.num_embeds
-    largest = items.expansion_for_size("video", items.largest_size("video")).features.num_embeds
-    assert largest >= info.num_embeds
+def test_a_conversation_with_a_video(families: Pair) -> None:
+    infos = [info for info, _ in items_of(families, [("video", 0)], "video")]
+    content = [{"type": "video"}, {"type": "text", "text": "What happens?"}]
+    prompt = families.ours.prompts.render(ChatPrompt([{"role": "user", "content": content}]), infos, ["a"])
+    text = f"user: {prompt_placeholder(families.model_type, 'video')}What happens?\nassistant:"
+    assert prompt.prompt_token_ids == one_shot(families, text, [("video", 0)])["input_ids"][0].tolist()
 
 
-def sampled_frames(model_type: str, index: int, **options: Any) -> int:
-    families = video_pair(model_type, "byte_level")
-    rules = FAMILIES[model_type].modalities["video"]
-    kwargs: dict[str, Any] = {}
-    for name, value in options.items():
-        kwargs |= rules.options[name](families.theirs, value)
-    decoded = rules.decode(families.theirs, clip(index), families.ours.items._limits, kwargs)
-    return len(decoded.frames)
+def test_videos_together_come_out_as_alone(model_type: str) -> None:
+    items = video_pair(model_type).ours.items
+    together = items.process("video", [clip(0), clip(1)])
+    for (info, tensors), index in zip(together, (0, 1), strict=True):
+        ((alone, expected),) = items.process("video", [clip(index)], num_in_prompt=2)
+        assert info.expansion.token_ids.tolist() == alone.expansion.token_ids.tolist()
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], value) for name, value in expected.items())
 
 
-def test_options_change_the_number_of_frames(model_type: str) -> None:
-    assert sampled_frames(model_type, 2, num_frames=4) == 4
-    fewer, more = (sampled_frames(model_type, 2, fps=fps) for fps in (1, 2))
-    assert fewer < more
-    items = video_pair(model_type, "byte_level").ours.items
-    few, many = (items.process("video", [clip(2)], options={"num_frames": number})[0][0] for number in (4, 8))
-    assert few.num_embeds < many.num_embeds
+def test_videos_of_different_lengths_are_padded_as_smolvlm_does() -> None:
+    families = video_pair("smolvlm")
+    media = [("video", 0), ("video", 1)]
+    expected = one_shot(families, prompt_of("smolvlm", ["", "", ""], media), media)
+    merged = families.ours.items.unpack("video", [tensors for _, tensors in items_of(families, media, "video")])
+    for name in ("pixel_values", "pixel_attention_mask"):
+        assert torch.equal(merged[name], expected[name])
+
+
+# --- options
+
+
+@pytest.mark.parametrize("options", [{"num_frames": 2}, {"num_frames": 5}, {"fps": 1}, {"fps": 2.5}])
+def test_options_are_those_of_hugging_face(families: Pair, options: dict[str, Any]) -> None:
+    """Of 24 frames in 3 seconds."""
+    check(families, ["a ", " b"], [("video", 0)], **options)
+
+
+def test_options_change_the_number_of_embeddings(model_type: str) -> None:
+    process = video_pair(model_type).ours.items.process
+    for few, many in (({"num_frames": 2}, {"num_frames": 8}), ({"fps": 0.5}, {"fps": 2})):
+        less, more = (process("video", [clip(2)], options=options)[0][0].num_embeds for options in (few, many))
+        assert less < more
+
+
+def test_times_of_frames_round_as_in_hugging_face() -> None:
+    """Molmo 2 reckons them as 32-bit numbers: 3 / 20 comes out as 0.2 and not as 0.1."""
+    families = video_pair("molmo2")
+    check(families, ["a ", " b"], [("video", 3)], fps=20)
+    (info, _), *_ = items_of(families, [("video", 3)], "video", fps=20)
+    assert "0.2<" in "".join(families.theirs.tokenizer.decode(info.expansion.token_ids.tolist()).split())
+
+
+def test_frames_beyond_the_end_are_left_out() -> None:
+    """13 steps of 15 / 13 end behind the last of 15 frames, by the last bit of a float."""
+    families = video_pair("molmo2")
+    with pytest.raises(IndexError):
+        one_shot(families, families.theirs.video_token, [("video", 4)], fps=2.6)
+    ((info, _),) = items_of(families, [("video", 4)], "video", fps=2.6)
+    assert info.num_embeds == families.ours.items.expansion_for_size("video", (13, 48, 48)).features.num_embeds
 
 
 @pytest.mark.parametrize(
-    "options", [{"fps": 0}, {"fps": 31}, {"fps": "2"}, {"num_frames": 769}, {"num_frames": 1.5}, {"fps": float("nan")}]
+    "options",
+    [
+        *({"fps": value} for value in (0, -1, 31, "2", True, None, float("nan"), float("inf"))),
+        *({"num_frames": value} for value in (0, 1, 9, 4.0, 1.5, "4", True, None)),
+    ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object]) -> None:
+    """Qwen2-VL takes at least the two frames that one token is of, and `max_frames` of its checkpoint."""
     with pytest.raises(InvalidRequestError, match=f"mm_processor_kwargs.{next(iter(options))}: must be"):
-        video_pair("qwen2_vl", "byte_level").ours.items.process("video", [clip(1)], options=options)
+        video_pair("qwen2_vl").ours.items.process("video", [clip(0)], options=options)
+
+
+def test_no_more_frames_than_any_limit_may_be_asked_for(model_type: str) -> None:
+    with pytest.raises(InvalidRequestError, match="num_frames: must be a whole number from [12] to (8|768)$"):
+        video_pair(model_type).ours.items.process("video", [clip(0)], options={"num_frames": 769})
+
+
+def test_either_option_is_meant(model_type: str) -> None:
+    for options in ({"fps": 2, "num_frames": 4}, {"num_frames": 4, "fps": 2}):
+        with pytest.raises(InvalidRequestError, match="cannot be set beside the other options: fps, num_frames"):
+            video_pair(model_type).ours.items.process("video", [clip(0)], options=options)
+
+
+# --- counting
+
+
+@pytest.mark.parametrize("index", range(len(CLIPS)))
+def test_the_number_of_embeddings_follows_from_the_size_alone(families: Pair, index: int) -> None:
+    items = families.ours.items
+    ((info, tensors),) = items.process("video", [clip(index)])
+    counted = items.expansion_for_size("video", (num_frames_of(families, index), *CLIPS[index][2:0:-1]))
+    assert counted.features.num_embeds == info.num_embeds
+    if families.model_type not in TIMED:
+        assert counted.token_ids.tolist() == info.expansion.token_ids.tolist()
+        assert (counted.features, counted.before, counted.after) == (
+            info.expansion.features,
+            info.expansion.before,
+            info.expansion.after,
+        )
+
+
+def num_frames_of(families: Pair, index: int) -> int:
+    items, rules = families.ours.items, families.family.modalities["video"]
+    return len(rules.decode(families.theirs, clip(index), items._limits, items._kwargs["video"]).frames)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("max_video_tokens", [8, 20])
+def test_the_limit_of_pixels_for_a_whole_video(
+    model_type: str, max_video_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = video_pair(model_type)
+    before = families.ours.items.expansion_for_size("video", (8, 300, 300)).features.num_embeds
+    for processor in (families.ours.items._processor, families.theirs):
+        monkeypatch.setattr(processor.video_processor, "cap_pixels_per_frame", True)
+        monkeypatch.setattr(processor.video_processor, "max_video_tokens", max_video_tokens)
+    check(families, ["a", "b"], [("video", 0)])
+    assert families.ours.items.expansion_for_size("video", (8, 300, 300)).features.num_embeds < before
+    check_sizes(families)
+
+
+def check_sizes(families: Pair) -> None:
+    """Counts of any size are those of frames of that size, and none is above that of the largest."""
+    items, rules = families.ours.items, families.family.modalities["video"]
+    largest = items.largest_size("video")
+    most = items.expansion_for_size("video", largest).features.num_embeds
+    numbers = sorted({2, 3, 4, 5, 7, 8, min(8, largest[0])})
+    for size in itertools.product(numbers, (8, 30, 45, 64, 100, 333), (30, 64, 220, 800)):
+        counted = items.expansion_for_size("video", size).features.num_embeds
+        assert counted <= most, size
+        if size[0] % 4 == 1:
+            outputs = rules.run(families.theirs, [rules.blank(size)], items._kwargs["video"])
+            text = rules.expansion(families.theirs, outputs, 0, {})
+            assert text.count(rules.embed_token(families.theirs)) == counted, size
+
+
+def test_no_video_takes_more_tokens_than_the_largest(model_type: str) -> None:
+    check_sizes(video_pair(model_type))
+
+
+def test_the_largest_video_is_as_long_as_the_limits_let_through(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = video_pair(model_type).ours.items
+    monkeypatch.setattr(items, "_limits", MediaLimits(video=VideoLimits(max_frames=6)))
+    info, tensors = items.largest_item("video")
+    num_frames, *_ = items.largest_size("video")
+    # Qwen3-VL has one limit of pixels for all frames, of which 5 leave least unused.
+    assert num_frames == (5 if model_type == "qwen3_vl" else 6)
+    assert info.num_embeds == items.expansion_for_size("video", items.largest_size("video")).features.num_embeds
+    assert info.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_times_are_not_rounded_to_the_encoders_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    families = video_pair("qwen2_5_vl")
+    monkeypatch.setattr(families.ours.items, "_dtype", torch.bfloat16)
+    ((_, tensors),) = families.ours.items.process("video", [clip(1)])
+    assert tensors["pixel_values_videos"].dtype == torch.bfloat16
+    expected = one_shot(families, families.theirs.video_token, [("video", 1)])["second_per_grid_ts"]
+    assert torch.equal(tensors["second_per_grid_ts"], expected[0])
+    assert tensors["second_per_grid_ts"] != tensors["second_per_grid_ts"].bfloat16()
+
+
+# --- what is refused
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 3])
 def test_very_short_videos_work_or_are_refused(model_type: str, num_frames: int) -> None:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as container:
-        stream = container.add_stream("mpeg4", rate=5)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for _ in range(num_frames):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8))))
-        container.mux(stream.encode())
-    items = video_pair(model_type, "byte_level").ours.items
+    items, content = video_pair(model_type).ours.items, encoded_clip(num_frames, 64, 48, 5)
     if num_frames == 1 and model_type.startswith("qwen"):
-        with pytest.raises(InvalidRequestError):
-            items.process("video", [buffer.getvalue()])
+        with pytest.raises(InvalidRequestError, match="has 1 frames in 0.20 s, this model takes 2 or more") as caught:
+            items.process("video", [content])
+        assert (caught.value.field, caught.value.code) == ("media", "video_too_short")
     else:
-        assert items.process("video", [buffer.getvalue()])[0][0].num_embeds > 0
+        assert items.process("video", [content])[0][0].num_embeds > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl"])
+def test_more_frames_than_there_are(model_type: str) -> None:
+    with pytest.raises(InvalidRequestError, match="the video has 7 frames in 1.75 s, 8 were asked for"):
+        video_pair(model_type).ours.items.process("video", [clip(1)], options={"num_frames": 8})
+
+
+def test_too_few_frames_a_second() -> None:
+    with pytest.raises(InvalidRequestError, match="7 frames in 1.75 s, at 0.1 a second too few are left"):
+        video_pair("internvl").ours.items.process("video", [clip(1)], options={"fps": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (MediaLimits(video=VideoLimits(max_frames=1)), "too_many_frames"),
+        (MediaLimits(video=VideoLimits(max_frame_pixels=3000)), "video_too_large"),
+        (MediaLimits(video=VideoLimits(max_total_pixels=6000)), "video_too_large"),
+        (MediaLimits(video=VideoLimits(max_duration_s=2.9)), "video_too_long"),
+        (MediaLimits(video=VideoLimits(max_source_frames=23)), "video_too_long"),
+        (MediaLimits(min_image_side=49), "video_too_small"),
+        (MediaLimits(max_aspect_ratio=1.3), "video_too_large"),
+    ],
+)
+def test_what_breaks_a_limit_is_refused(
+    model_type: str, limits: MediaLimits, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = video_pair(model_type).ours.items
+    monkeypatch.setattr(items, "_limits", limits)
+    with pytest.raises(InvalidRequestError) as caught:
+        items.process("video", [clip(0)], options={"fps": 2})
+    assert (caught.value.field, caught.value.code) == ("media", code)
 
 
 def test_what_is_no_video_is_refused(model_type: str) -> None:
-    for content in (b"", b"no video", clip(0)[:500]):
-        with pytest.raises(InvalidRequestError):
-            video_pair(model_type, "byte_level").ours.items.process("video", [content])
+    for content in (b"", b"no video", clip(0)[:500], clip(0)[:-100]):
+        with pytest.raises(InvalidRequestError) as caught:
+            video_pair(model_type).ours.items.process("video", [content])
+        assert caught.value.field == "media"
+
+
+def test_without_torchvision_there_are_no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
+    families = video_pair("qwen2_vl")
+    monkeypatch.setattr(families.ours.items._processor, "video_processor", None)
+    with pytest.raises(InvalidRequestError, match="this model takes image, not video"):
+        families.ours.items.process("video", [clip(0)])
+    assert families.ours.items.identity()
+
+
+def test_a_prompt_and_its_videos_must_match(families: Pair) -> None:
+    infos = [info for info, _ in items_of(families, [("video", 0)], "video")]
+    for text in ("a", prompt_of(families.model_type, ["a", "b"], [("image", 0)])):
+        with pytest.raises(InvalidRequestError) as caught:
+            families.ours.prompts.render(TextPrompt(text), infos, ["a"])
+        assert caught.value.code == "placeholder_mismatch"
