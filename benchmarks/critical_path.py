@@ -2,16 +2,19 @@
 
     python -m benchmarks.critical_path [--seconds 12] [--output FILE]
 
-Text streams run all the time. In the phase `preprocess` 4K JPEGs go through the Preprocess stage meanwhile, as fast as
-it takes them; in the phase `requests` clients send them, by URL, in requests of their own, which also have to be
-fetched, encoded and prefilled. Generate, ingress and clients share one core, everything else that works on pictures
-has the other, so that what is measured is the path and not the machine's lack of cores. A profiler looks into the
-Generate replica: nothing in it may work on media. The last line is one JSON document.
+Text streams run all the time. In the phase `elsewhere` a process that has nothing to do with the application works on
+4K JPEGs, one after the other: what that costs the streams is the machine's doing, whose two cores may well be one. In
+the phase `preprocess` the same pictures go through the Preprocess stage instead, as fast as it takes them; in the phase
+`requests` clients send them, by URL, in requests of their own, which also have to be fetched, encoded and prefilled.
+Generate, ingress and clients share one core, everything else that works on pictures has the other, so that what is
+measured is the path and not the lack of cores. A profiler looks into the Generate replica: nothing in it may work on
+media. The last line is one JSON document.
 """
 
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from openai import OpenAI
 from ray import serve
 
@@ -36,14 +40,15 @@ from benchmarks.preprocess import photograph
 from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
 from deployments.stages import ItemJob
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.replicas import replica_pids
 
 SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 NUM_STREAMS, NUM_SENDERS = 4, 2
 MEDIA_MODULES = ("preprocess/", "PIL/", "torchvision/", "image_processing", "processing_utils")
 TARGETS = {
-    "itl p50, pictures in preprocess over none": 1.1,
-    "generate's CPU ms a token, pictures in preprocess over none": 1.1,
+    "itl p50, pictures in preprocess over elsewhere": 1.1,
+    "generate's CPU ms a token, pictures in preprocess over elsewhere": 1.1,
     "generate's profile samples in media code": 0.0,
 }
 
@@ -118,6 +123,16 @@ def pictures_served() -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
+
+
+def work_elsewhere(core: int) -> None:
+    """What the Preprocess stage does, without the stage."""
+    os.sched_setaffinity(0, {core})
+    content = photograph(3840, 2160)
+    torch.set_num_threads(1)
+    items = MultiModalProcessor(ProcessorConfig(str(SHAPES))).items
+    while True:
+        items.process("image", [content])
 
 
 def keep_preprocess_busy(core: int) -> Any:
@@ -204,6 +219,11 @@ def main() -> int:
             thread.start()
         time.sleep(3)
         phases = {"text": run_phase(load, "text", generate, options.seconds)}
+        other = multiprocessing.get_context("spawn").Process(target=work_elsewhere, args=(1,), daemon=True)
+        other.start()
+        time.sleep(12)
+        phases["elsewhere"] = run_phase(load, "elsewhere", generate, options.seconds)
+        other.kill()
         sender = keep_preprocess_busy(core=1)
         time.sleep(3)
         phases["preprocess"] = run_phase(load, "preprocess", generate, options.seconds)
@@ -213,7 +233,7 @@ def main() -> int:
         load.is_over = True
         for thread in threads:
             thread.join(60)
-    before, during = phases["text"], phases["preprocess"]
+    before, during = phases["elsewhere"], phases["preprocess"]
     measured = (
         during["itl_ms_p50"] / before["itl_ms_p50"],
         during["generate_cpu_ms_per_token"] / before["generate_cpu_ms_per_token"],

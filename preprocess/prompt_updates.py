@@ -149,7 +149,10 @@ def _find_in_prompt_order(
                     return None
         found = [(offsets[queue[0]], items[queue[0]][1], modality) for modality, queue in waiting.items()]
         if len(found) > 1:
-            found.sort(key=lambda one: (one[0], -len(one[1].token_ids), -_length_before(ids, one[0], one[1], tokenizer)))
+            # Of two that start together, the longer one; of two alike, the one whose text stands before it.
+            found.sort(
+                key=lambda one: (one[0], -len(one[1].token_ids), -_length_before(ids, one[0], one[1], tokenizer))
+            )
         offset, expansion, modality = found[0]
         end = offset + len(expansion.token_ids)
         waiting[modality].popleft()

@@ -117,7 +117,7 @@ def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, 
     if num_frames is None and fps is None:
         return np.linspace(0, total - 1, min(total, most, DEFAULT_NUM_FRAMES)).round().astype(int)
     try:
-        chosen = part.sample_frames(metadata=dataclasses.replace(metadata), **settings)
+        chosen = part.sample_frames(metadata=metadata, **settings)
     except (ValueError, ZeroDivisionError):
         if num_frames is not None:
             raise _too_short(metadata, f"{num_frames} were asked for") from None
