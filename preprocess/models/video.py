@@ -50,13 +50,12 @@ def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwa
 
 def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
     """Processes frames that have been sampled already; with the metadata, from which some prompts tell the time."""
-    options = {name: value for name, value in kwargs.items() if name not in ("fps", "num_frames")}
     # Copies, for some processors fill in what they miss.
     metadata = [dataclasses.replace(clip.metadata) for clip in clips]
     outputs, _ = processor._process_videos(
         [clip.frames for clip in clips],
         video_metadata=metadata,
-        **{**options, "do_sample_frames": False, "return_metadata": True},
+        **{**kwargs, "do_sample_frames": False, "return_metadata": True},
     )
     return outputs  # type: ignore[no-any-return]
 

@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -30,7 +31,8 @@ STACKING = ("llava_onevision", "internvl", "smolvlm")
 """Hugging Face stacks the videos of these, or tells for each of them how many frames the longest has."""
 TIMED = ("qwen3_vl", "smolvlm", "molmo2")
 """Their prompts tell the time of frames."""
-SAMPLING = ("do_sample_frames", "num_frames", "fps")
+BOUNDED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""Their checkpoints say what the most frames are: 8."""
 
 
 def encoded_clip(num_frames: int, width: int, height: int, fps: int, tint: int = 0) -> bytes:
@@ -255,6 +257,16 @@ def test_videos_together_come_out_as_alone(model_type: str) -> None:
         assert all(torch.equal(tensors[name], value) for name, value in expected.items())
 
 
+def test_metadata_is_not_changed() -> None:
+    """Some processors set a frame rate where none is known."""
+    families = video_pair("qwen3_vl")
+    rules = families.family.modalities["video"]
+    video = rules.blank((4, 64, 64))
+    video.metadata.fps = None
+    rules.run(families.theirs, [video], families.ours.items._kwargs["video"])
+    assert video.metadata.fps is None
+
+
 def test_videos_of_different_lengths_are_padded_as_smolvlm_does() -> None:
     families = video_pair("smolvlm")
     media = [("video", 0), ("video", 1)]
@@ -311,8 +323,9 @@ def test_options_out_of_bounds_are_refused(options: dict[str, object]) -> None:
 
 
 def test_no_more_frames_than_any_limit_may_be_asked_for(model_type: str) -> None:
-    with pytest.raises(InvalidRequestError, match="num_frames: must be a whole number from [12] to (8|768)$"):
-        video_pair(model_type).ours.items.process("video", [clip(0)], options={"num_frames": 769})
+    most = 8 if model_type in BOUNDED else 768
+    with pytest.raises(InvalidRequestError, match=f"num_frames: must be a whole number from [12] to {most}$"):
+        video_pair(model_type).ours.items.process("video", [clip(0)], options={"num_frames": most + 1})
 
 
 def test_either_option_is_meant(model_type: str) -> None:
@@ -376,6 +389,30 @@ def check_sizes(families: Pair) -> None:
 
 def test_no_video_takes_more_tokens_than_the_largest(model_type: str) -> None:
     check_sizes(video_pair(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("cap_pixels_per_frame", [None, True])
+@pytest.mark.parametrize("max_frames", [5, 40])
+def test_the_largest_video_of_real_qwens(model_type: str, cap_pixels_per_frame: bool | None, max_frames: int) -> None:
+    """Their limits let other shapes be the largest than those of the small checkpoints."""
+    video_class = type(video_pair(model_type).theirs.video_processor)
+    processor = SimpleNamespace(video_processor=video_class(cap_pixels_per_frame=cap_pixels_per_frame))
+    rules = FAMILIES[model_type].modalities["video"]
+
+    def num_tokens(*size: int) -> int:
+        return int(rules.size_outputs(processor, *size, {})["video_grid_thw"].prod()) // 4
+
+    (largest,) = rules.largest(processor, {"max_frames": max_frames})
+    shapes = [(high, round(high * ratio)) for high in (20, 45, 90, 300, 640, 1100) for ratio in (1, 1.77, 8, 37, 100)]
+    counts = [num_tokens(number, *shape) for number in range(2, max_frames + 1) for shape in shapes]
+    assert 0.85 * num_tokens(*largest) <= max(counts) <= num_tokens(*largest)
+
+
+def test_the_most_frames(model_type: str) -> None:
+    num_frames, *_ = video_pair(model_type).ours.items.largest_size("video")
+    # Of 8, the last two of Qwen's share their tokens.
+    assert num_frames == (7 if model_type.startswith("qwen") else 8 if model_type in BOUNDED else 768)
 
 
 def test_the_largest_video_is_as_long_as_the_limits_let_through(
