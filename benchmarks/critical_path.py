@@ -6,9 +6,9 @@ Text streams run all the time; the phases take turns. In the phase `elsewhere` a
 application works on 4K JPEGs, one after the other: what that costs the streams is the machine's doing, whose two cores
 may well be one. In the phase `preprocess` the same pictures go through the Preprocess stage instead, as fast as it
 takes them; in the phase `requests` clients send them, by URL, in requests of their own, which also have to be fetched,
-encoded and prefilled. Generate, ingress and clients share one core, everything else that works on pictures has the other, so
-that what is measured is the path and not the lack of cores. A profiler looks into the Generate replica: nothing in it
-may work on media. The last line is one JSON document.
+encoded and prefilled. Generate, ingress and clients share one core, everything else that works on pictures has the
+other, so that what is measured is the path and not the lack of cores. A profiler looks into the Generate replica:
+nothing in it may work on media. The last line is one JSON document.
 """
 
 import argparse
