@@ -121,9 +121,9 @@ class ItemProcessor:
     def _run(self, modality: str, rules: Modality, batch: Sequence[Any], kwargs: Mapping[str, Any]) -> Outputs:
         try:
             return rules.run(self._processor, batch, kwargs)
+        except InvalidRequestError:
+            raise
         except ValueError as error:
-            if isinstance(error, InvalidRequestError):
-                raise
             # Hugging Face's processors refuse sizes and lengths that they cannot resize so.
             raise InvalidRequestError(
                 f"the model's processor cannot take {modality} items of this size or length",

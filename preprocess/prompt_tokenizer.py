@@ -108,7 +108,7 @@ class PromptTokenizer:
 
     def runs(self, ids: TokenIds) -> list[TokenIds]:
         """`ids` cut into runs and the boundaries between them, one id each; the runs stand at the even places."""
-        cuts = np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
+        cuts = self._boundaries_in(ids)
         return np.split(ids, np.stack([cuts, cuts + 1], axis=1).ravel())
 
     def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
@@ -163,8 +163,12 @@ class PromptTokenizer:
 
     def boundary_span(self, ids: TokenIds) -> tuple[int, int]:
         """Index of the first boundary in `ids` and the index after the last; (len, len) when there is none."""
-        found = np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
+        found = self._boundaries_in(ids)
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (len(ids), len(ids))
+
+    def _boundaries_in(self, ids: TokenIds) -> npt.NDArray[np.intp]:
+        """Where `ids` has boundaries. An id that the tokenizer does not know is none."""
+        return np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
 
     def _find_anchor(self, contents: Sequence[str]) -> tuple[str, tuple[int, ...]]:
         """A token that may stand before any text without changing its tokens: its text and its id."""

@@ -87,10 +87,10 @@ class PromptRenderer:
             bos = self._hf_tokenizer.bos_token
             adds_now = add_special_tokens and not (bos and text.startswith(bos))
             return self._tokenizer.encode(text, add_special_tokens=adds_now, is_marked=True)
+        except InvalidRequestError:
+            raise
         # What tokenizers raise for half a surrogate pair, or for a control token that plain text gives as well.
         except (TypeError, ValueError) as error:
-            if isinstance(error, InvalidRequestError):
-                raise
             raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
 
     def _checked_ids(self, ids: Sequence[int]) -> TokenIds:

@@ -1,7 +1,9 @@
 """BLIP-2: a fixed number of query tokens stands before the prompt, before BOS even."""
 
-from preprocess.field_layout import Batched, Outputs
-from preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, any_size, fixed_side
+from dataclasses import replace
+
+from preprocess.field_layout import Outputs
+from preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily
 from preprocess.prompt_updates import Position, PromptInsertion
 
 
@@ -17,13 +19,10 @@ def _image_token(processor: HFProcessor) -> str:
 BLIP_2 = ProcessorFamily(
     processor_class="Blip2Processor",
     modalities={
-        "image": Modality(
-            fields={"pixel_values": Batched()},
+        "image": replace(
+            FIXED_IMAGE,
             update=lambda processor: PromptInsertion(Position.START, tokenized_apart=True),
             embed_token=_image_token,
-            size_outputs=lambda processor, height, width, kwargs: {},
-            largest=any_size,
-            fixed_side=fixed_side,
             run=_run,
             expansion=lambda processor, outputs, index, kwargs: _image_token(processor) * processor.num_query_tokens,
             max_items=1,
