@@ -3,12 +3,12 @@
     python -m benchmarks.critical_path [--turns 8] [--seconds 2] [--output FILE]
 
 Text streams run all the time; the phases take turns. In the phase `elsewhere` a process that has nothing to do with the
-application works on 4K JPEGs, one after the other: what that costs the streams is the machine's doing, whose two cores
-may well be one. In the phase `preprocess` the same pictures go through the Preprocess stage instead, as fast as it
-takes them; in the phase `requests` clients send them, by URL, in requests of their own, which also have to be fetched,
-encoded and prefilled. Generate, ingress and clients share one core, everything else that works on pictures has the
-other, so that what is measured is the path and not the lack of cores. A profiler looks into the Generate replica:
-nothing in it may work on media. The last line is one JSON document.
+application works on 4K JPEGs, one after the other: what that costs the streams is the machine's doing, whose cores
+share memory and clock, if not more. In the phase `preprocess` the same pictures go through the Preprocess stage
+instead, as fast as it takes them; in the phase `requests` clients send them, by URL, in requests of their own, which
+also have to be fetched, encoded and prefilled. One core is for the path of tokens, the other one for everything else,
+so that what is measured is the path and not the lack of cores. Afterwards a profiler looks into the Generate replica
+under the same load: nothing in it may work on media. The last line is one JSON document.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
 from deployments.stages import ItemJob
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from tests.replicas import replica_pids
+from tests.replicas import replica_pids, worker_pids
 
 SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 NUM_STREAMS, NUM_SENDERS = 4, 2
@@ -155,6 +155,19 @@ def keep_preprocess_busy(core: int, may_work: str) -> Any:
     return ray.remote(num_cpus=0)(send_forever).remote(photograph(3840, 2160))
 
 
+def share_out_cores() -> None:
+    """Core 0 for the path of tokens: Generate, ingress, proxy and the clients. Core 1 for everything else."""
+    on_path = {os.getpid(), *replica_pids("Generate"), *replica_pids("Ingress"), *worker_pids("ProxyActor")}
+    for pid in [os.getpid(), *descendants(os.getpid())]:
+        pin(pid, 0 if pid in on_path else 1)
+
+
+def descendants(pid: int) -> list[int]:
+    listed = [Path(f"/proc/{pid}/task/{task.name}/children") for task in Path(f"/proc/{pid}/task").iterdir()]
+    children = [int(child) for file in listed for child in file.read_text().split()]
+    return children + [found for child in children for found in descendants(child)]
+
+
 def pin(pid: int, core: int) -> None:
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {core})
@@ -165,11 +178,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def profile(pid: int, duration: float, file: str) -> "subprocess.Popen[bytes]":
+def profile(pid: int, duration: float, file: str) -> None:
     """Samples all threads of a process 100 times a second while they run."""
     spy = Path(sys.executable).parent / "py-spy"
     command = [str(spy), "record", "--pid", str(pid), "--duration", str(int(duration)), "--format", "raw", "-o", file]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 
 
 def read_profile(file: str) -> tuple[int, int, Counter[str]]:
@@ -185,24 +198,35 @@ def read_profile(file: str) -> tuple[int, int, Counter[str]]:
 
 
 def run_phases(load: Load, generate: int, files: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
-    """All phases in turns, again and again, so that what else the machine does meets them alike."""
+    """All phases in turns, again and again, so that what else the machine does meets them alike; then, under the same
+    load, the profile: a profiler halts its subject for every sample, longer where it has to wait for a core itself."""
     used = dict.fromkeys(PHASES, 0.0)
-    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
-        profiler = profile(generate, options.turns * options.seconds * len(PHASES), file.name)
-        for phase in PHASES * options.turns:
-            if phase in files:
-                files[phase].touch()
-            time.sleep(0.5)  # until it is under way
-            load.phase, started = phase, cpu_seconds(generate)
+    for phase in PHASES * options.turns:
+        with under_way(load, phase, files):
+            started = cpu_seconds(generate)
             time.sleep(options.seconds)
-            load.phase, used[phase] = "between", used[phase] + cpu_seconds(generate) - started
-            if phase in files:
-                files[phase].unlink()
-        profiler.wait()
-        total, in_media, where = read_profile(file.name)
+            used[phase] += cpu_seconds(generate) - started
     phases = {phase: summary(load, phase, used[phase]) for phase in PHASES}
+    total, in_media, where = 0, 0, Counter[str]()
+    for phase in ("preprocess", "requests"):
+        with under_way(load, phase, files), tempfile.NamedTemporaryFile(suffix=".txt") as file:
+            profile(generate, options.turns * options.seconds, file.name)
+            samples = read_profile(file.name)
+        total, in_media, where = total + samples[0], in_media + samples[1], where + samples[2]
     top = dict(where.most_common(12))
     return {"phases": phases, "profile": {"samples": total, "in_media_code": in_media, "top": top}}
+
+
+@contextmanager
+def under_way(load: Load, phase: str, files: dict[str, Path]) -> Iterator[None]:
+    if phase in files:
+        files[phase].touch()
+    time.sleep(0.5)  # until it is
+    load.phase = phase
+    yield
+    load.phase = "between"
+    if phase in files:
+        files[phase].unlink()
 
 
 def summary(load: Load, phase: str, cpu: float) -> dict[str, float]:
@@ -226,8 +250,7 @@ def main() -> int:
     config = AppConfig.model_validate(settings)
     with pictures_served() as picture_url, running_app(config, host="127.0.0.1", port=free_port()) as url:
         (generate,) = replica_pids("Generate")
-        for name, core in (("Generate", 0), ("Ingress", 0), ("Preprocess", 1), ("Encode", 1)):
-            pin(replica_pids(name)[0], core)
+        share_out_cores()
         load = Load(url, picture_url)
         targets = [load.stream_forever] * NUM_STREAMS + [load.send_forever] * NUM_SENDERS
         threads = [threading.Thread(target=target, daemon=True) for target in targets]

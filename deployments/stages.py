@@ -8,6 +8,7 @@ The libraries are imported where a replica starts: the controller and the ingres
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +95,10 @@ class Preprocess:
                 limits=self._limits,
             )
         )
-        self._item_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="items")
+        # On Linux niceness belongs to a thread; those that torch starts from this one inherit it.
+        self._item_thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="items", initializer=os.nice, initargs=(config.preprocess.niceness,)
+        )
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork()
         self._metrics = PreprocessMetrics()

@@ -7,15 +7,21 @@ from deployments.local_cluster import APP_NAME
 
 
 def replica_pids(deployment: str) -> list[int]:
-    """Processes of the deployment's replicas in the cluster that this process started: its raylet's children."""
+    """Processes of the deployment's replicas in the cluster that this process started."""
+    return worker_pids(f"ServeReplica:{APP_NAME}:{deployment}")
+
+
+def worker_pids(title: str) -> list[int]:
+    """Ray's processes with this at the start of their title in the cluster that this process started: its raylet's
+    children."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            title = (folder / "cmdline").read_bytes().decode(errors="replace")
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
             is_ours = parent(parent(int(folder.name))) == os.getpid()
         except (FileNotFoundError, ProcessLookupError):
             continue  # ended meanwhile
-        if title.startswith(f"ray::ServeReplica:{APP_NAME}:{deployment}") and is_ours:
+        if command.startswith(f"ray::{title}") and is_ours:
             found.append(int(folder.name))
     return found
 

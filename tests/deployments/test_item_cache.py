@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -54,6 +55,19 @@ def test_a_repeated_picture_is_encoded_but_not_processed_again(client: OpenAI) -
     assert {"processor", "media_decode"}.isdisjoint(second.stage_timings["seconds"])
     assert "encode" in second.stage_timings["seconds"]
     assert second.stage_timings["processor_cache_hits"] == 1
+
+
+def niceness(deployment: str) -> set[int]:
+    """Of the threads of its replica; field 19 of /proc/PID/task/TID/stat."""
+    (pid,) = replica_pids(deployment)
+    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
+
+
+def test_work_on_pictures_gives_way_to_decoding(client: OpenAI) -> None:
+    ask(client, circle("red"))
+    assert {5, 15} <= niceness("Preprocess")  # answers and prompts do not wait
+    assert max(niceness("Generate")) == 5
 
 
 def test_processed_pictures_outlive_the_replica_that_made_them(client: OpenAI) -> None:
