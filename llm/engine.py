@@ -18,7 +18,7 @@ from llm.model_runner import ModelRunner
 from llm.sampler import sample
 from llm.sampling_params import SamplingParams
 from llm.scheduler import Scheduler
-from llm.sequence import EmbeddedItem, FinishReason, Sequence, SequenceTimes
+from llm.sequence import FinishReason, PromptItem, Sequence, SequenceTimes
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class LLMEngine:
             token_ids=list(prompt.prompt_token_ids),
             num_prompt_tokens=num_prompt_tokens,
             items=items,
+            layout=self._runner.prompt_layout(prompt),
             sampling_params=params,
             max_num_tokens=num_prompt_tokens + (params.max_tokens or self.max_model_len - num_prompt_tokens),
         )
@@ -159,21 +160,21 @@ class LLMEngine:
                     code="context_length_exceeded",
                 )
 
-    def _check_items(self, prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor]) -> list[EmbeddedItem]:
+    def _check_items(self, prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor]) -> list[PromptItem]:
         if len(embeddings) != len(prompt.placeholders):
             raise InvalidRequestError(
                 f"{len(prompt.placeholders)} placeholders but {len(embeddings)} items",
                 field="messages",
             )
         items = []
-        for placeholder, item in zip(prompt.placeholders, embeddings, strict=True):
-            expected = (placeholder.num_embeds, self._runner.hidden_size)
+        for placeholder, mm_hash, item in zip(prompt.placeholders, prompt.mm_hashes, embeddings, strict=True):
+            expected = (placeholder.num_embeds, self._runner.embedding_size)
             if tuple(item.shape) != expected:
                 raise InvalidRequestError(
                     f"item embeddings of shape {tuple(item.shape)}, expected {expected}",
                     field="messages",
                 )
-            items.append(EmbeddedItem.at(placeholder, item))
+            items.append(PromptItem.at(placeholder, mm_hash, item))
         return items
 
     def _advance(self, sequence: Sequence, token_id: int) -> RequestOutput:

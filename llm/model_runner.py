@@ -7,7 +7,9 @@ import torch
 from llm.attention import AttentionMetadata, KVCache, PrefillChunk
 from llm.config import EngineConfig
 from llm.loader import load_language_half
+from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
+from preprocess.schema import ProcessedPrompt
 
 
 class ModelRunner:
@@ -16,11 +18,11 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         self._device = torch.device(config.device)
         self._block_size = config.block_size
-        self._model, family = load_language_half(config)
-        self._decoder = family.decoder(self._model)
+        self._model, self._family = load_language_half(config)
+        self._decoder = self._family.decoder(self._model)
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
-        self.hidden_size: int = text_config.hidden_size
+        self.embedding_size: int = text_config.hidden_size
         layout = {
             "num_layers": text_config.num_hidden_layers,
             "block_size": config.block_size,
@@ -32,6 +34,9 @@ class ModelRunner:
         if self.num_blocks == 0:
             raise ValueError(f"kv_cache_bytes ({config.kv_cache_bytes}) does not hold a single block")
         self._kv_cache = KVCache(**layout, num_blocks=self.num_blocks, dtype=config.dtype, device=self._device)
+
+    def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
+        return self._family.layout(self._model.config, prompt)
 
     @torch.inference_mode()
     def run(self, chunks: list[ScheduledChunk]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from itertools import compress
 
 import torch
 
+from llm.prompt_layout import PLAIN, PromptLayout
 from llm.sampling_params import SamplingParams
 from preprocess.schema import PlaceholderRange
 
@@ -28,23 +29,28 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedItem:
-    """An item's embeddings, (num_embeds, hidden_size), and the prompt position of each, ascending."""
+@dataclass(slots=True)
+class PromptItem:
+    """An item of the prompt: its content's hash, the prompt position of each of its embeddings, ascending, and these,
+    (num_embeds, embedding_size), or None until they have arrived."""
 
+    mm_hash: str
     positions: Seq[int]
-    embeddings: torch.Tensor
+    embeddings: torch.Tensor | None
 
     @classmethod
-    def at(cls, placeholder: PlaceholderRange, embeddings: torch.Tensor) -> "EmbeddedItem":
+    def at(cls, placeholder: PlaceholderRange, mm_hash: str, embeddings: torch.Tensor | None) -> "PromptItem":
         positions: Seq[int] = range(placeholder.offset, placeholder.offset + placeholder.length)
         if placeholder.is_embed is not None:
             positions = tuple(compress(positions, placeholder.is_embed))
-        return cls(positions, embeddings)
+        return cls(mm_hash, positions, embeddings)
 
     def between(self, start: int, end: int) -> tuple[Seq[int], torch.Tensor]:
-        """The positions in [start, end) and their embeddings."""
+        """The positions in [start, end) and their embeddings, which have to be there if there are any positions."""
         rows = slice(bisect_left(self.positions, start), bisect_left(self.positions, end))
+        if not self.positions[rows]:
+            return (), torch.empty(0, 0)
+        assert self.embeddings is not None, "scheduled before its embeddings had arrived"
         return self.positions[rows], self.embeddings[rows]
 
 
@@ -65,9 +71,10 @@ class Sequence:
     request_id: str
     token_ids: list[int]
     num_prompt_tokens: int
-    items: list[EmbeddedItem]
+    items: list[PromptItem]
     sampling_params: SamplingParams
     max_num_tokens: int
+    layout: PromptLayout = PLAIN
     generator: torch.Generator | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)

@@ -3,7 +3,7 @@
 The only module of this package that `encoder` and `llm` may import.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -135,8 +135,13 @@ class ProcessorIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`."""
+    """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
+
+    `language_inputs[i]`, where there are any, is what the language model has to know of item i beside its embeddings,
+    e.g. `image_grid_thw`, int64 of shape (1, 3).
+    """
 
     prompt_token_ids: list[int]
     placeholders: list[PlaceholderRange]
     mm_hashes: list[str]
+    language_inputs: list[ItemTensors] = field(default_factory=list)
