@@ -88,6 +88,7 @@ _OVERVIEW = Row(
             (
                 Query(_rate("ray_raylens_generation_tokens_total"), "generated"),
                 Query(_rate("ray_raylens_prompt_tokens_total"), "prompt"),
+                Query(_rate("ray_raylens_prompt_tokens_cached_total"), "prompt, from the prefix cache"),
             ),
             "Counted when a request ends.",
         ),

@@ -5,7 +5,7 @@ import uuid
 
 from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
-from deployments.protocol import StageTimings, Usage
+from deployments.protocol import PromptTokensDetails, StageTimings, Usage
 from deployments.stage_calls import StageError
 from deployments.stages import GeneratedText
 from preprocess.schema import InvalidRequestError
@@ -22,6 +22,7 @@ class RequestAccount:
         self._first_token: float | None = None
         self._last_token = self._arrival
         self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
         self._num_output_tokens = 0
         self._has_ended = False
 
@@ -32,6 +33,8 @@ class RequestAccount:
             self._first_token = now
             self._metrics.time_to_first_token.observe(now - self._arrival)
             self._metrics.prompt_tokens.inc(piece.num_prompt_tokens)
+            if piece.num_cached_tokens:
+                self._metrics.prompt_tokens_cached.inc(piece.num_cached_tokens)
         elif piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
             for _ in piece.token_ids:
@@ -40,6 +43,7 @@ class RequestAccount:
             self._metrics.generation_tokens.inc(len(piece.token_ids))
         self._last_token = now
         self._num_prompt_tokens = piece.num_prompt_tokens
+        self._num_cached_tokens = piece.num_cached_tokens
         self._num_output_tokens = piece.num_output_tokens
         self.finish_reason = piece.finish_reason
 
@@ -49,6 +53,7 @@ class RequestAccount:
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_output_tokens,
             total_tokens=self._num_prompt_tokens + self._num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._num_cached_tokens),
         )
 
     def timings(self, request: PipelineRequest) -> StageTimings:

@@ -118,6 +118,9 @@ class GenerateConfig(Settings):
     num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
     block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
     kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache")
+    prefix_caching: bool = Field(
+        True, description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
+    )
     max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
     max_num_batched_tokens: int = Field(512, ge=1, description="tokens of one step")
     max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")

@@ -29,7 +29,9 @@ class Engine(Protocol[OutputCovT]):
 
     def step(self) -> Sequence[OutputCovT]: ...
     def abort(self, request_id: str) -> None: ...
-    def has_unfinished(self) -> bool: ...
+
+    @property
+    def is_idle(self) -> bool: ...
 
 
 class EngineDiedError(RuntimeError):
@@ -92,8 +94,8 @@ class EngineLoop(Generic[OutputT]):
         try:
             while True:
                 self._last_beat = time.monotonic()
-                self._obey_commands(wait=not self._engine.has_unfinished())
-                outputs = self._engine.step() if self._engine.has_unfinished() else []
+                self._obey_commands(wait=self._engine.is_idle)
+                outputs = [] if self._engine.is_idle else self._engine.step()
                 if outputs:
                     self._loop.call_soon_threadsafe(self._deliver, outputs)
         except Exception as error:

@@ -51,6 +51,7 @@ class IngressMetrics:
 
     def __init__(self) -> None:
         self.prompt_tokens = _counter("prompt_tokens", "Prompt tokens of requests that reached their first token")
+        self.prompt_tokens_cached = _counter("prompt_tokens_cached", "Of these, those found in the prefix cache")
         self.generation_tokens = _counter("generation_tokens", "Tokens generated, counted as they are sent")
         self.request_success = _counter("request_success", "Requests ended; abort: the client left", "finished_reason")
         self.request_errors = _counter("request_errors", "Requests ended by an error", "stage", "code")

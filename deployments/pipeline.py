@@ -94,7 +94,9 @@ class Pipeline:
         attempt = 0
         while True:
             has_started = False
-            pieces = generate.remote(request.request_id, prompt, request.params, time.time(), *embeddings)
+            pieces = generate.remote(
+                request.request_id, prompt, request.params, request.tenant_salt, time.time(), *embeddings
+            )
             try:
                 async for piece in pieces:
                     has_started = True

@@ -68,6 +68,7 @@ class GeneratedText:
     text: str
     token_ids: list[int]
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_output_tokens: int
     finish_reason: str | None
     seconds: dict[str, float]
@@ -209,6 +210,7 @@ class Generate:
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=settings.max_num_batched_tokens,
                 max_model_len=config.max_model_len,
+                prefix_caching=settings.prefix_caching,
             )
         )
         self._engine = engine
@@ -224,16 +226,23 @@ class Generate:
         request_id: str,
         prompt: ProcessedPrompt,
         params: SamplingParams,
+        cache_salt: str,
         sent_at: float,
         *items: PackedTensor,
     ) -> AsyncGenerator[GeneratedText]:
-        """Yields the answer piece by piece: tokens that are ready together go together, the first one at once."""
+        """Yields the answer piece by piece: tokens that are ready together go together, the first one at once.
+
+        Requests of different `cache_salt` share no prefix. `sent_at` is wall time.
+        """
         transfer_seconds = max(0.0, time.time() - sent_at)
         embeddings = [item.unpack() for item in items]
         is_first = True
         async with aclosing(
             self._loop.stream(
-                request_id, lambda engine_id: self._engine.add_request(engine_id, prompt, embeddings, params)
+                request_id,
+                lambda engine_id: self._engine.add_request(
+                    engine_id, prompt, embeddings, params, cache_salt=cache_salt
+                ),
             )
         ) as batches:
             async for outputs in batches:
@@ -291,6 +300,7 @@ def _merge(outputs: "list[RequestOutput]") -> GeneratedText:
         text="".join(output.text for output in outputs),
         token_ids=token_ids,
         num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
         num_output_tokens=last.num_output_tokens,
         # A plain string: the enumeration's module imports torch, which the ingress does without.
         finish_reason=None if last.finish_reason is None else last.finish_reason.value,

@@ -37,6 +37,11 @@ class EncoderEngine:
     def has_unfinished(self) -> bool:
         return len(self._scheduler) > 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step would do nothing before the next request comes."""
+        return not self.has_unfinished()
+
     def step(self) -> list[EncodeOutput]:
         """Encodes the next batch. Every item taken gets exactly one output; one that failed carries its error."""
         batch = self._scheduler.schedule()

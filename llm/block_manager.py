@@ -1,15 +1,25 @@
-"""Which blocks of the KV cache belong to which sequence."""
+"""Which blocks of the KV cache belong to which sequences, and which still hold a prefix that others can take up."""
 
+from collections import Counter, OrderedDict
+
+from llm.prefix_cache import extend_block_hashes
 from llm.sequence import Sequence
 
 
 class BlockManager:
-    """Hands out fixed-size blocks of `block_size` positions and takes them back."""
+    """Hands out fixed-size blocks of `block_size` positions and takes them back.
+
+    A full block is known by its content's hash while nothing else has been written to it, also when it is free: the
+    least recently freed one is used anew first.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free_block_ids = list(range(num_blocks - 1, -1, -1))
+        self._ref_counts = [0] * num_blocks
+        self._free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -30,16 +40,84 @@ class BlockManager:
     def allocate(self, sequence: Sequence, num_tokens: int) -> None:
         """Extends the sequence's block table to hold its first `num_tokens` positions."""
         while len(sequence.block_table) < self.num_blocks_for(num_tokens):
-            sequence.block_table.append(self._free_block_ids.pop())
+            block_id, _ = self._free_block_ids.popitem(last=False)
+            self._forget(block_id)
+            self._ref_counts[block_id] = 1
+            sequence.block_table.append(block_id)
+
+    def can_start(self, sequence: Sequence) -> bool:
+        """Whether all tokens of a sequence without blocks would fit, counting those of its prefix that are cached."""
+        cached = self._cached_prefix(sequence)
+        num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
+        return self.num_blocks_for(sequence.num_tokens) - len(cached) <= self.num_free_blocks - num_revived
+
+    def take_prefix(self, sequence: Sequence) -> None:
+        """Gives a sequence without blocks those that hold its beginning; they count as computed."""
+        assert not sequence.block_table
+        for block_id in self._cached_prefix(sequence):
+            if self._ref_counts[block_id] == 0:
+                del self._free_block_ids[block_id]
+            self._ref_counts[block_id] += 1
+            sequence.block_table.append(block_id)
+        sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
+
+    def commit(self, sequence: Sequence) -> None:
+        """To be called when more of the sequence has been computed: its full blocks can be found from now on."""
+        extend_block_hashes(sequence, self.block_size)
+        for index in range(sequence.num_computed_tokens // self.block_size - 1, -1, -1):
+            block_id, block_hash = sequence.block_table[index], sequence.block_hashes[index]
+            if self._hash_of[block_id] is not None:
+                break  # and so have those before it
+            self._hash_of[block_id] = block_hash
+            self._block_of.setdefault(block_hash, block_id)
+
+    def disown(self, sequence: Sequence) -> None:
+        """What the sequence's blocks hold is not to be trusted: nobody finds them any more."""
+        for block_id in sequence.block_table:
+            self._forget(block_id)
 
     def free(self, sequence: Sequence) -> None:
         """Takes back all blocks of the sequence; nothing of it counts as computed any more."""
-        self._free_block_ids.extend(reversed(sequence.block_table))
+        # From the end: what is freed first is used anew first, and the beginning is what others may share.
+        for block_id in reversed(sequence.block_table):
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] == 0:
+                self._free_block_ids[block_id] = None
+                # One without a prefix is of use to nobody.
+                self._free_block_ids.move_to_end(block_id, last=self._is_findable(block_id))
         sequence.block_table.clear()
         sequence.num_computed_tokens = 0
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raises RuntimeError unless every block is either free or in exactly one of `sequences`."""
-        held = [block_id for sequence in sequences for block_id in sequence.block_table]
-        if sorted(held + self._free_block_ids) != list(range(self.num_blocks)):
-            raise RuntimeError(f"KV cache blocks lost or doubled: {len(held)} held, {self.num_free_blocks} free")
+        """Raises RuntimeError unless every block is either free or held by as many of `sequences` as it says."""
+        held = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
+        counts = [held[block_id] for block_id in range(self.num_blocks)]
+        free = sorted(self._free_block_ids)
+        if counts != self._ref_counts or free != [i for i, count in enumerate(counts) if count == 0]:
+            raise RuntimeError(f"KV cache blocks lost or doubled: {len(held)} held, {len(free)} free")
+        if any(self._hash_of[block_id] != block_hash for block_hash, block_id in self._block_of.items()):
+            raise RuntimeError("the prefix cache names blocks that hold something else")
+
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the sequence's beginning; at least one token is left to compute, for its logits."""
+        if not sequence.reuses_prefix:
+            return []
+        extend_block_hashes(sequence, self.block_size)
+        found = []
+        for block_hash in sequence.block_hashes[: (sequence.num_tokens - 1) // self.block_size]:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def _is_findable(self, block_id: int) -> bool:
+        block_hash = self._hash_of[block_id]
+        return block_hash is not None and self._block_of.get(block_hash) == block_id
+
+    def _forget(self, block_id: int) -> None:
+        if self._is_findable(block_id):
+            block_hash = self._hash_of[block_id]
+            assert block_hash is not None
+            del self._block_of[block_hash]
+        self._hash_of[block_id] = None

@@ -8,7 +8,8 @@ import torch
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
-    `kv_cache_bytes` is the size of the paged KV cache, all layers together."""
+    `kv_cache_bytes` is the size of the paged KV cache, all layers together. `prefix_caching`: requests take up
+    what others have left in the KV cache of the same beginning."""
 
     model: str
     revision: str | None = None
@@ -19,6 +20,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):

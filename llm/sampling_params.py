@@ -15,6 +15,7 @@ class SamplingParams:
     `temperature`, `top_p` and `top_k` of None take the model's own defaults (its generation config).
     """
 
+    n: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None

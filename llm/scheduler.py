@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from llm.block_manager import BlockManager
-from llm.sequence import Sequence, SequenceStatus
+from llm.sequence import FinishReason, Sequence, SequenceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,71 +30,107 @@ class ScheduledChunk:
 
 
 class Scheduler:
-    """One token budget a step. Running sequences come first, in order of arrival (those that decode before those
-    that still prefill), then new ones; when blocks run out the youngest running sequence is preempted and
-    recomputed later."""
+    """One token budget a step. Running sequences come first, in order of arrival (those that decode before those that
+    still prefill, so that no prompt keeps a stream waiting), then new ones. When blocks run out the youngest running
+    sequence is preempted and recomputed later.
+
+    A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span.
+    """
 
     def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._block_manager = block_manager
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._budget = 0
+        self._num_arrived = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+
+    @property
+    def max_span_tokens(self) -> int:
+        """The longest span that finds room in a step however many other sequences decode in it."""
+        return self._max_num_batched_tokens - self._max_num_seqs + 1
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
+        sequence.arrival_number = self._num_arrived
+        self._num_arrived += 1
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
-        """Picks the next step's chunks and gives them blocks; decode chunks (of one token) come first."""
-        chunks: list[ScheduledChunk] = []
-        budget = self._max_num_batched_tokens
+        """Picks the next step's chunks and gives them blocks; decode chunks (of one token) come first.
+
+        Empty although there is something unfinished only where all of it waits for embeddings.
+        """
+        self._budget = self._max_num_batched_tokens
+        chunks: dict[Sequence, ScheduledChunk] = {}
         # A stable sort: decoding sequences need one token each and nobody waits for a prompt in front of them.
         for sequence in sorted(self.running, key=lambda running: running.num_uncomputed_tokens > 1):
-            if sequence.status is not SequenceStatus.RUNNING or budget == 0:
-                continue
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if self._make_room(sequence, num_tokens, chunks):
-                chunks.append(self._take(sequence, num_tokens))
-                budget -= num_tokens
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if not self._block_manager.can_allocate(sequence, num_tokens):
+            num_tokens = self._chunk_size(sequence)
+            if num_tokens and self._make_room(sequence, num_tokens, chunks):
+                self._take(sequence, num_tokens, chunks)
+        for sequence in list(self.waiting):
+            if len(self.running) == self._max_num_seqs:
                 break
-            self.waiting.popleft()
-            self._start(sequence)
-            chunks.append(self._take(sequence, num_tokens))
-            budget -= num_tokens
-        return chunks
+            if self._may_start(sequence) and not self._start(sequence, chunks):
+                break
+        return list(chunks.values())
 
-    def remove_finished(self) -> None:
-        """Drops finished sequences and frees their blocks."""
-        for sequence in [*self.running, *self.waiting]:
-            if sequence.is_finished:
-                self._block_manager.free(sequence)
-        self.running = [sequence for sequence in self.running if not sequence.is_finished]
-        self.waiting = deque(sequence for sequence in self.waiting if not sequence.is_finished)
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence that is not finished yet, at once, and frees its blocks."""
+        (self.running if sequence.status is SequenceStatus.RUNNING else self.waiting).remove(sequence)
+        self._block_manager.free(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
 
-    def _take(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk:
-        chunk = ScheduledChunk(sequence, num_tokens)
-        self._block_manager.allocate(sequence, chunk.end)
-        return chunk
+    def _chunk_size(self, sequence: Sequence) -> int:
+        end = min(sequence.num_computed_tokens + self._budget, sequence.num_ready_tokens)
+        return max(0, sequence.last_whole(end) - sequence.num_computed_tokens)
 
-    def _start(self, sequence: Sequence) -> None:
+    def _take(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> None:
+        chunks[sequence] = ScheduledChunk(sequence, num_tokens)
+        self._block_manager.allocate(sequence, chunks[sequence].end)
+        self._budget -= num_tokens
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether it waits for room only: not for its first embeddings, nor for the prompt that it shares."""
+        parent = sequence.parent
+        waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
+        return not waits_for_parent and sequence.num_ready_tokens > 0
+
+    def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
+        """Begins a waiting sequence if all its tokens have room now; begun earlier it would only be thrown out again.
+
+        False where those behind it have to wait, too.
+        """
+        if not self._block_manager.can_start(sequence):
+            return False
+        self._block_manager.take_prefix(sequence)
+        num_tokens = self._chunk_size(sequence)
+        if num_tokens == 0:
+            waits_for_embeddings = sequence.num_ready_tokens == sequence.num_computed_tokens
+            self._block_manager.free(sequence)
+            return waits_for_embeddings
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
         sequence.status = SequenceStatus.RUNNING
         if sequence.times.first_scheduled is None:
             sequence.times.first_scheduled = time.perf_counter()
-        self.running.append(sequence)
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        self._take(sequence, num_tokens, chunks)
+        return True
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, chunks: list[ScheduledChunk]) -> bool:
+    def _make_room(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> bool:
         """Preempts the youngest running sequences until the chunk fits; False when that ended `sequence` itself."""
-        scheduled = {id(chunk.sequence) for chunk in chunks}
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False
         while not self._block_manager.can_allocate(sequence, sequence.num_computed_tokens + num_tokens):
-            victim = next(running for running in reversed(self.running) if id(running) not in scheduled)
+            victim = max(self.running, key=lambda running: running.arrival_number)
+            if victim in chunks:
+                self._budget += chunks.pop(victim).num_tokens
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -104,5 +140,6 @@ class Scheduler:
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.WAITING
         self.running.remove(sequence)
-        self.waiting.appendleft(sequence)
+        older = sum(1 for waiting in self.waiting if waiting.arrival_number < sequence.arrival_number)
+        self.waiting.insert(older, sequence)
         self.num_preemptions += 1

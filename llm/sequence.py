@@ -64,9 +64,14 @@ class SequenceTimes:
     second_token: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """`num_computed_tokens` positions have their keys and values in the blocks of `block_table`, in order."""
+    """`num_computed_tokens` positions have their keys and values in the blocks of `block_table`, in order.
+
+    `index` tells the answers of a request of several from each other; all but the first have a `parent`, whose prompt
+    they share. `block_hashes` names the content of the full blocks, from `prefix_root` on, see `prefix_cache`.
+    `reuses_prefix` is off where the whole prompt has to be computed, whatever is cached.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -75,10 +80,17 @@ class Sequence:
     sampling_params: SamplingParams
     max_num_tokens: int
     layout: PromptLayout = PLAIN
+    index: int = 0
+    parent: "Sequence | None" = None
+    prefix_root: bytes = b""
+    reuses_prefix: bool = True
     generator: torch.Generator | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    arrival_number: int = 0
     block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     times: SequenceTimes = field(default_factory=SequenceTimes)
 
@@ -95,8 +107,26 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_ready_tokens(self) -> int:
+        """Positions up to the first one, not computed yet, that waits for its embedding."""
+        awaited = (item.positions for item in self.items if item.embeddings is None)
+        starts = [at[bisect_left(at, self.num_computed_tokens)] for at in awaited if at[-1] >= self.num_computed_tokens]
+        return min(starts, default=self.num_tokens)
+
+    @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+    @property
+    def is_prompt_computed(self) -> bool:
+        return self.num_computed_tokens >= self.num_prompt_tokens
+
+    def last_whole(self, end: int) -> int:
+        """The greatest position up to `end` where a chunk may end: not within a span."""
+        for span in self.layout.spans:
+            if span.start < end < span.end:
+                return span.start
+        return end
 
     def append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -105,7 +135,3 @@ class Sequence:
             self.times.first_token = now
         elif self.times.second_token is None:
             self.times.second_token = now
-
-    def finish(self, reason: FinishReason) -> None:
-        self.status = SequenceStatus.FINISHED
-        self.finish_reason = reason

@@ -43,7 +43,10 @@ def test_the_official_client_asks_and_streams(client: OpenAI, example: dict[str,
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == completion.usage
+    usage = chunks[-1].usage
+    assert usage.model_copy(update={"prompt_tokens_details": None}) == completion.usage.model_copy(
+        update={"prompt_tokens_details": None}  # the second time the beginning is cached
+    )
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
 
 
@@ -146,6 +149,17 @@ def test_clients_with_different_keys_share_nothing(client: OpenAI) -> None:
     timings = {"extra_body": {"stage_timings": True}, "max_tokens": 1}
     hits = [ask(one, "Hi", picture, **timings).stage_timings["embedding_cache_hits"] for one in (client, other)]
     assert hits == [1, 0]
+
+
+def test_a_repeated_beginning_is_taken_from_the_prefix_cache_of_the_same_key(client: OpenAI) -> None:
+    other = client.with_options(api_key="a third")
+    picture = encoded(disc("orange", (97, 97), (36, 36)))
+    cached = []
+    for one in (client, client, other):
+        answer = ask(one, "What colour is the circle?", picture)
+        assert answer.choices[0].message.content == "orange"
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+    assert cached == [0, (answer.usage.prompt_tokens - 1) // 16 * 16, 0]
 
 
 def test_sixteen_at_once_are_answered_right(client: OpenAI) -> None:

@@ -44,8 +44,9 @@ class CountingEngine:
     def abort(self, request_id: str) -> None:
         self.counts.pop(request_id, None)
 
-    def has_unfinished(self) -> bool:
-        return bool(self.counts)
+    @property
+    def is_idle(self) -> bool:
+        return not self.counts
 
 
 def make(step_timeout_s: float = 10) -> tuple[CountingEngine, EngineLoop[Count]]:

@@ -182,7 +182,7 @@ async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) ->
             tries.append(1)
             if len(tries) <= times:
                 raise ItemLostError("generate", "lost")
-            yield GeneratedText("red", [5], 1, 1, "stop", {})
+            yield GeneratedText("red", [5], 1, 0, 1, "stop", {})
 
         return decode
 

@@ -1,6 +1,8 @@
 """Greedy tokens equal those of transformers' `generate`, however the engine cuts and mixes the work."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,8 @@ class Case:
 
     def __init__(self, model: Any, processor: Any, index: int) -> None:
         num_images, question = QUESTIONS[index]
-        pictures = [
-            decode_image(encoded(disc(COLOURS[(index + i) % 6], corner=(8 + 30 * i, 60))), limits=MediaLimits())
-            for i in range(num_images)
-        ]
+        files = [encoded(disc(COLOURS[(index + i) % 6], corner=(8 + 30 * i, 60))) for i in range(num_images)]
+        pictures = [decode_image(file, limits=MediaLimits()) for file in files]
         content = [{"type": "image"}] * num_images + [{"type": "text", "text": question}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         inputs = processor(text=text, images=pictures or None, return_tensors="pt")
@@ -54,7 +54,8 @@ class Case:
         first = token_ids.index(3) if num_images else 0
         starts = [first + i * (36 + len(processor.tokenizer("\n")["input_ids"]) - 1) for i in range(num_images)]
         assert all(token_ids[start : start + 36] == [3] * 36 for start in starts)
-        self.prompt = ProcessedPrompt(token_ids, [PlaceholderRange(start, 36) for start in starts], ["h"] * num_images)
+        placeholders = [PlaceholderRange(start, 36) for start in starts]
+        self.prompt = ProcessedPrompt(token_ids, placeholders, [sha256(file).hexdigest() for file in files])
 
 
 def reshaped_checkpoint(folder: Path, shapes: str, **text_config: Any) -> str:
@@ -174,6 +175,95 @@ def test_late_arrivals_change_nothing(checkpoint: str, cases: list[Case]) -> Non
     assert collected == {str(i): case.expected for i, case in enumerate(cases)}
 
 
+@pytest.mark.parametrize("budget", [7, 512])
+def test_a_cached_prefix_changes_nothing(checkpoint: str, cases: list[Case], budget: int) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=budget)
+    expected = {str(i): case.expected for i, case in enumerate(cases)}
+    for is_repeated in (False, True):
+        outputs = []
+        for i, case in enumerate(cases):
+            engine.add_request(str(i), case.prompt, case.embeddings, PARAMS)
+            outputs += list(run(engine))
+        assert tokens(iter(outputs)) == expected
+        cached = {output.request_id: output.num_cached_tokens for output in outputs}
+        if is_repeated:
+            lengths = {str(i): len(case.prompt.prompt_token_ids) for i, case in enumerate(cases)}
+            assert cached == {name: (length - 1) // 16 * 16 for name, length in lengths.items()}
+
+
+def test_an_answer_is_part_of_what_the_next_turn_finds(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint)
+    prompt, embeddings = cases[0].prompt, cases[0].embeddings
+    engine.add_request("first", prompt, embeddings, PARAMS)
+    list(run(engine))
+    longer = [*prompt.prompt_token_ids, *cases[0].expected]
+    engine.add_request("next", replace(prompt, prompt_token_ids=longer), embeddings, PARAMS)
+    assert next(run(engine)).num_cached_tokens == (len(longer) - 1) // 16 * 16
+
+
+def test_tenants_share_no_prefix(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint)
+    for salt, is_cached in (("mine", False), ("other", False), ("mine", True)):
+        engine.add_request("r", cases[0].prompt, cases[0].embeddings, PARAMS, cache_salt=salt)
+        assert ({output.num_cached_tokens > 0 for output in run(engine)}) == {is_cached}
+
+
+def test_without_prefix_caching_every_prompt_is_computed(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint, prefix_caching=False)
+    for _ in range(2):
+        engine.add_request("r", cases[0].prompt, cases[0].embeddings, PARAMS)
+        assert {output.num_cached_tokens for output in run(engine)} == {0}
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+def test_items_may_arrive_late_and_in_any_order(checkpoint: str, cases: list[Case], budget: int) -> None:
+    engine = make_engine(checkpoint, max_num_batched_tokens=budget)
+    for i, case in enumerate(cases):
+        engine.add_request(str(i), case.prompt, [None] * len(case.embeddings), PARAMS)
+    outputs = []
+    late = [(str(i), item, rows) for i, case in enumerate(cases) for item, rows in enumerate(case.embeddings)]
+    for name, item, embeddings in reversed(late):
+        while not engine.is_idle:
+            outputs += engine.step()
+        engine.set_embeddings(name, item, embeddings)
+    outputs += list(run(engine))
+    assert tokens(iter(outputs)) == {str(i): case.expected for i, case in enumerate(cases)}
+
+
+def test_an_item_in_a_cached_prefix_is_not_waited_for(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint, block_size=1)
+    case = cases[0]
+    for embeddings in (case.embeddings, [None]):
+        engine.add_request("r", case.prompt, embeddings, PARAMS)
+        assert tokens(run(engine)) == {"r": case.expected}
+
+
+def test_several_answers_compute_the_prompt_once(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint, prefix_caching=False, max_num_seqs=2)
+    prompt_tokens = 0
+    for i, case in enumerate(cases):
+        engine.add_request(str(i), case.prompt, case.embeddings, replace(PARAMS, n=3))
+        prompt_tokens += len(case.prompt.prompt_token_ids)
+    answers: dict[tuple[str, int], list[int]] = {}
+    num_computed = 0
+    for output in run(engine):
+        answers.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+        if output.num_output_tokens == 1:
+            num_computed += output.num_prompt_tokens - output.num_cached_tokens
+    assert answers == {(str(i), n): case.expected for i, case in enumerate(cases) for n in range(3)}
+    assert num_computed <= prompt_tokens + len(cases) * 2 * 16
+
+
+def test_aborting_a_request_ends_all_its_answers(checkpoint: str, cases: list[Case]) -> None:
+    engine = make_engine(checkpoint)
+    engine.add_request("r", cases[0].prompt, cases[0].embeddings, replace(PARAMS, n=3))
+    for _ in range(4):
+        engine.step()
+    engine.abort("r")
+    assert not engine.has_unfinished()
+    assert engine.stats.kv_cache_usage == 0
+
+
 @pytest.fixture(scope="module")
 def engine(shapes: str) -> LLMEngine:
     return make_engine(shapes, max_model_len=128)
@@ -257,6 +347,13 @@ def test_embeddings_of_nan_end_their_own_request_only(engine: LLMEngine) -> None
     assert reasons == {"bad": "error", "good": "length"}
 
 
+def test_what_nan_was_computed_from_is_not_taken_up_by_others(engine: LLMEngine) -> None:
+    prompt = ProcessedPrompt([1, 3, 3, *range(50, 90)], [PlaceholderRange(1, 2)], ["same"])
+    for value, reason in ((torch.nan, "error"), (0.5, "length")):
+        engine.add_request("r", prompt, [torch.full((2, 192), value)], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert list(run(engine))[-1].finish_reason == reason
+
+
 @pytest.mark.parametrize("budget", [7, 512])
 def test_only_masked_positions_take_embeddings(shapes: str, budget: int) -> None:
     """Three items of one row each are the same as one item of three rows with gaps between them."""
@@ -275,6 +372,16 @@ def test_only_masked_positions_take_embeddings(shapes: str, budget: int) -> None
         for output in engine.step():
             tokens[output.request_id] += output.token_ids
     assert tokens["gaps"] == tokens["apart"] != tokens["none"]
+
+
+def test_embeddings_of_a_wrong_shape_are_refused_and_can_be_sent_again(engine: LLMEngine) -> None:
+    prompt = ProcessedPrompt([1, 3, 3, 50], [PlaceholderRange(1, 2)], ["late"])
+    engine.add_request("r", prompt, [None], SamplingParams(max_tokens=4, ignore_eos=True))
+    with pytest.raises(InvalidRequestError, match=r"\(3, 192\), expected \(2, 192\)"):
+        engine.set_embeddings("r", 0, torch.zeros(3, 192))
+    engine.set_embeddings("r", 0, torch.zeros(2, 192))
+    engine.set_embeddings("unknown", 0, torch.zeros(2, 192))
+    assert list(run(engine))[-1].finish_reason == "length"
 
 
 def test_only_the_language_half_is_loaded(shapes: str) -> None:

@@ -1,20 +1,27 @@
 """The scheduler without a model: budgets, fairness, preemption, and that everything ends."""
 
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.block_manager import BlockManager
+from llm.prompt_layout import BidirectionalSpan, PromptLayout
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import FinishReason, Sequence
+from llm.sequence import FinishReason, PromptItem, Sequence
 
 BLOCK_SIZE = 4
 
 
-def sequence(name: str, num_prompt_tokens: int, num_output_tokens: int) -> Sequence:
-    return Sequence(
+def sequence(name: str, num_prompt_tokens: int, num_output_tokens: int, **settings: Any) -> Sequence:
+    """Its prompt is shared with nobody unless `prefix_root` says so."""
+    made = Sequence(
         name, [0] * num_prompt_tokens, num_prompt_tokens, [], SamplingParams(), num_prompt_tokens + num_output_tokens
     )
+    return replace(made, **{"prefix_root": name.encode(), **settings})
 
 
 def make(num_blocks: int = 100, max_num_seqs: int = 8, budget: int = 16) -> Scheduler:
@@ -27,11 +34,11 @@ def run_step(scheduler: Scheduler) -> list[ScheduledChunk]:
     sampling = [chunk.sequence for chunk in chunks if chunk.samples]
     for chunk in chunks:
         chunk.sequence.num_computed_tokens += chunk.num_tokens
+        scheduler._block_manager.commit(chunk.sequence)
     for sampled in sampling:
         sampled.append_token(1)
         if sampled.num_tokens >= sampled.max_num_tokens:
-            sampled.finish(FinishReason.LENGTH)
-    scheduler.remove_finished()
+            scheduler.finish(sampled, FinishReason.LENGTH)
     return chunks
 
 
@@ -80,34 +87,169 @@ def test_the_youngest_is_preempted_and_recomputed() -> None:
     assert (old.num_output_tokens, young.num_output_tokens) == (6, 6)
 
 
-@settings(max_examples=100, deadline=None)
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a random run: times are steps."""
+
+    at: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    root: bytes
+    item_at: int | None
+    item_after: int
+    span: int
+    num_answers: int
+    aborted_after: int | None
+
+
+ARRIVALS = st.builds(
+    Arrival,
+    at=st.integers(0, 5),
+    num_prompt_tokens=st.integers(1, 30),
+    num_output_tokens=st.integers(1, 10),
+    root=st.sampled_from([b"a", b"b"]),
+    item_at=st.none() | st.integers(0, 29),
+    item_after=st.integers(0, 12),
+    span=st.integers(1, 8),
+    num_answers=st.sampled_from([1, 1, 1, 3]),
+    aborted_after=st.none() | st.none() | st.integers(0, 20),
+)
+
+
+def answers(name: str, arrival: Arrival) -> list[Sequence]:
+    """An item, if there is one, comes late, and is a span of positions that see each other."""
+    items: list[PromptItem] = []
+    spans: tuple[BidirectionalSpan, ...] = ()
+    if arrival.item_at is not None and arrival.item_at < arrival.num_prompt_tokens:
+        end = min(arrival.item_at + arrival.span, arrival.num_prompt_tokens)
+        items = [PromptItem("hash", range(arrival.item_at, end), None)]
+        spans = (BidirectionalSpan(arrival.item_at, end, range(arrival.item_at, end)),)
+    first = sequence(name, arrival.num_prompt_tokens, arrival.num_output_tokens, prefix_root=arrival.root)
+    first = replace(first, items=items, layout=PromptLayout(spans=spans))
+    copies = [replace(first, token_ids=[*first.token_ids], block_table=[], block_hashes=[]) for _ in range(2)]
+    return [first, *(replace(copy, parent=first) for copy in copies)][: arrival.num_answers]
+
+
+@settings(max_examples=200, deadline=None)
 @given(
-    requests=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10), st.integers(0, 5)), min_size=1, max_size=12),
+    arrivals=st.lists(ARRIVALS, min_size=1, max_size=12),
     num_blocks=st.integers(10, 30),
     max_num_seqs=st.integers(1, 6),
-    budget=st.integers(6, 40),
+    budget=st.integers(13, 40),
 )
 def test_everything_ends_within_budget(
-    requests: list[tuple[int, int, int]], num_blocks: int, max_num_seqs: int, budget: int
+    arrivals: list[Arrival], num_blocks: int, max_num_seqs: int, budget: int
 ) -> None:
-    """Requests of (prompt tokens, output tokens, step of arrival)."""
     manager = BlockManager(num_blocks, BLOCK_SIZE)
     scheduler = Scheduler(manager, max_num_seqs, budget)
-    sequences = [sequence(str(i), prompt, output) for i, (prompt, output, _) in enumerate(requests)]
+    requests = [(arrival, answers(str(i), arrival)) for i, arrival in enumerate(arrivals)]
+    sequences = [one for _, group in requests for one in group]
     for step in range(2000):
-        for one, (_, _, arrival) in zip(sequences, requests, strict=True):
-            if arrival == step:
-                scheduler.add(one)
-        if step > 5 and not scheduler.has_unfinished():
+        for arrival, group in requests:
+            if arrival.at == step:
+                for one in group:
+                    scheduler.add(one)
+            if arrival.at + arrival.item_after == step:
+                for item in group[0].items:
+                    item.embeddings = torch.empty(len(item.positions), 1)
+            if arrival.aborted_after is not None and arrival.at + arrival.aborted_after == step:
+                for one in group:
+                    if not one.is_finished:
+                        scheduler.finish(one, FinishReason.ABORT)
+        if step > 25 and not scheduler.has_unfinished():
             break
         chunks = run_step(scheduler)
-        assert chunks or not scheduler.has_unfinished()
+        assert chunks or step <= 25 or not scheduler.has_unfinished()
         assert sum(chunk.num_tokens for chunk in chunks) <= budget
         assert len(scheduler.running) <= max_num_seqs
-        assert len({chunk.sequence.request_id for chunk in chunks}) == len(chunks)
+        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         manager.check_integrity(sequences)
     assert all(one.is_finished for one in sequences)
     assert manager.num_free_blocks == num_blocks
+    for arrival, group in requests:
+        complete = [one for one in group if one.finish_reason is FinishReason.LENGTH]
+        assert arrival.aborted_after is not None or len(complete) == arrival.num_answers
+
+
+def waits_for_item(name: str, num_prompt_tokens: int, positions: range, **settings: Any) -> Sequence:
+    item = PromptItem("hash", positions, None)
+    return sequence(name, num_prompt_tokens, 5, items=[item], **settings)
+
+
+def test_a_prompt_is_computed_up_to_the_first_item_that_has_not_arrived() -> None:
+    scheduler = make(budget=16)
+    one = waits_for_item("one", 30, range(20, 24))
+    scheduler.add(one)
+    assert [sizes(run_step(scheduler)) for _ in range(3)] == [{"one": 16}, {"one": 4}, {}]
+    scheduler.add(sequence("other", 4, 1))
+    assert sizes(run_step(scheduler)) == {"other": 4}
+    one.items[0].embeddings = torch.empty(4, 1)
+    assert sizes(run_step(scheduler)) == {"one": 10}
+
+
+def test_nobody_waits_behind_one_whose_item_comes_first() -> None:
+    scheduler = make(budget=16)
+    scheduler.add(waits_for_item("one", 30, range(4)))
+    scheduler.add(sequence("other", 4, 1))
+    assert sizes(run_step(scheduler)) == {"other": 4}
+
+
+def test_nobody_waits_behind_one_whose_beginning_is_cached_and_whose_item_is_next() -> None:
+    scheduler = make(budget=16)
+    scheduler.add(sequence("before", 8, 1, prefix_root=b"same"))
+    run_step(scheduler)
+    scheduler.add(waits_for_item("one", 30, range(8, 12), prefix_root=b"same"))
+    scheduler.add(sequence("other", 4, 1))
+    assert sizes(run_step(scheduler)) == {"other": 4}
+
+
+def test_a_preempted_sequence_goes_before_those_that_came_later() -> None:
+    scheduler = make(num_blocks=4, max_num_seqs=2, budget=16)
+    for name in ("old", "young", "youngest"):
+        scheduler.add(sequence(name, 7, 8))
+    while scheduler.num_preemptions == 0:
+        run_step(scheduler)
+    assert [one.request_id for one in scheduler.waiting] == ["young", "youngest"]
+
+
+def test_a_span_is_never_split() -> None:
+    scheduler = make(budget=16)
+    span = BidirectionalSpan(10, 20, range(10, 20))
+    scheduler.add(sequence("one", 30, 1, layout=PromptLayout(spans=(span,))))
+    assert [sizes(run_step(scheduler))["one"] for _ in range(3)] == [10, 16, 4]
+
+
+def test_an_older_prompt_takes_blocks_from_younger_streams() -> None:
+    """And never the other way round: else a stream of short requests would keep a long prompt out for ever."""
+    scheduler = make(num_blocks=10, budget=16)
+    old = waits_for_item("old", 36, range(8, 9))
+    scheduler.add(old)
+    run_step(scheduler)
+    for name in ("young", "youngest"):
+        scheduler.add(sequence(name, 12, 8))
+    run_step(scheduler)
+    assert [one.request_id for one in scheduler.running] == ["old", "young", "youngest"]
+    old.items[0].embeddings = torch.empty(1, 1)
+    while not old.is_prompt_computed:
+        assert "old" in sizes(run_step(scheduler))
+    assert scheduler.num_preemptions > 0
+
+
+def test_a_repeated_beginning_is_not_computed_again() -> None:
+    scheduler = make(budget=16)
+    for name in ("first", "second"):
+        scheduler.add(sequence(name, 14, 1, prefix_root=b"same"))
+        assert sizes(run_step(scheduler)) == {name: 14 if name == "first" else 2}
+
+
+def test_answers_to_one_prompt_compute_it_once() -> None:
+    scheduler = make(budget=16)
+    first = sequence("one", 22, 3)
+    others = [sequence(name, 22, 3, prefix_root=b"one", parent=first) for name in ("two", "three")]
+    for one in (first, *others):
+        scheduler.add(one)
+    steps = [sizes(run_step(scheduler)) for _ in range(3)]
+    assert steps == [{"one": 16}, {"one": 6}, {"one": 1, "two": 2, "three": 2}]
 
 
 def test_an_aborted_sequence_gives_its_blocks_back() -> None:
@@ -118,7 +260,6 @@ def test_an_aborted_sequence_gives_its_blocks_back() -> None:
         scheduler.add(one)
     run_step(scheduler)
     for one in (running, waiting):
-        one.finish(FinishReason.ABORT)
-    scheduler.remove_finished()
+        scheduler.finish(one, FinishReason.ABORT)
     assert manager.num_free_blocks == 10
     assert not scheduler.has_unfinished()

@@ -1,0 +1,47 @@
+"""Whether a request can ever run: what is refused before it enters the queue."""
+
+import torch
+
+from llm.prompt_layout import PromptLayout
+from llm.sampling_params import SamplingParams
+from preprocess.schema import InvalidRequestError, PlaceholderRange
+
+
+def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
+    """Raises InvalidRequestError unless the context holds the prompt and the answer that is asked for."""
+    if not 0 < num_prompt_tokens < max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_prompt_tokens} tokens, the context of {max_model_len} tokens"
+            " has to hold it and an answer",
+            field="messages",
+            code="context_length_exceeded",
+        )
+    for field, num_tokens in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+        if num_prompt_tokens + num_tokens > max_model_len:
+            raise InvalidRequestError(
+                f"{num_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"
+                f" {max_model_len} tokens",
+                field=field,
+                code="context_length_exceeded",
+            )
+
+
+def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:
+    """Raises InvalidRequestError for tokens that attend to each other and are too many for one step."""
+    longest = max((span.end - span.start for span in layout.spans), default=0)
+    if longest > max_span_tokens:
+        raise InvalidRequestError(
+            f"{longest} tokens of the prompt attend to each other and have to be computed in one step, which has room"
+            f" for {max_span_tokens} (max_num_batched_tokens - max_num_seqs + 1)",
+            field="messages",
+            code="context_length_exceeded",
+        )
+
+
+def check_embeddings(placeholder: PlaceholderRange, embeddings: torch.Tensor, embedding_size: int) -> None:
+    """Raises InvalidRequestError unless they are (num_embeds, embedding_size)."""
+    expected = (placeholder.num_embeds, embedding_size)
+    if tuple(embeddings.shape) != expected:
+        raise InvalidRequestError(
+            f"item embeddings of shape {tuple(embeddings.shape)}, expected {expected}", field="messages"
+        )

@@ -1,0 +1,53 @@
+"""What a checkpoint's generation config says of ending and sampling."""
+
+import logging
+from typing import Any
+
+from transformers import GenerationConfig
+
+logger = logging.getLogger(__name__)
+
+# Settings of a generation config that change which tokens HF `generate` chooses and that are not honoured here.
+_IGNORED_SETTINGS = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "suppress_tokens",
+    "bad_words_ids",
+    "min_p",
+    "typical_p",
+)
+
+
+def load_generation_config(model: str, revision: str | None) -> GenerationConfig:
+    try:
+        generation = GenerationConfig.from_pretrained(model, revision=revision)
+    except OSError:
+        generation = GenerationConfig()
+    _warn_of_ignored_settings(generation)
+    return generation
+
+
+def default_sampling(generation: GenerationConfig) -> dict[str, Any]:
+    """What a request that does not say gets: sampling as the model's authors set it, else greedy."""
+    if not generation.do_sample:
+        return {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+    return {
+        "temperature": 1.0 if generation.temperature is None else generation.temperature,
+        "top_p": 1.0 if generation.top_p is None else generation.top_p,
+        "top_k": 50 if generation.top_k is None else generation.top_k,  # transformers' default when it samples
+    }
+
+
+def eos_token_ids(generation: GenerationConfig, tokenizer_eos: int | None) -> frozenset[int]:
+    """The model's end tokens: of its generation config, else of its tokenizer."""
+    eos = tokenizer_eos if generation.eos_token_id is None else generation.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset(eos if isinstance(eos, list) else [eos])
+
+
+def _warn_of_ignored_settings(generation: GenerationConfig) -> None:
+    neutral: tuple[object, ...] = (None, 0, 1, 1.0, [], ())
+    ignored = {name: getattr(generation, name, None) for name in _IGNORED_SETTINGS}
+    if changed := {name: value for name, value in ignored.items() if value not in neutral}:
+        logger.warning("the model's generation config asks for %s, which is not supported and ignored", changed)
