@@ -53,11 +53,13 @@ def make_checkpoint(model_type: str, folder: Path, text_config: Json | None = No
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt with its items' embeddings, and the greedy tokens of transformers' `generate`."""
+    """A prompt with its items' embeddings, the greedy tokens of transformers' `generate`, and the logits (vocab,) from
+    which it chose the first."""
 
     prompt: ProcessedPrompt
     embeddings: list[torch.Tensor]
     expected: list[int]
+    logits: torch.Tensor
 
 
 def small_requests(model_type: str, model: PreTrainedModel) -> list[Request]:
@@ -89,7 +91,7 @@ def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str
         rows = _features(model, "image", inputs) if items else torch.empty(0, 0)
     num_embeds = [placeholder.num_embeds for placeholder in prompt.placeholders]
     embeddings = list(torch.split(rows, num_embeds)) if items else []
-    return Request(prompt, embeddings, greedy(model, inputs))
+    return Request(prompt, embeddings, *_greedy(model, inputs))
 
 
 def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> Request:
@@ -104,7 +106,7 @@ def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> R
         prompt.language_inputs.append(fields)
     with torch.inference_mode():
         embeddings = [_features(model, modality, inputs) for modality in ("image", "video")]
-    return Request(prompt, embeddings, greedy(model, inputs))
+    return Request(prompt, embeddings, *_greedy(model, inputs))
 
 
 def _one_shot_video(families: Pair, num_frames: int) -> dict[str, Any]:
@@ -128,12 +130,17 @@ def _placeholder(token_ids: list[int], token_id: int) -> PlaceholderRange:
     return PlaceholderRange(start, end - start, tuple(token == token_id for token in token_ids[start:end]))
 
 
-def greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[int]:
+def _greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
     output = model.generate(
-        **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+        **inputs,
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        output_logits=True,
     )
-    tokens: list[int] = output[0, -NUM_TOKENS:].tolist()
-    return tokens
+    return output.sequences[0, -NUM_TOKENS:].tolist(), output.logits[0][0]
 
 
 def _features(model: PreTrainedModel, modality: str, inputs: Mapping[str, Any]) -> torch.Tensor:

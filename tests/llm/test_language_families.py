@@ -12,8 +12,11 @@ from transformers import PreTrainedModel
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.loader import load_language_half
+from llm.model_runner import ModelRunner
 from llm.models import FAMILIES
 from llm.sampling_params import SamplingParams
+from llm.scheduler import ScheduledChunk
+from llm.sequence import PromptItem, Sequence
 from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
 from tests.llm.small_models import (
     NUM_TOKENS,
@@ -50,6 +53,24 @@ VARIANTS = {name: Variant(name) for name in FAMILIES} | {
     "gemma3, narrow windows": Variant("gemma3", {**WINDOWS, "sliding_window": 3}),
     "llava, one key-value head": Variant("llava", {"num_key_value_heads": 1, "head_dim": 12}),
     "llava, windows everywhere": Variant("llava", {"model_type": "mistral", "sliding_window": 9}),
+    "internvl, qwen3": Variant("internvl", {"model_type": "qwen3", "head_dim": 8}),
+    "mistral3, queries scaled by position": Variant(
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 2.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+    ),
     "paligemma 2": Variant(
         "paligemma",
         {
@@ -118,6 +139,26 @@ def test_preempted_answers_equal_generate(small: Small) -> None:
     engine = small.engine(block_size=4, kv_cache_bytes=-(-longest // 4) * block_bytes, max_num_batched_tokens=2048)
     assert answers(engine, small.requests) == [one.expected for one in small.requests]
     assert engine.stats.num_preemptions > 0
+
+
+def test_logits_are_those_of_the_whole_model(small: Small) -> None:
+    runner = ModelRunner(EngineConfig(small.checkpoint, kv_cache_bytes=2**22))
+    for one in small.requests:
+        prompt, num_tokens = one.prompt, len(one.prompt.prompt_token_ids)
+        sequence = Sequence(
+            request_id="r",
+            token_ids=list(prompt.prompt_token_ids),
+            num_prompt_tokens=num_tokens,
+            items=[
+                PromptItem.at(*item) for item in zip(prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True)
+            ],
+            sampling_params=PARAMS,
+            max_num_tokens=num_tokens + NUM_TOKENS,
+            layout=runner.prompt_layout(prompt),
+            block_table=list(range(num_tokens)),
+        )
+        (logits,) = runner.run([ScheduledChunk(sequence, num_tokens)])
+        torch.testing.assert_close(logits, one.logits, rtol=1e-4, atol=1e-4)
 
 
 KEPT = ("lm_head.", "language_model.lm_head.", "model.image_newline", "query_tokens")
