@@ -1,23 +1,30 @@
 """Loads the language half of a checkpoint and nothing else."""
 
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
 from llm.models import FAMILIES, LanguageFamily
 
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Their rotations depend on the longest sequence of a batch.
+_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
 
 def load_language_half(config: EngineConfig) -> tuple[PreTrainedModel, LanguageFamily]:
     """Returns the language half on its device, in evaluation mode, with paged attention, and its family.
 
-    Raises ValueError for an unsupported family and for a checkpoint that lacks a weight: transformers would
-    leave that weight random and only warn.
+    Raises ValueError for an unsupported family or text model and for a checkpoint that lacks a weight: transformers
+    would leave that weight random and only warn.
     """
     hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
     if hf_config.model_type not in FAMILIES:
         raise ValueError(
             f"model_type {hf_config.model_type!r} of {config.model} is not supported, only {sorted(FAMILIES)}"
         )
+    text_config = hf_config.get_text_config()
+    if reason := _why_unsupported(text_config):
+        raise ValueError(f"the text model of {config.model} ({text_config.model_type}) is not supported: {reason}")
     register_paged_attention()
     family = FAMILIES[hf_config.model_type]
     half, loading = family.model_class.from_pretrained(
@@ -25,9 +32,22 @@ def load_language_half(config: EngineConfig) -> tuple[PreTrainedModel, LanguageF
         config=hf_config,
         revision=config.revision,
         dtype=config.dtype,
-        attn_implementation={"text_config": ATTENTION_NAME},
+        attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
         output_loading_info=True,
     )
     if loading["missing_keys"]:
         raise ValueError(f"{config.model} lacks weights of the language half: {sorted(loading['missing_keys'])[:5]}")
     return half.to(config.device).eval(), family
+
+
+def _why_unsupported(text_config: PreTrainedConfig) -> str | None:
+    """What can be told without the weights; `probe_layers` tells the rest."""
+    if text_config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:
+        return f"it has layers of type {sorted(other)}"
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    rope_types = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    if other := rope_types & _BATCH_DEPENDENT_ROPE:
+        return f"it has rotary embeddings of type {sorted(other)}"
+    return None

@@ -3,7 +3,9 @@
 The only module of this package that `encoder` and `llm` may import.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -84,6 +86,11 @@ class PlaceholderRange:
     def num_embeds(self) -> int:
         """The number of embeddings, which is that of rows in the item's embedding tensor."""
         return self.length if self.is_embed is None else sum(self.is_embed)
+
+    def embed_positions(self) -> Sequence[int]:
+        """The prompt positions that take the item's embeddings, ascending."""
+        positions = range(self.offset, self.offset + self.length)
+        return positions if self.is_embed is None else tuple(compress(positions, self.is_embed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""What the engine has to be told about a model family."""
+"""What the engine has to be told about a model family; what is the same for most has a default here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -10,12 +11,37 @@ from llm.prompt_layout import PLAIN, PromptLayout
 from preprocess.schema import ProcessedPrompt
 
 
-@dataclass(frozen=True, slots=True)
+def plain_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+    return PLAIN
+
+
+def output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model.get_output_embeddings()(hidden)
+    return logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageFamily:
-    """`model_class` is the Hugging Face class without its vision half; `decoder(model)` is the stack of decoder
-    layers that takes `inputs_embeds` and `position_ids`. Item embeddings take the places of their placeholders.
-    `layout(config, prompt)` says how the prompt's positions relate."""
+    """`model_class`: the Hugging Face class without its vision half, see `language_half`.
+    `decoder`: the path in it of the decoder, which takes `inputs_embeds` and `position_ids`.
+    `layout`: how the positions of a prompt relate; raises InvalidRequestError where items and prompt do not fit.
+    `adds_embeddings`: item embeddings are added to those of their placeholders' tokens, not put in their place.
+    `num_deepstack_levels`: further embeddings of each item position, which stand behind the first on the last axis and
+    are added to the hidden states behind the decoder's first layers, one after each.
+    `num_rope_axes`: rotary positions of one token.
+    `windows_cut_spans`: in layers with a sliding window, whether that bounds what the members of a span see.
+    `logits`: (num_rows, hidden_size) to (num_rows, vocab), all that the Hugging Face class does behind its decoder.
+    """
 
     model_class: type[PreTrainedModel]
-    decoder: Callable[[PreTrainedModel], nn.Module]
-    layout: Callable[[PreTrainedConfig, ProcessedPrompt], PromptLayout] = lambda config, prompt: PLAIN
+    decoder: str = "model.language_model"
+    layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = plain_layout
+    adds_embeddings: bool = False
+    num_deepstack_levels: Callable[[PreTrainedConfig], int] = lambda config: 0
+    num_rope_axes: int = 1
+    windows_cut_spans: bool = True
+    logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = output_head
+
+    def find_decoder(self, model: PreTrainedModel) -> nn.Module:
+        decoder: nn.Module = model.get_submodule(self.decoder)
+        return decoder

@@ -1,0 +1,43 @@
+"""Which positions a position sees: those up to itself, within its layer's window, and those of its span."""
+
+from collections.abc import Sequence
+
+import torch
+
+from llm.prompt_layout import BidirectionalSpan
+
+
+def decode_mask(lengths: torch.Tensor, num_slots: int, window: int | None) -> torch.Tensor:
+    """For the last position of sequences of `lengths` (num_sequences,): bool (num_sequences, 1, 1, num_slots)."""
+    positions, ends = torch.arange(num_slots, device=lengths.device), lengths[:, None]
+    mask = positions < ends
+    if window is not None:
+        mask &= positions >= ends - window
+    return mask[:, None, None, :]
+
+
+def prefill_mask(
+    start: int,
+    end: int,
+    spans: Sequence[BidirectionalSpan],
+    window: int | None,
+    *,
+    windows_cut_spans: bool,
+    device: torch.device,
+) -> torch.Tensor:
+    """For the positions [start, end) of a sequence: bool (end - start, end).
+
+    `windows_cut_spans`: whether members of a span see only those other members that are not before their window.
+    """
+    mask = torch.ones(end - start, end, dtype=torch.bool, device=device).tril(start)
+    in_window = mask if window is None else torch.ones_like(mask).triu(start - window + 1)
+    if not windows_cut_spans:
+        mask &= in_window
+    for span in spans:
+        if start < span.end and span.start < end:
+            assert start <= span.start < span.end <= end, "a bidirectional span was split"
+            members = torch.tensor(span.members, device=device)
+            mask[(members - start)[:, None], members] = True
+    if windows_cut_spans and window is not None:
+        mask &= in_window
+    return mask

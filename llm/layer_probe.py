@@ -1,0 +1,44 @@
+"""What a decoder's layers ask of the KV cache, and whether all of them go through it: one token is run to see."""
+
+import torch
+from torch import nn
+
+from llm.attention import AttentionCall, LayerShape
+
+
+class _Probe:
+    """Takes the place of a step's attention metadata and notes what the layers ask for."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[int, LayerShape]] = []
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        (_, num_kv_heads, key_dim), value_dim = call.keys.shape, call.values.shape[-1]
+        self.layers.append((call.layer, LayerShape(num_kv_heads, key_dim, value_dim, call.window)))
+        return call.queries.new_zeros(*call.queries.shape[:-1], value_dim)
+
+
+@torch.inference_mode()
+def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[LayerShape]:
+    """Returns the layers' shapes in order.
+
+    Raises ValueError for a decoder with layers that attend in another way or not at all (linear attention, state
+    spaces, encoder layers): their state would silently be lost between steps.
+    """
+    weight = next(decoder.parameters())
+    probe = _Probe()
+    try:
+        decoder(
+            inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=weight.dtype, device=weight.device),
+            position_ids=torch.zeros(1, 1, dtype=torch.long, device=weight.device),
+            use_cache=False,
+            attention_metadata=probe,
+        )
+    except TypeError as error:  # an argument unknown to the decoder or to `paged_attention`
+        raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error}") from error
+    if [index for index, _ in probe.layers] != list(range(num_layers)):
+        raise ValueError(
+            f"text models of type {type(decoder).__name__} are not supported: {len(probe.layers)} calls"
+            f" of paged attention in {num_layers} layers"
+        )
+    return [layer for _, layer in probe.layers]

@@ -1,0 +1,25 @@
+"""Gemma 3: the tokens of a picture see each other; most layers have a sliding window."""
+
+from itertools import groupby
+
+from transformers import Gemma3ForConditionalGeneration, PreTrainedModel
+
+from llm.models.family import LanguageFamily
+from llm.models.language_half import language_half
+from llm.prompt_layout import BidirectionalSpan, PromptLayout
+from preprocess.schema import ProcessedPrompt
+
+
+def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+    """Each run of placeholders is a span: an item that was cropped has one for every crop."""
+    spans = []
+    for placeholder in prompt.placeholders:
+        runs = groupby(enumerate(placeholder.embed_positions()), key=lambda indexed: indexed[1] - indexed[0])
+        spans += [BidirectionalSpan.of([position for _, position in run]) for _, run in runs]
+    return PromptLayout(spans=tuple(sorted(spans, key=lambda span: span.start)))
+
+
+GEMMA3 = LanguageFamily(
+    model_class=language_half(Gemma3ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    layout=_layout,
+)

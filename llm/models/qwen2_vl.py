@@ -1,0 +1,79 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a token has three rotary positions, in time, height and width."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import torch
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
+
+from llm.models.family import LanguageFamily
+from llm.models.language_half import language_half
+from llm.prompt_layout import PromptLayout
+from preprocess.schema import InvalidRequestError, ItemTensors, ProcessedPrompt
+
+_TEXT, _IMAGE, _VIDEO = 0, 1, 2
+_GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}
+
+
+def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+    """Positions as the model itself counts them, from the items' grids of patches."""
+    num_tokens = len(prompt.prompt_token_ids)
+    token_types = torch.full((1, num_tokens), _TEXT, dtype=torch.int)
+    for placeholder, inputs in zip(prompt.placeholders, prompt.language_inputs, strict=True):
+        token_types[0, list(placeholder.embed_positions())] = _modality(inputs)
+    _check_grids(model.config, token_types, prompt)
+    positions, offset = model.model.get_rope_index(
+        torch.tensor([prompt.prompt_token_ids]), mm_token_type_ids=token_types, **_merged(prompt.language_inputs)
+    )
+    return PromptLayout(rope_positions=positions[:, 0], rope_offset=int(offset))
+
+
+def _modality(inputs: ItemTensors) -> int:
+    (modality,) = (modality for name, modality in _GRIDS.items() if name in inputs)
+    return modality
+
+
+def _merged(language_inputs: list[ItemTensors]) -> dict[str, Any]:
+    """Each input of all the items that have it, in prompt order."""
+    names = dict.fromkeys(name for inputs in language_inputs for name in inputs)
+    return {name: torch.cat([inputs[name] for inputs in language_inputs if name in inputs]) for name in names}
+
+
+def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: ProcessedPrompt) -> None:
+    """Raises InvalidRequestError unless the runs of placeholders are those of the items' grids, as the model takes for
+    granted: items without a token between them would be one to it."""
+    runs = [(kind, len(list(run))) for kind, run in groupby(token_types[0].tolist()) if kind != _TEXT]
+    if runs != [run for inputs in prompt.language_inputs for run in _expected_runs(config, inputs)]:
+        raise InvalidRequestError("the items do not fit their placeholders in the prompt", field="messages")
+
+
+def _expected_runs(config: PreTrainedConfig, inputs: ItemTensors) -> Iterator[tuple[int, int]]:
+    modality = _modality(inputs)
+    name = next(name for name in _GRIDS if name in inputs)
+    time, height, width = inputs[name][0].tolist()
+    num_embeds = height * width // config.vision_config.spatial_merge_size**2
+    if modality == _VIDEO and config.model_type == "qwen3_vl":
+        yield from [(modality, num_embeds)] * time  # the time of each frame is told in front of it
+    else:
+        yield modality, time * num_embeds
+
+
+QWEN2_VL = LanguageFamily(
+    model_class=language_half(Qwen2VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
+)
+QWEN2_5_VL = LanguageFamily(
+    model_class=language_half(Qwen2_5_VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
+)
+QWEN3_VL = LanguageFamily(
+    model_class=language_half(Qwen3VLForConditionalGeneration, "model.visual"),
+    layout=_layout,
+    num_rope_axes=3,
+    num_deepstack_levels=lambda config: len(config.vision_config.deepstack_visual_indexes),
+)

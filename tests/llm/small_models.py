@@ -1,0 +1,160 @@
+"""Small checkpoints of every family with random weights, and requests with what transformers answers to them."""
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from llm.models import FAMILIES
+from preprocess.schema import ItemTensors, PlaceholderRange, ProcessedPrompt
+from tests.preprocess.parity import Pair, pair
+from tests.preprocess.small_processors import Vocabulary, save_processor
+
+Json = dict[str, Any]
+
+NUM_TOKENS = 16
+VOCABULARY: Vocabulary = "byte_level"
+
+
+def whole_class(model_type: str) -> type[PreTrainedModel]:
+    """transformers' own class, vision half and all."""
+    whole: type[PreTrainedModel] = FAMILIES[model_type].model_class.__mro__[1]
+    return whole
+
+
+def make_checkpoint(model_type: str, folder: Path, text_config: Json | None = None, *, is_tied: bool = False) -> str:
+    """A checkpoint with random weights, spread out more than transformers draws them: with its own initialisation
+    greedy answers hardly depend on the picture.
+
+    `text_config`: what its text model has besides or instead. `is_tied`: whether the output head is the embeddings.
+    """
+    save_processor(model_type, VOCABULARY, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["tie_word_embeddings"] = is_tied
+    settings.get("text_config", settings).update({**(text_config or {}), "tie_word_embeddings": is_tied})
+    (folder / "config.json").write_text(json.dumps(settings))
+    # Gemma multiplies embeddings by the root of their size. Large ones make every token repeat itself.
+    embedding_spread = 0.3 if is_tied or "gemma" in model_type else 1.0
+    torch.manual_seed(0)
+    model = whole_class(model_type)(AutoConfig.from_pretrained(folder))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            fan_in = parameter.shape[-1] if parameter.ndim < 4 else parameter[0].numel()
+            spread = embedding_spread if "embed_tokens" in name else 1.5
+            torch.nn.init.normal_(parameter, std=spread * fan_in**-0.5)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt with its items' embeddings, the greedy tokens of transformers' `generate`, and the logits (vocab,) from
+    which it chose the first."""
+
+    prompt: ProcessedPrompt
+    embeddings: list[torch.Tensor]
+    expected: list[int]
+    logits: torch.Tensor
+
+
+def small_requests(model_type: str, model: PreTrainedModel) -> list[Request]:
+    """One text with different pictures, several pictures in a prompt, none at all: as far as the family takes it."""
+    family = pair(model_type, VOCABULARY, "torchvision").family
+    # Pictures of 980 pixels.
+    is_slow = model_type == "aria"
+    texts_and_pictures: list[tuple[list[str], list[int]]] = [(["Look: ", " what?"], [0]), (["Look: ", " what?"], [1])]
+    if family.modalities["image"].max_items is None and not is_slow:
+        texts_and_pictures += [(["a", "b ", " c"], [2, 3]), (["One ", "two", " three ", "?"], [0, 4, 0])]
+    if not family.requires_items and model_type != "blip-2":  # whose `generate` wants a picture
+        texts_and_pictures.append((["Hello"], []))
+    return [picture_request(model_type, model, texts, pictures) for texts, pictures in texts_and_pictures]
+
+
+def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str], pictures: Sequence[int]) -> Request:
+    """`texts` with pictures, by their index in `parity.picture`, between any two of them."""
+    families = pair(model_type, VOCABULARY, "torchvision")
+    text = families.prompt(texts)
+    inputs = families.one_shot(text, pictures)
+    if "image_patches" in inputs:  # Fuyu's name for them
+        inputs["pixel_values"] = inputs.pop("image_patches")
+    items = families.cached_items(pictures)
+    prompt = families.render_text(text, [info for info, _ in items])
+    assert prompt.prompt_token_ids == inputs["input_ids"][0].tolist()
+    names = families.family.modalities["image"].language_fields
+    prompt.language_inputs.extend({name: tensors[name].unsqueeze(0) for name in names} for _, tensors in items)
+    with torch.inference_mode():
+        rows = _features(model, "image", inputs) if items else torch.empty(0, 0)
+    num_embeds = [placeholder.num_embeds for placeholder in prompt.placeholders]
+    embeddings = list(torch.split(rows, num_embeds)) if items else []
+    return Request(prompt, embeddings, *_greedy(model, inputs))
+
+
+def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> Request:
+    """A picture and a video of noise, for the families whose positions depend on which is which."""
+    families = pair(model_type, VOCABULARY, "torchvision")
+    inputs = _one_shot_video(families, num_frames)
+    prompt = ProcessedPrompt(inputs["input_ids"][0].tolist(), [], ["picture", "video"])
+    for modality in ("image", "video"):
+        prompt.placeholders.append(_placeholder(prompt.prompt_token_ids, getattr(model.config, f"{modality}_token_id")))
+        names = families.family.modalities[modality].language_fields
+        fields: ItemTensors = {name: torch.as_tensor(inputs[name]) for name in names}
+        prompt.language_inputs.append(fields)
+    with torch.inference_mode():
+        embeddings = [_features(model, modality, inputs) for modality in ("image", "video")]
+    return Request(prompt, embeddings, *_greedy(model, inputs))
+
+
+def _one_shot_video(families: Pair, num_frames: int) -> dict[str, Any]:
+    frames = torch.randint(256, (num_frames, 3, 64, 96), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    text = "a <|vision_start|><|image_pad|><|vision_end|> and <|vision_start|><|video_pad|><|vision_end|>?"
+    pixels = torch.randint(256, (3, 64, 64), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    metadata = {"fps": 4.0, "total_num_frames": num_frames, "frames_indices": list(range(num_frames))}
+    outputs = families.theirs(
+        text=text,
+        images=[pixels],
+        videos=[frames],
+        video_metadata=[metadata],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    return dict(outputs)
+
+
+def _placeholder(token_ids: list[int], token_id: int) -> PlaceholderRange:
+    start, end = token_ids.index(token_id), len(token_ids) - token_ids[::-1].index(token_id)
+    return PlaceholderRange(start, end - start, tuple(token == token_id for token in token_ids[start:end]))
+
+
+def _greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
+    output = model.generate(
+        **inputs,
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return output.sequences[0, -NUM_TOKENS:].tolist(), output.logits[0][0]
+
+
+def _features(model: PreTrainedModel, modality: str, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """What the encoder hands over, items one behind another: features, those of deepstack levels beside them."""
+    name = f"get_{modality}_features"
+    get_features = getattr(model if hasattr(model, name) else model.model, name)
+    known = inspect.signature(get_features).parameters
+    outputs = get_features(**{name: value for name, value in inputs.items() if name in known})
+    features = outputs.last_hidden_state if outputs.pooler_output is None else outputs.pooler_output
+    levels = [features, *(getattr(outputs, "deepstack_features", None) or ())]
+    return torch.cat([_rows(level) for level in levels], dim=-1)
+
+
+def _rows(features: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
+    """(num_embeds of all items, hidden_size) of what differs in shape between families."""
+    parts = [features] if isinstance(features, torch.Tensor) else features
+    return torch.cat([part.flatten(0, -2) for part in parts])

@@ -1,0 +1,67 @@
+"""Masks of any chunk of any prompt are those of the definition, position by position."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llm.attention_masks import decode_mask, prefill_mask
+from llm.prompt_layout import BidirectionalSpan, PromptLayout
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def chunked_spans(draw: st.DrawFn) -> tuple[list[BidirectionalSpan], int, int]:
+    """Spans apart from each other, and a chunk [start, end) that splits none."""
+    bounds = sorted(draw(st.sets(st.integers(0, 20), max_size=6)))
+    spans = []
+    for first, end in zip(bounds[::2], bounds[1::2], strict=False):
+        inner = draw(st.sets(st.integers(first, end - 1)))
+        spans.append(BidirectionalSpan.of(sorted(inner | {first, end - 1})))
+    cuts = [cut for cut in range(25) if not any(span.start < cut < span.end for span in spans)]
+    start, end = sorted(draw(st.lists(st.sampled_from(cuts), min_size=2, max_size=2, unique=True)))
+    return spans, start, end
+
+
+def sees(query: int, key: int, spans: list[BidirectionalSpan], window: int | None, windows_cut_spans: bool) -> bool:
+    is_near = window is None or key > query - window
+    is_of_one_span = any({query, key} <= set(span.members) for span in spans)
+    if windows_cut_spans:
+        return (key <= query or is_of_one_span) and is_near
+    return (key <= query and is_near) or is_of_one_span
+
+
+@given(chunked_spans(), st.none() | st.integers(1, 25), st.booleans())
+def test_prefill_masks_are_those_of_the_definition(
+    chunk: tuple[list[BidirectionalSpan], int, int], window: int | None, windows_cut_spans: bool
+) -> None:
+    spans, start, end = chunk
+    mask = prefill_mask(start, end, spans, window, windows_cut_spans=windows_cut_spans, device=CPU)
+    expected = [[sees(q, k, spans, window, windows_cut_spans) for k in range(end)] for q in range(start, end)]
+    assert mask.tolist() == expected
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.none() | st.integers(1, 25))
+def test_decode_masks_are_the_last_rows_of_prefill_masks(lengths: list[int], window: int | None) -> None:
+    masks = decode_mask(torch.tensor(lengths), 24, window)
+    for mask, length in zip(masks, lengths, strict=True):
+        last = prefill_mask(length - 1, length, (), window, windows_cut_spans=True, device=CPU)
+        assert mask[0, 0].tolist() == last[0].tolist() + [False] * (24 - length)
+
+
+def test_a_split_span_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="split"):
+        prefill_mask(0, 3, [BidirectionalSpan.of([2, 4])], None, windows_cut_spans=True, device=CPU)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
+def test_positions_do_not_depend_on_the_chunks(first: int, second: int, third: int) -> None:
+    start, middle, end = sorted((first, second, third))
+    prompt = torch.randint(100, (3, 6), generator=torch.Generator().manual_seed(0))
+    for layout in (PromptLayout(), PromptLayout(rope_offset=1), PromptLayout(prompt, rope_offset=-2)):
+        whole = layout.positions(start, end)
+        parts = [layout.positions(start, middle), layout.positions(middle, end)]
+        assert torch.equal(torch.cat(parts, dim=1), whole)
+    generated = PromptLayout(prompt, rope_offset=-2).positions(6, 9)
+    assert generated.tolist() == [[4, 5, 6]] * 3

@@ -1,0 +1,231 @@
+"""For every family, greedy tokens equal those of `generate`, however the engine cuts and mixes the work."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from llm.loader import load_language_half
+from llm.model_runner import ModelRunner
+from llm.models import FAMILIES
+from llm.sampling_params import SamplingParams
+from llm.scheduler import ScheduledChunk
+from llm.sequence import PromptItem, Sequence
+from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
+from tests.llm.small_models import (
+    NUM_TOKENS,
+    Json,
+    Request,
+    make_checkpoint,
+    small_requests,
+    video_request,
+    whole_class,
+)
+
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+WINDOWS: Json = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}
+VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SPANNING = frozenset({"gemma3", "molmo2", "paligemma"})
+"""Their pictures or prompts have to be computed in one chunk."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A family with a text model of some kind."""
+
+    model_type: str
+    text_config: Json = field(default_factory=dict)
+    is_tied: bool = False
+
+    def checkpoint(self, folder: Path) -> str:
+        return make_checkpoint(self.model_type, folder, self.text_config, is_tied=self.is_tied)
+
+
+VARIANTS = {name: Variant(name) for name in FAMILIES} | {
+    "gemma3": Variant("gemma3", WINDOWS, is_tied=True),
+    # Windows too small for a picture: they cut what its tokens see of each other.
+    "gemma3, narrow windows": Variant("gemma3", {**WINDOWS, "sliding_window": 3}),
+    "llava, one key-value head": Variant("llava", {"num_key_value_heads": 1, "head_dim": 12}),
+    "llava, windows everywhere": Variant("llava", {"model_type": "mistral", "sliding_window": 9}),
+    "internvl, qwen3": Variant("internvl", {"model_type": "qwen3", "head_dim": 8}),
+    "mistral3, queries scaled by position": Variant(
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 2.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+    ),
+    "paligemma 2": Variant(
+        "paligemma",
+        {
+            **WINDOWS,
+            "model_type": "gemma2",
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 4,
+        },
+    ),
+    "qwen2_5_vl, windows": Variant("qwen2_5_vl", {**WINDOWS, "use_sliding_window": True}),
+    "qwen3_vl, tied": Variant("qwen3_vl", is_tied=True),
+}
+
+
+@dataclass(frozen=True)
+class Small:
+    """A checkpoint with requests to it."""
+
+    variant: Variant
+    checkpoint: str
+    requests: list[Request]
+
+    def engine(self, **settings: Any) -> LLMEngine:
+        return LLMEngine(EngineConfig(self.checkpoint, **{"kv_cache_bytes": 2**22, "max_num_seqs": 7, **settings}))
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    variant = VARIANTS[request.param]
+    checkpoint = variant.checkpoint(tmp_path_factory.mktemp("model"))
+    model = whole_class(variant.model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
+    requests = small_requests(variant.model_type, model)
+    if variant.model_type in VIDEO_FAMILIES:
+        requests += [video_request(variant.model_type, model, num_frames) for num_frames in (4, 6)]
+    assert len({tuple(one.expected) for one in requests}) == len(requests), "answers must depend on the input"
+    assert all(len(set(one.expected)) > 2 for one in requests), "answers must vary"
+    return Small(variant, checkpoint, requests)
+
+
+def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
+    collected: list[list[int]] = [[] for _ in requests]
+    for index, one in enumerate(requests):
+        engine.add_request(str(index), one.prompt, one.embeddings, PARAMS)
+    while engine.has_unfinished():
+        for output in engine.step():
+            collected[int(output.request_id)] += output.token_ids
+    engine.check_integrity()
+    return collected
+
+
+@pytest.mark.parametrize("budget", [7, 2048])
+def test_answers_equal_generate_together_and_alone(small: Small, budget: int) -> None:
+    if small.variant.model_type in SPANNING and budget == 7:
+        pytest.skip("the budget does not hold a span")
+    engine = small.engine(max_num_batched_tokens=budget)
+    assert answers(engine, small.requests) == [one.expected for one in small.requests]
+    for one in small.requests:
+        assert answers(engine, [one]) == [one.expected]
+
+
+def test_preempted_answers_equal_generate(small: Small) -> None:
+    longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
+    block_bytes = 2**22 // small.engine(block_size=4)._runner.num_blocks
+    # Room for the longest alone: the others are thrown out and computed again.
+    engine = small.engine(block_size=4, kv_cache_bytes=-(-longest // 4) * block_bytes, max_num_batched_tokens=2048)
+    assert answers(engine, small.requests) == [one.expected for one in small.requests]
+    assert engine.stats.num_preemptions > 0
+
+
+def test_logits_are_those_of_the_whole_model(small: Small) -> None:
+    runner = ModelRunner(EngineConfig(small.checkpoint, kv_cache_bytes=2**22))
+    for one in small.requests:
+        prompt, num_tokens = one.prompt, len(one.prompt.prompt_token_ids)
+        sequence = Sequence(
+            request_id="r",
+            token_ids=list(prompt.prompt_token_ids),
+            num_prompt_tokens=num_tokens,
+            items=[
+                PromptItem.at(*item) for item in zip(prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True)
+            ],
+            sampling_params=PARAMS,
+            max_num_tokens=num_tokens + NUM_TOKENS,
+            layout=runner.prompt_layout(prompt),
+            block_table=list(range(num_tokens)),
+        )
+        (logits,) = runner.run([ScheduledChunk(sequence, num_tokens)])
+        torch.testing.assert_close(logits, one.logits, rtol=1e-4, atol=1e-4)
+
+
+KEPT = ("lm_head.", "language_model.lm_head.", "model.image_newline", "query_tokens")
+"""Of the language half, beside the decoder; the last two are a few rows of the vision half."""
+
+
+def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters())
+
+
+def test_only_the_language_half_is_loaded(small: Small) -> None:
+    half, family = load_language_half(EngineConfig(small.checkpoint))
+    whole = whole_class(small.variant.model_type).from_pretrained(small.checkpoint, dtype=torch.float32)
+    own, rest = parameters(half), parameters(whole)
+    assert all(torch.equal(value, rest.pop(name)) for name, value in own.items())
+    assert all(name.startswith((f"{family.decoder}.", *KEPT)) for name in own)
+    assert not any("vqmodel" in name for name in own)
+    assert rest
+    assert not any(name.startswith(("lm_head", "model.language_model.", "model.layers.")) for name in rest)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl, tied", "gemma3"])
+def test_tied_weights_stay_one(tmp_path: Path, name: str) -> None:
+    half, _ = load_language_half(EngineConfig(VARIANTS[name].checkpoint(tmp_path)))
+    assert half.get_output_embeddings().weight is half.get_input_embeddings().weight
+
+
+GRID = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "placeholders", "grid"),
+    [
+        ([5, *[9] * 8, 6], [PlaceholderRange(1, 4), PlaceholderRange(5, 4)], GRID),
+        ([5, *[9] * 3, 6], [PlaceholderRange(1, 3)], GRID),
+    ],
+)
+def test_items_that_do_not_fit_their_placeholders_are_refused(
+    tmp_path: Path, token_ids: list[int], placeholders: list[PlaceholderRange], grid: dict[str, torch.Tensor]
+) -> None:
+    engine = LLMEngine(EngineConfig(make_checkpoint("qwen2_vl", tmp_path)))
+    count = len(placeholders)
+    prompt = ProcessedPrompt(token_ids, placeholders, ["h"] * count, [grid] * count)
+    embeddings = [torch.zeros(placeholder.num_embeds, 32) for placeholder in placeholders]
+    with pytest.raises(InvalidRequestError, match="do not fit"):
+        engine.add_request("r", prompt, embeddings, PARAMS)
+    assert not engine.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    ("text_config", "reason"),
+    [
+        ({"model_type": "qwen3_next", "num_experts": 4}, "linear_attention"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_text_models_that_cannot_work_are_refused(tmp_path: Path, text_config: Json, reason: str) -> None:
+    folder = make_checkpoint("llava", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["text_config"].update(text_config)
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"not supported: .*{reason}"):
+        LLMEngine(EngineConfig(folder))
+
+
+def test_other_families_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "florence2"}))
+    with pytest.raises(ValueError, match=r"'florence2'.*only \['aria'"):
+        LLMEngine(EngineConfig(str(tmp_path)))
