@@ -5,7 +5,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import compress
 
 import torch
 
@@ -40,10 +39,7 @@ class PromptItem:
 
     @classmethod
     def at(cls, placeholder: PlaceholderRange, mm_hash: str, embeddings: torch.Tensor | None) -> "PromptItem":
-        positions: Seq[int] = range(placeholder.offset, placeholder.offset + placeholder.length)
-        if placeholder.is_embed is not None:
-            positions = tuple(compress(positions, placeholder.is_embed))
-        return cls(mm_hash, positions, embeddings)
+        return cls(mm_hash, placeholder.embed_positions(), embeddings)
 
     def between(self, start: int, end: int) -> tuple[Seq[int], torch.Tensor]:
         """The positions in [start, end) and their embeddings, which have to be there if there are any positions."""
