@@ -35,9 +35,10 @@ def prefill_mask(
         mask &= in_window
     for span in spans:
         if start < span.end and span.start < end:
-            assert start <= span.start < span.end <= end, "a bidirectional span was split"
+            # Its beginning may lie before the chunk, in blocks that were computed with all of an equal span.
+            assert span.end <= end, "a bidirectional span was split"
             members = torch.tensor(span.members, device=device)
-            mask[(members - start)[:, None], members] = True
+            mask[(members[members >= start] - start)[:, None], members] = True
     if windows_cut_spans and window is not None:
         mask &= in_window
     return mask

@@ -85,6 +85,7 @@ def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str
     items = families.cached_items(pictures)
     prompt = families.render_text(text, [info for info, _ in items])
     assert prompt.prompt_token_ids == inputs["input_ids"][0].tolist()
+    prompt.mm_hashes[:] = [f"picture {index}" for index in pictures]
     names = families.family.modalities["image"].language_fields
     prompt.language_inputs.extend({name: tensors[name].unsqueeze(0) for name in names} for _, tensors in items)
     with torch.inference_mode():
@@ -98,7 +99,7 @@ def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> R
     """A picture and a video of noise, for the families whose positions depend on which is which."""
     families = pair(model_type, VOCABULARY, "torchvision")
     inputs = _one_shot_video(families, num_frames)
-    prompt = ProcessedPrompt(inputs["input_ids"][0].tolist(), [], ["picture", "video"])
+    prompt = ProcessedPrompt(inputs["input_ids"][0].tolist(), [], ["noise", f"{num_frames} frames"])
     for modality in ("image", "video"):
         prompt.placeholders.append(_placeholder(prompt.prompt_token_ids, getattr(model.config, f"{modality}_token_id")))
         names = families.family.modalities[modality].language_fields

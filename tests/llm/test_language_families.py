@@ -31,8 +31,6 @@ from tests.llm.small_models import (
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 WINDOWS: Json = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}
 VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-SPANNING = frozenset({"gemma3", "molmo2", "paligemma"})
-"""Their pictures or prompts have to be computed in one chunk."""
 
 
 @dataclass(frozen=True)
@@ -111,25 +109,54 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Small(variant, checkpoint, requests)
 
 
-def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
-    collected: list[list[int]] = [[] for _ in requests]
-    for index, one in enumerate(requests):
-        engine.add_request(str(index), one.prompt, one.embeddings, PARAMS)
+def span_length(small: Small, engine: LLMEngine) -> int:
+    """Tokens of the longest span that has to be computed in one chunk, 1 without any."""
+    layouts = [engine._runner.prompt_layout(one.prompt) for one in small.requests]
+    return max((span.end - span.start for layout in layouts for span in layout.spans), default=1)
+
+
+@dataclass
+class Answer:
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+
+
+def run(engine: LLMEngine, collected: dict[str, Answer]) -> None:
     while engine.has_unfinished():
         for output in engine.step():
-            collected[int(output.request_id)] += output.token_ids
+            answer = collected[output.request_id]
+            answer.token_ids += output.token_ids
+            answer.num_cached_tokens = output.num_cached_tokens
     engine.check_integrity()
-    return collected
 
 
-@pytest.mark.parametrize("budget", [7, 2048])
-def test_answers_equal_generate_together_and_alone(small: Small, budget: int) -> None:
-    if small.variant.model_type in SPANNING and budget == 7:
-        pytest.skip("the budget does not hold a span")
-    engine = small.engine(max_num_batched_tokens=budget)
-    assert answers(engine, small.requests) == [one.expected for one in small.requests]
+def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
+    collected: dict[str, Answer] = {}
+    for index, one in enumerate(requests):
+        collected[str(index)] = Answer()
+        engine.add_request(str(index), one.prompt, one.embeddings, PARAMS)
+    run(engine, collected)
+    return [answer.token_ids for answer in collected.values()]
+
+
+def expected(small: Small) -> list[list[int]]:
+    return [one.expected for one in small.requests]
+
+
+def test_answers_equal_generate_alone_and_together(small: Small) -> None:
+    engine = small.engine(max_num_batched_tokens=2048, prefix_caching=False)
     for one in small.requests:
         assert answers(engine, [one]) == [one.expected]
+    assert answers(engine, small.requests) == expected(small)
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
+    longest_span = span_length(small, small.engine())
+    # The least in which all spans find room: cuts go up to them and around them.
+    budget = max(budget, longest_span + 1)
+    engine = small.engine(max_num_batched_tokens=budget, max_num_seqs=min(7, budget - longest_span + 1))
+    assert answers(engine, small.requests) == expected(small)
 
 
 def test_preempted_answers_equal_generate(small: Small) -> None:
@@ -137,8 +164,58 @@ def test_preempted_answers_equal_generate(small: Small) -> None:
     block_bytes = 2**22 // small.engine(block_size=4)._runner.num_blocks
     # Room for the longest alone: the others are thrown out and computed again.
     engine = small.engine(block_size=4, kv_cache_bytes=-(-longest // 4) * block_bytes, max_num_batched_tokens=2048)
-    assert answers(engine, small.requests) == [one.expected for one in small.requests]
+    assert answers(engine, small.requests) == expected(small)
     assert engine.stats.num_preemptions > 0
+
+
+def test_answers_with_cached_beginnings_equal_generate(small: Small) -> None:
+    engine = small.engine(block_size=4, max_num_batched_tokens=2048)
+    for _ in range(2):
+        assert answers(engine, small.requests) == expected(small)
+    for one in small.requests:
+        collected = {"again": Answer()}
+        engine.add_request("again", one.prompt, one.embeddings, PARAMS)
+        run(engine, collected)
+        assert collected["again"].token_ids == one.expected
+        if engine._runner.prompt_layout(one.prompt).is_prefix_cacheable:
+            assert collected["again"].num_cached_tokens > (len(one.prompt.prompt_token_ids) - 1) // 4 * 4 - 4
+        else:
+            assert not collected["again"].num_cached_tokens
+
+
+def test_answers_beside_aborted_neighbours_equal_generate(small: Small) -> None:
+    engine = small.engine(block_size=4, max_num_batched_tokens=2048, max_num_seqs=64)
+    collected: dict[str, Answer] = {}
+    for index, one in enumerate(small.requests):
+        for kind in ("stays", *(f"goes after {steps}" for steps in (0, 1, 3))):
+            collected[f"{index} {kind}"] = Answer()
+            engine.add_request(f"{index} {kind}", one.prompt, one.embeddings, PARAMS)
+    for steps in range(4):
+        for name in collected:
+            if name.endswith(f"goes after {steps}"):
+                engine.abort(name)
+        for output in engine.step():
+            collected[output.request_id].token_ids += output.token_ids
+    run(engine, collected)
+    for index, one in enumerate(small.requests):
+        assert collected[f"{index} stays"].token_ids == one.expected
+        assert [len(collected[f"{index} goes after {steps}"].token_ids) for steps in (0, 1, 3)] == [0, 1, 3]
+
+
+def test_answers_whose_embeddings_come_late_equal_generate(small: Small) -> None:
+    engine = small.engine(max_num_batched_tokens=2048)
+    collected: dict[str, Answer] = {}
+    for index, one in enumerate(small.requests):
+        collected[str(index)] = Answer()
+        engine.add_request(str(index), one.prompt, [None] * len(one.embeddings), PARAMS)
+    for item in range(max(len(one.embeddings) for one in small.requests)):
+        for index, one in enumerate(small.requests):
+            if item < len(one.embeddings):
+                engine.set_embeddings(str(index), item, one.embeddings[item])
+                for output in engine.step():
+                    collected[output.request_id].token_ids += output.token_ids
+    run(engine, collected)
+    assert [answer.token_ids for answer in collected.values()] == expected(small)
 
 
 def test_logits_are_those_of_the_whole_model(small: Small) -> None:
