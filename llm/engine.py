@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, GenerationConfig
 from llm.block_manager import BlockManager
 from llm.config import EngineConfig
 from llm.detokenizer import Detokenizer
+from llm.grammar import GrammarCompiler
 from llm.model_runner import ModelRunner
 from llm.sampler import sample
+from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import Scheduler
 from llm.sequence import FinishReason, PromptItem, Sequence, SequenceTimes
@@ -59,7 +61,7 @@ class LLMEngine:
         self._eos_token_ids = _eos_token_ids(generation, self._tokenizer.eos_token_id)
         self._default_sampling = _default_sampling(generation)
         _warn_of_ignored_settings(generation)
-        self._device = config.device
+        self.grammar_compiler = GrammarCompiler(self._tokenizer, self._runner.vocab_size, self._eos_token_ids)
         self._sequences: dict[str, tuple[Sequence, Detokenizer]] = {}
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
@@ -69,7 +71,9 @@ class LLMEngine:
     ) -> None:
         """Queues a request; `embeddings[i]`, (num_embeds, hidden_size), fills `prompt.placeholders[i]`.
 
-        Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context.
+        Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context, tokens
+        that are not in the vocabulary, a grammar that cannot be compiled. One that `grammar_compiler`, which any thread
+        may use, has compiled before takes no time here.
         """
         if request_id in self._sequences:
             raise ValueError(f"request {request_id} is in the engine already")
@@ -77,6 +81,14 @@ class LLMEngine:
         num_prompt_tokens = len(prompt.prompt_token_ids)
         self._check_room(num_prompt_tokens, params)
         params = self._with_defaults(params)
+        wish = params.structured_output
+        sampler_state = SamplerState(
+            params,
+            prompt.prompt_token_ids,
+            vocab_size=self._runner.vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            grammar=None if wish is None else self.grammar_compiler.compile(wish),
+        )
         sequence = Sequence(
             request_id=request_id,
             token_ids=list(prompt.prompt_token_ids),
@@ -84,10 +96,9 @@ class LLMEngine:
             items=items,
             layout=self._runner.prompt_layout(prompt),
             sampling_params=params,
+            sampler_state=sampler_state,
             max_num_tokens=num_prompt_tokens + (params.max_tokens or self.max_model_len - num_prompt_tokens),
         )
-        if params.seed is not None:
-            sequence.generator = torch.Generator(self._device).manual_seed(params.seed)
         self._sequences[request_id] = (sequence, Detokenizer(self._tokenizer, params.stop))
         self._scheduler.add(sequence)
 
@@ -118,7 +129,7 @@ class LLMEngine:
         try:
             logits = self._runner.run(chunks)
             sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-            token_ids = sample(logits, sampling, self._eos_token_ids)
+            sampled = sample(logits, [_sampler_state(sequence) for sequence in sampling])
         except torch.AcceleratorError:
             raise  # the device itself has failed: every later step would, too
         except Exception:
@@ -129,8 +140,8 @@ class LLMEngine:
         for chunk in chunks:
             chunk.sequence.num_computed_tokens += chunk.num_tokens
         outputs = [
-            self._fail(sequence) if token_id is None else self._advance(sequence, token_id)
-            for sequence, token_id in zip(sampling, token_ids, strict=True)
+            self._fail(sequence) if token is None else self._advance(sequence, token.token_id)
+            for sequence, token in zip(sampling, sampled, strict=True)
         ]
         self._scheduler.remove_finished()
         return outputs
@@ -181,9 +192,10 @@ class LLMEngine:
         """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
         _, detokenizer = self._sequences[sequence.request_id]
         sequence.append_token(token_id)
-        is_eos = token_id in self._eos_token_ids and not sequence.sampling_params.ignore_eos
-        text = "" if is_eos else detokenizer.append([token_id])
-        if is_eos or detokenizer.stopped:
+        state = _sampler_state(sequence)
+        is_stop_token = token_id in state.stop_token_ids
+        text = "" if is_stop_token else detokenizer.append([token_id])
+        if is_stop_token or detokenizer.stopped or state.is_complete:
             sequence.finish(FinishReason.STOP)
         elif sequence.num_tokens >= sequence.max_num_tokens:
             sequence.finish(FinishReason.LENGTH)
@@ -196,6 +208,11 @@ class LLMEngine:
         sequence.finish(FinishReason.ERROR)
         del self._sequences[sequence.request_id]
         return _output(sequence, "", [])
+
+
+def _sampler_state(sequence: Sequence) -> SamplerState:
+    assert sequence.sampler_state is not None, "given by add_request"
+    return sequence.sampler_state
 
 
 def _output(sequence: Sequence, text: str, token_ids: list[int]) -> RequestOutput:
@@ -219,9 +236,13 @@ def _generation_config(config: EngineConfig) -> GenerationConfig:
 
 def _default_sampling(generation: GenerationConfig) -> dict[str, Any]:
     """What a request that does not say gets: sampling as the model's authors set it, else greedy."""
+    repetition_penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
     if not generation.do_sample:
-        return {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+        off = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return off | {"repetition_penalty": repetition_penalty}
     return {
+        "repetition_penalty": repetition_penalty,
+        "min_p": 0.0 if generation.min_p is None else generation.min_p,
         "temperature": 1.0 if generation.temperature is None else generation.temperature,
         "top_p": 1.0 if generation.top_p is None else generation.top_p,
         "top_k": 50 if generation.top_k is None else generation.top_k,  # transformers' default when it samples
@@ -230,11 +251,9 @@ def _default_sampling(generation: GenerationConfig) -> dict[str, Any]:
 
 # Settings of a generation config that change which tokens HF `generate` chooses and that are not honoured here.
 _IGNORED_SETTINGS = (
-    "repetition_penalty",
     "no_repeat_ngram_size",
     "suppress_tokens",
     "bad_words_ids",
-    "min_p",
     "typical_p",
 )
 

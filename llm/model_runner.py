@@ -23,6 +23,7 @@ class ModelRunner:
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
         self.embedding_size: int = text_config.hidden_size
+        self.vocab_size: int = text_config.vocab_size
         layout = {
             "num_layers": text_config.num_hidden_layers,
             "block_size": config.block_size,

@@ -10,6 +10,7 @@ from itertools import compress
 import torch
 
 from llm.prompt_layout import PLAIN, PromptLayout
+from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from preprocess.schema import PlaceholderRange
 
@@ -75,7 +76,7 @@ class Sequence:
     sampling_params: SamplingParams
     max_num_tokens: int
     layout: PromptLayout = PLAIN
-    generator: torch.Generator | None = None
+    sampler_state: SamplerState | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
