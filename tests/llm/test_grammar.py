@@ -213,7 +213,7 @@ def test_what_cannot_be_compiled_names_the_field(
 def test_a_grammar_that_fails_on_the_way_ends_its_own_row(
     compiler: GrammarCompiler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own, neighbour = (state(compiler, StructuredOutput(choice=("ab", "cd"))) for _ in range(2))
+    own, neighbour = (state(compiler, StructuredOutput(choice=("ab", "cd")), temperature=1.0) for _ in range(2))
     assert not own.append(500)
     broken, sound = sample(torch.zeros(2, VOCAB), [own, neighbour])
     assert broken is None
@@ -267,6 +267,18 @@ def test_threads_may_compile_at_once(tokenizer: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         matchers = list(pool.map(lambda wish: compiler.compile(wish).new_matcher(), wishes))
     assert len(matchers) == 64
+
+
+def test_logits_may_be_narrower_than_the_tokenizer(tokenizer: Any) -> None:
+    """Tokens without a logit are never chosen, and an end token that is none of the tokenizer's is left out."""
+    vocab, eos = 600, frozenset({2, 5000})
+    assert vocab < len(tokenizer)
+    wish = StructuredOutput(choice=("a",))
+    grammar = GrammarCompiler(tokenizer, vocab, eos).compile(wish)
+    params = SamplingParams(structured_output=wish)
+    own = SamplerState(params, (), vocab_size=vocab, eos_token_ids=eos, grammar=grammar)
+    tokens = [sample(torch.zeros(1, vocab), [own])[0] for _ in range(2)]
+    assert [token and tokenizer.decode([token.token_id]) for token in tokens] == ["a", "</s>"]
 
 
 def test_a_tokenizer_of_another_library_is_refused_when_a_form_is_wanted() -> None:

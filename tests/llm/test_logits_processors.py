@@ -111,6 +111,7 @@ CUTS: list[tuple[SamplingParams, list[Reference]]] = [
     (SamplingParams(top_k=1), [TopKLogitsWarper(1)]),
     (SamplingParams(top_k=50), [TopKLogitsWarper(50)]),
     (SamplingParams(top_k=VOCAB - 1), [TopKLogitsWarper(VOCAB - 1)]),
+    (SamplingParams(top_k=VOCAB - 1, top_p=1.0), [TopKLogitsWarper(VOCAB - 1)]),
     (SamplingParams(top_p=0.3), [TopPLogitsWarper(0.3)]),
     (SamplingParams(top_p=0.9), [TopPLogitsWarper(0.9)]),
     (SamplingParams(top_p=0.001), [TopPLogitsWarper(0.001)]),

@@ -161,6 +161,16 @@ def test_the_nucleus_may_be_wider_than_what_is_looked_at_first() -> None:
     assert abs(counts[: size // 2].sum() / rows - probabilities[: size // 2].sum() / probabilities[:size].sum()) < 0.03
 
 
+@pytest.mark.parametrize("uniform", [0.0, 0.25, 0.5, 1 - 2**-53])
+def test_no_random_number_draws_a_token_that_is_cut(monkeypatch: pytest.MonkeyPatch, uniform: float) -> None:
+    """Bounds of groups of tokens included: what is left is one token at the end of a group and one at a start."""
+    monkeypatch.setattr(SamplerState, "draw_uniform", lambda _: uniform)
+    logits = torch.full((1, 400), -torch.inf)
+    logits[0, [127, 256]] = 1.0
+    own = SamplerState(SamplingParams(temperature=1.0), (), vocab_size=400)
+    assert token_ids(sample(logits, [own])) == [127 if uniform < 0.5 else 256]
+
+
 SETTINGS = [
     SamplingParams(temperature=0.7),
     SamplingParams(temperature=1.0, top_p=0.9),
