@@ -27,7 +27,7 @@ from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity, Prom
 
 if TYPE_CHECKING:
     from encoder.schema import EncodeOutput
-    from llm.engine import EngineStats, RequestOutput
+    from llm.outputs import EngineStats, RequestOutput
     from preprocess.schema import ItemTensors
 
 

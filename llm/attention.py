@@ -1,15 +1,14 @@
-"""Attention over the paged KV cache, plugged into transformers' models under the name `raylens_paged`.
+"""Attention over a paged KV cache, plugged into transformers' models under the name `raylens_paged`.
 
 All sequences of a step lie flattened on one axis of `num_tokens` positions: first the decoding ones, a single
-token each, then the prefill chunks one after another.
+token each, then the prefill chunks one after another. How they attend is up to the device: `cpu_attention`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION_NAME = "raylens_paged"
@@ -30,37 +29,9 @@ class LayerShape:
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
-class KVCache:
-    """Keys and values of all layers: two tensors a layer of shape (num_blocks, block_size, kv_heads, head_dim)."""
-
-    def __init__(
-        self,
-        layers: Sequence[LayerShape],
-        *,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        def zeros(layer: LayerShape, head_dim: int) -> torch.Tensor:
-            return torch.zeros(num_blocks, block_size, layer.num_kv_heads, head_dim, dtype=dtype, device=device)
-
-        self.keys = [zeros(layer, layer.key_dim) for layer in layers]
-        self.values = [zeros(layer, layer.value_dim) for layer in layers]
-
-    @staticmethod
-    def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes that one block takes over all layers, keys and values together."""
-        return block_size * sum(layer.num_values for layer in layers) * dtype.itemsize
-
-    def write(self, layer: int, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores (num_tokens, kv_heads, head_dim) keys and values at the slots block_id * block_size + offset."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slot_mapping, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, slot_mapping, value)
-
-    def gather(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `block_ids` (..., num_blocks), as (..., num_blocks * block_size, kv_heads, head_dim)."""
-        return self.keys[layer][block_ids].flatten(-4, -3), self.values[layer][block_ids].flatten(-4, -3)
+def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block of the KV cache takes over all layers, keys and values together."""
+    return block_size * sum(layer.num_values for layer in layers) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,78 +54,7 @@ class AttentionBackend(Protocol):
     """What the forward keyword `attention_metadata` has to be."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Returns (num_tokens, heads, value_dim)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """`query_length` positions of one sequence, at `query_start` of the flattened axis; the last of them is
-    position `context_length - 1` of the sequence, whose blocks are `block_ids`. `masks` by window, each
-    (query_length, context_length), are true where a position may be seen."""
-
-    query_start: int
-    query_length: int
-    context_length: int
-    block_ids: torch.Tensor
-    masks: Mapping[int | None, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionMetadata:
-    """Where a step's tokens lie in the cache. `decode_block_tables` (num_decodes, max_blocks) is padded with
-    block 0; `decode_masks` by window, each (num_decodes, 1, 1, max_blocks * block_size), are true where a position may
-    be seen. Masks are made once for all layers of a window."""
-
-    kv_cache: KVCache
-    slot_mapping: torch.Tensor
-    decode_block_tables: torch.Tensor
-    decode_masks: Mapping[int | None, torch.Tensor]
-    prefills: list[PrefillChunk]
-
-    @property
-    def num_decodes(self) -> int:
-        return self.decode_block_tables.shape[0]
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Writes the new keys and values into the cache, then attends over it."""
-        self.kv_cache.write(call.layer, self.slot_mapping, call.keys, call.values)
-        output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
-        if self.num_decodes:
-            output[: self.num_decodes] = self._decode(call)
-        for chunk in self.prefills:
-            rows = slice(chunk.query_start, chunk.query_start + chunk.query_length)
-            output[rows] = self._prefill(call, rows, chunk)
-        return output
-
-    def _decode(self, call: AttentionCall) -> torch.Tensor:
-        keys, values = self.kv_cache.gather(call.layer, self.decode_block_tables)
-        queries = call.queries[: self.num_decodes].unsqueeze(2)
-        output = _attend(call, queries, keys.transpose(1, 2), values.transpose(1, 2), self.decode_masks[call.window])
-        return output.squeeze(2)
-
-    def _prefill(self, call: AttentionCall, rows: slice, chunk: PrefillChunk) -> torch.Tensor:
-        keys, values = (
-            kept[: chunk.context_length].transpose(0, 1).unsqueeze(0)
-            for kept in self.kv_cache.gather(call.layer, chunk.block_ids)
-        )
-        queries = call.queries[rows].transpose(0, 1).unsqueeze(0)
-        return _attend(call, queries, keys, values, chunk.masks[call.window])[0].transpose(0, 1)
-
-
-def _attend(
-    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Attention of (batch, heads, num_queries, key_dim) over (batch, kv_heads, num_keys, ...)."""
-    if call.softcap is None:
-        return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=call.scaling, enable_gqa=True)
-    # PyTorch's own function has no soft cap.
-    repeats = queries.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1)
-    scaling = queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling
-    scores = queries @ keys.transpose(2, 3) * scaling
-    scores = call.softcap * torch.tanh(scores / call.softcap)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1, dtype=torch.float32)
-    return weights.to(values.dtype) @ values
+        """Stores the new keys and values, attends over all that are seen, returns (num_tokens, heads, value_dim)."""
 
 
 # Arguments of transformers' attention functions that change nothing here.

@@ -5,7 +5,8 @@ A step is `schedule`, `run`, `sample`, and what comes of it for each request.
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 from transformers import AutoTokenizer
@@ -15,53 +16,38 @@ from llm.block_manager import BlockManager
 from llm.config import EngineConfig
 from llm.detokenizer import Detokenizer
 from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
+from llm.grammar import GrammarCompiler
+from llm.logprobs import TokenLogprobs
 from llm.model_runner import ModelRunner
+from llm.outputs import EngineStats, RequestOutput
 from llm.prefix_cache import private_root, shared_root
 from llm.prompt_layout import PromptLayout
-from llm.sampler import sample
+from llm.sampler import SampledToken, sample
+from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import FinishReason, PromptItem, Sequence, SequenceTimes
+from llm.sequence import FinishReason, PromptItem, Sequence
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one step adds to answer `index` of a request; `finish_reason` is set on that answer's last output.
+class _Answer:
+    """One answer on its way. `prompt_logprobs`: of the prompt's tokens so far, where they are asked for."""
 
-    `num_cached_tokens`: of the prompt, those whose keys and values were in the prefix cache.
-    """
-
-    request_id: str
-    index: int
-    text: str
-    token_ids: list[int]
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    finish_reason: FinishReason | None
-    times: SequenceTimes
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot; counts of sequences, share of KV blocks in use (0 to 1), preemptions since the start."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float
-    num_preemptions: int
+    detokenizer: Detokenizer
+    sampler_state: SamplerState
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """`answers`: those that are unfinished, with their text so far."""
+    """`answers`: those that are unfinished."""
 
     prompt: ProcessedPrompt
     items: list[PromptItem]
-    answers: dict[Sequence, Detokenizer]
+    answers: dict[Sequence, _Answer]
 
 
 class LLMEngine:
@@ -76,6 +62,7 @@ class LLMEngine:
         generation = load_generation_config(config.model, config.revision)
         self._eos_token_ids = eos_token_ids(generation, self._tokenizer.eos_token_id)
         self._default_sampling = default_sampling(generation)
+        self.grammar_compiler = GrammarCompiler(self._tokenizer, self._runner.vocab_size, self._eos_token_ids)
         self._requests: dict[str, _Request] = {}
         self._is_stalled = False
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
@@ -94,7 +81,9 @@ class LLMEngine:
         come later, with `set_embeddings`; meanwhile the prompt is computed up to there.
 
         Requests of different `cache_salt` share nothing in the prefix cache, however equal their prompts.
-        Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context.
+        Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context, tokens
+        that are not in the vocabulary, a grammar that cannot be compiled. One that `grammar_compiler`, which any thread
+        may use, has compiled before takes no time here.
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is in the engine already")
@@ -104,9 +93,11 @@ class LLMEngine:
         check_spans(layout, self._scheduler.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt) if shares_prefix else private_root()
+        states = self._sampler_states(prompt, self._with_defaults(params))
         request = _Request(prompt, items, {})
-        for sequence in self._make_sequences(request_id, request, self._with_defaults(params), layout, root):
-            request.answers[sequence] = Detokenizer(self._tokenizer, params.stop)
+        sequences = self._make_sequences(request_id, request, params, layout, root)
+        for sequence, state in zip(sequences, states, strict=True):
+            request.answers[sequence] = _Answer(Detokenizer(self._tokenizer, params.stop), state)
             self._scheduler.add(sequence)
         self._requests[request_id] = request
         self._is_stalled = False
@@ -174,19 +165,42 @@ class LLMEngine:
             )
 
     def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
-        logits = self._runner.run(chunks)
+        result = self._runner.run(chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        token_ids = sample(logits, sampling, self._eos_token_ids)
+        tokens = sample(result.logits, [self._answer(sequence).sampler_state for sequence in sampling])
+        prompt_logprobs = iter(result.prompt_logprobs)
         for chunk in chunks:
+            scored = chunk.scored_tokens
+            if scored:
+                self._answer(chunk.sequence).prompt_logprobs.extend(islice(prompt_logprobs, len(scored)))
+                chunk.sequence.num_scored_tokens = chunk.start + scored.stop
             chunk.sequence.num_computed_tokens += chunk.num_tokens
             self._block_manager.commit(chunk.sequence)
         outputs: list[RequestOutput] = []
-        for sequence, token_id in zip(sampling, token_ids, strict=True):
-            if token_id is None:
+        for sequence, token in zip(sampling, tokens, strict=True):
+            if token is None:
                 outputs += self._fail(sequence.request_id)
             elif sequence.finish_reason is None:
-                outputs.append(self._advance(sequence, token_id))
+                outputs.append(self._advance(sequence, token))
         return outputs
+
+    def _answer(self, sequence: Sequence) -> _Answer:
+        return self._requests[sequence.request_id].answers[sequence]
+
+    def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
+        wish = params.structured_output
+        grammar = None if wish is None else self.grammar_compiler.compile(wish)
+        return [
+            SamplerState(
+                params,
+                prompt.prompt_token_ids,
+                vocab_size=self._runner.vocab_size,
+                eos_token_ids=self._eos_token_ids,
+                grammar=grammar,
+                index=index,
+            )
+            for index in range(params.n)
+        ]
 
     def _make_sequences(
         self, request_id: str, request: _Request, params: SamplingParams, layout: PromptLayout, prefix_root: bytes
@@ -201,15 +215,13 @@ class LLMEngine:
                 token_ids=list(prompt_token_ids),
                 num_prompt_tokens=len(prompt_token_ids),
                 items=request.items,
-                sampling_params=params,
                 max_num_tokens=len(prompt_token_ids) + room,
                 layout=layout,
                 index=index,
                 parent=sequences[0] if sequences else None,
                 prefix_root=prefix_root,
+                num_prompt_logprobs=None if sequences else params.prompt_logprobs,
             )
-            if params.seed is not None:
-                sequence.generator = torch.Generator(self._config.device).manual_seed(params.seed + index)
             sequences.append(sequence)
         return sequences
 
@@ -230,14 +242,15 @@ class LLMEngine:
             items.append(PromptItem.at(placeholder, mm_hash, item))
         return items
 
-    def _advance(self, sequence: Sequence, token_id: int) -> RequestOutput:
+    def _advance(self, sequence: Sequence, token: SampledToken) -> RequestOutput:
         """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
-        detokenizer = self._requests[sequence.request_id].answers[sequence]
-        sequence.append_token(token_id)
-        is_eos = token_id in self._eos_token_ids and not sequence.sampling_params.ignore_eos
-        text = "" if is_eos else detokenizer.append([token_id])
+        answer = self._answer(sequence)
+        detokenizer, state = answer.detokenizer, answer.sampler_state
+        sequence.append_token(token.token_id)
+        is_stop_token = token.token_id in state.stop_token_ids
+        text = "" if is_stop_token else detokenizer.append([token.token_id])
         reason = None
-        if is_eos or detokenizer.stopped:
+        if is_stop_token or detokenizer.stopped or state.is_complete:
             reason = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
@@ -245,7 +258,8 @@ class LLMEngine:
             text += "" if detokenizer.stopped else detokenizer.flush()
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
-        return _output(sequence, text, [token_id])
+        is_first = sequence.num_output_tokens == 1
+        return _output(sequence, text, token, answer.prompt_logprobs if is_first else [])
 
     def _forget(self, sequence: Sequence) -> None:
         answers = self._requests[sequence.request_id].answers
@@ -265,15 +279,19 @@ class LLMEngine:
     def _finish_all(self, request: _Request, reason: FinishReason) -> list[RequestOutput]:
         for sequence in request.answers:
             self._scheduler.finish(sequence, reason)
-        return [_output(sequence, "", []) for sequence in request.answers]
+        return [_output(sequence, "", None, []) for sequence in request.answers]
 
 
-def _output(sequence: Sequence, text: str, token_ids: list[int]) -> RequestOutput:
+def _output(
+    sequence: Sequence, text: str, token: SampledToken | None, prompt_logprobs: list[TokenLogprobs]
+) -> RequestOutput:
     return RequestOutput(
         request_id=sequence.request_id,
         index=sequence.index,
         text=text,
-        token_ids=token_ids,
+        token_ids=[] if token is None else [token.token_id],
+        logprobs=[] if token is None or token.logprobs is None else [token.logprobs],
+        prompt_logprobs=prompt_logprobs,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_cached_tokens=sequence.num_cached_tokens,
         num_output_tokens=sequence.num_output_tokens,

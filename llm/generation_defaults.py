@@ -9,11 +9,9 @@ logger = logging.getLogger(__name__)
 
 # Settings of a generation config that change which tokens HF `generate` chooses and that are not honoured here.
 _IGNORED_SETTINGS = (
-    "repetition_penalty",
     "no_repeat_ngram_size",
     "suppress_tokens",
     "bad_words_ids",
-    "min_p",
     "typical_p",
 )
 
@@ -29,9 +27,13 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
 
 def default_sampling(generation: GenerationConfig) -> dict[str, Any]:
     """What a request that does not say gets: sampling as the model's authors set it, else greedy."""
+    repetition_penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
     if not generation.do_sample:
-        return {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+        off = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return off | {"repetition_penalty": repetition_penalty}
     return {
+        "repetition_penalty": repetition_penalty,
+        "min_p": 0.0 if generation.min_p is None else generation.min_p,
         "temperature": 1.0 if generation.temperature is None else generation.temperature,
         "top_p": 1.0 if generation.top_p is None else generation.top_p,
         "top_k": 50 if generation.top_k is None else generation.top_k,  # transformers' default when it samples

@@ -1,18 +1,32 @@
 """Runs the language half over the chunks of one step."""
 
-from itertools import takewhile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from llm.attention import AttentionMetadata, KVCache, PrefillChunk
-from llm.attention_masks import decode_mask, prefill_mask
+from llm.attention import block_bytes
 from llm.config import EngineConfig
+from llm.cpu_attention import CpuAttention
 from llm.layer_probe import probe_layers
 from llm.loader import load_language_half
+from llm.logprobs import TokenLogprobs, token_logprobs
 from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
+from llm.step_input import StepInput, build_step
 from preprocess.schema import ProcessedPrompt
+
+# Logits of a prompt are made for so many of its tokens at once: a vocabulary is large.
+_SCORED_AT_ONCE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """`logits`, float32 (number of chunks that sample, vocab); `prompt_logprobs` of all `scored_tokens`, in order."""
+
+    logits: torch.Tensor
+    prompt_logprobs: list[TokenLogprobs]
 
 
 class ModelRunner:
@@ -25,20 +39,19 @@ class ModelRunner:
         self._decoder = self._family.find_decoder(self._model)
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
+        self.vocab_size: int = text_config.vocab_size
         self._hidden_size: int = text_config.hidden_size
         self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
         layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
-        self._windows = {layer.window for layer in layers}
-        block_bytes = KVCache.block_bytes(layers, block_size=config.block_size, dtype=config.dtype)
-        self.num_blocks = config.kv_cache_bytes // block_bytes
+        self.num_blocks = config.kv_cache_bytes // block_bytes(layers, block_size=config.block_size, dtype=config.dtype)
         if self.num_blocks == 0:
             raise ValueError(f"kv_cache_bytes ({config.kv_cache_bytes}) does not hold a single block")
-        self._kv_cache = KVCache(
+        self._attention = CpuAttention(
             layers,
             num_blocks=self.num_blocks,
             block_size=config.block_size,
             dtype=config.dtype,
-            device=self._device,
+            windows_cut_spans=self._family.windows_cut_spans,
         )
 
     @property
@@ -50,93 +63,53 @@ class ModelRunner:
         """How the prompt's positions relate; raises InvalidRequestError where its items do not fit it."""
         return self._family.layout(self._model, prompt)
 
+    def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput:
+        """Computes the chunks, decode chunks first."""
+        step = build_step(
+            chunks,
+            block_size=self._block_size,
+            num_rope_axes=self._family.num_rope_axes,
+            embedding_size=self.embedding_size,
+            keeps_tokens=self._family.adds_embeddings,
+        )
+        return self.run_step(step)
+
     @torch.inference_mode()
-    def run(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
-        """Computes the chunks (decode chunks first) and returns float32 logits, (number that sample, vocab)."""
+    def run_step(self, step: StepInput) -> StepOutput:
+        """The part of `run` that every rank does."""
+        step = step.to(self._device)
         hidden = self._decoder(
-            **self._embed(chunks),
-            position_ids=self._position_ids(chunks),
+            **self._embed(step),
+            position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
             use_cache=False,
-            attention_metadata=self._attention_metadata(chunks),
+            attention_metadata=self._attention.prepare(step),
         ).last_hidden_state[0]
-        last_rows = torch.tensor([chunk.num_tokens for chunk in chunks]).cumsum(0) - 1
-        sampling_rows = last_rows[torch.tensor([chunk.samples for chunk in chunks])]
-        return self._family.logits(self._model, hidden[sampling_rows.to(self._device)]).float()
+        return StepOutput(self._logits(hidden[step.logits_rows]), self._score(hidden, step))
 
-    def _position_ids(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
-        """(1, num_tokens), for several rotary axes (num_axes, 1, num_tokens)."""
-        num_axes = self._family.num_rope_axes
-        positions = torch.cat(
-            [chunk.sequence.layout.positions(chunk.start, chunk.end).expand(num_axes, -1) for chunk in chunks], dim=1
-        ).to(self._device)
-        return positions if num_axes == 1 else positions.unsqueeze(1)
-
-    def _embed(self, chunks: list[ScheduledChunk]) -> dict[str, Any]:
+    def _embed(self, step: StepInput) -> dict[str, Any]:
         """The decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with item embeddings at their
         placeholders, and the deepstack levels of the latter."""
-        token_ids: list[int] = []
-        rows: list[int] = []
-        item_embeds: list[torch.Tensor] = []
-        for chunk in chunks:
-            row_of_start = len(token_ids)
-            token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-            for item in chunk.sequence.items:
-                positions, embeddings = item.between(chunk.start, chunk.end)
-                if positions:
-                    rows += [row_of_start + position - chunk.start for position in positions]
-                    item_embeds.append(embeddings)
-        if not self._family.adds_embeddings:
-            for row in rows:
-                token_ids[row] = 0  # a placeholder's id may lie outside the vocabulary; its embedding is not used
-        embeds: torch.Tensor = self._model.get_input_embeddings()(torch.tensor(token_ids, device=self._device))
-        deepstack = self._overlay(embeds, rows, item_embeds) if rows else {}
+        embeds: torch.Tensor = self._model.get_input_embeddings()(step.token_ids)
+        deepstack = self._overlay(embeds, step) if len(step.embed_rows) else {}
         return {"inputs_embeds": embeds.unsqueeze(0), **deepstack}
 
-    def _overlay(self, embeds: torch.Tensor, rows: list[int], item_embeds: list[torch.Tensor]) -> dict[str, Any]:
+    def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
         """Puts the items' embeddings into the rows of `embeds` in place; returns what the decoder adds later."""
-        row_ids, order = torch.tensor(rows, device=self._device).sort()
-        features = torch.cat([embeddings.to(embeds) for embeddings in item_embeds])[order]
-        own, *levels = torch.split(features, self._hidden_size, dim=-1)
-        embeds[row_ids] = embeds[row_ids] + own if self._family.adds_embeddings else own
+        own, *levels = torch.split(step.embeds.to(embeds), self._hidden_size, dim=-1)
+        embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
         if not levels:
             return {}
         is_visual = torch.zeros(1, len(embeds), dtype=torch.bool, device=self._device)
-        is_visual[0, row_ids] = True
+        is_visual[0, step.embed_rows] = True
         return {"visual_pos_masks": is_visual, "deepstack_visual_embeds": levels}
 
-    def _attention_metadata(self, chunks: list[ScheduledChunk]) -> AttentionMetadata:
-        tables = [torch.tensor(chunk.sequence.block_table) for chunk in chunks]
-        slots = torch.cat([self._slots(chunk, table) for chunk, table in zip(chunks, tables, strict=True)])
-        # The one-token chunks in front are batched; one that ends a prompt behind a longer chunk is a prefill.
-        num_decodes = sum(1 for _ in takewhile(lambda chunk: chunk.num_tokens == 1, chunks))
-        decode_tables, decode_masks = self._decode_tables(chunks[:num_decodes], tables[:num_decodes])
-        prefills, row = [], num_decodes
-        for chunk, table in zip(chunks[num_decodes:], tables[num_decodes:], strict=True):
-            masks = {window: self._prefill_mask(chunk, window) for window in self._windows}
-            prefills.append(PrefillChunk(row, chunk.num_tokens, chunk.end, table.to(self._device), masks))
-            row += chunk.num_tokens
-        return AttentionMetadata(self._kv_cache, slots.to(self._device), decode_tables, decode_masks, prefills)
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._family.logits(self._model, hidden).float()
 
-    def _slots(self, chunk: ScheduledChunk, table: torch.Tensor) -> torch.Tensor:
-        indices = torch.arange(chunk.start, chunk.end)
-        return table[indices // self._block_size] * self._block_size + indices % self._block_size
-
-    def _prefill_mask(self, chunk: ScheduledChunk, window: int | None) -> torch.Tensor:
-        return prefill_mask(
-            chunk.start,
-            chunk.end,
-            chunk.sequence.layout.spans,
-            window,
-            windows_cut_spans=self._family.windows_cut_spans,
-            device=self._device,
-        )
-
-    def _decode_tables(
-        self, chunks: list[ScheduledChunk], tables: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[int | None, torch.Tensor]]:
-        if not chunks:
-            return torch.empty(0, 0, dtype=torch.long), {}
-        padded = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).to(self._device)
-        lengths = torch.tensor([chunk.end for chunk in chunks], device=self._device)
-        num_slots = padded.shape[1] * self._block_size
-        return padded, {window: decode_mask(lengths, num_slots, window) for window in self._windows}
+    def _score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:
+        scored: list[TokenLogprobs] = []
+        for start in range(0, len(step.scored_rows), _SCORED_AT_ONCE):
+            rows = slice(start, start + _SCORED_AT_ONCE)
+            logits = self._logits(hidden[step.scored_rows[rows]])
+            scored += token_logprobs(logits, step.scored_token_ids[rows].tolist(), step.num_logprobs[rows].tolist())
+        return scored

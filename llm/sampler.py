@@ -1,44 +1,95 @@
-"""Logits to token ids, each row by its own sampling parameters."""
+"""Logits to token ids, each row of a batch by its own sampling parameters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from llm.sequence import Sequence
+from llm.logits_processors import process_logits
+from llm.logprobs import TokenLogprobs, token_logprobs
+from llm.sampler_state import SamplerState
+from llm.truncation import truncate
 
-# Below this the softmax is an argmax, and the division would overflow.
-_GREEDY_TEMPERATURE = 1e-4
+_TOKENS_PER_GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token chosen for one row; `logprobs` where its parameters ask for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: frozenset[int]) -> list[int | None]:
-    """Returns one token id a row of `logits` (len(sequences), vocab), float32; may overwrite `logits`.
+def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[SampledToken | None]:
+    """Chooses one token a row of `logits` (len(states), vocab), float32, and appends it to the row's state.
 
-    A row that holds NaN gives None: what made it concerns its sequence alone.
+    Settings apply in vLLM's order: log-probabilities of the raw logits, then `process_logits`, then the likeliest token
+    for a greedy row; for another the temperature, `truncate`, and a draw.
+
+    A row whose highest logit is NaN or infinite gives None, as does one whose grammar fails: what made it concerns its
+    sequence alone. May overwrite `logits`.
     """
-    for row, sequence in zip(logits, sequences, strict=True):
-        params = sequence.sampling_params
-        if eos_token_ids and not params.ignore_eos and sequence.num_output_tokens < params.min_tokens:
-            row[list(eos_token_ids)] = -torch.inf
-    token_ids: list[int | None] = list(logits.argmax(dim=-1).tolist())
-    is_broken: list[bool] = logits.isnan().any(dim=-1).tolist()
-    for i, sequence in enumerate(sequences):
-        temperature = sequence.sampling_params.temperature or 0.0
-        if is_broken[i]:
-            token_ids[i] = None
-        elif temperature > _GREEDY_TEMPERATURE:
-            token_ids[i] = _sample_row(logits[i], sequence, temperature)
+    if not states:
+        return []
+    wanting = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+    raw = logits[wanting] if wanting else logits
+    # The maximum of a row with NaN is NaN.
+    is_sound = logits.amax(dim=-1).isfinite()
+    if any(state.edits_logits for state in states):
+        process_logits(logits, states)
+        is_sound &= logits.amax(dim=-1).isfinite()
+    sound: list[bool] = is_sound.tolist()
+    token_ids = _choose(logits, states, sound)
+    sound = [own and state.append(token_id) for own, state, token_id in zip(sound, states, token_ids, strict=True)]
+    wanted = token_logprobs(raw, [token_ids[row] for row in wanting], [_num_top(states[row]) for row in wanting])
+    logprobs = dict(zip(wanting, wanted, strict=True))
+    return [SampledToken(token_id, logprobs.get(row)) if sound[row] else None for row, token_id in enumerate(token_ids)]
+
+
+def _num_top(state: SamplerState) -> int:
+    return state.params.logprobs or 0
+
+
+def _choose(logits: torch.Tensor, states: Sequence[SamplerState], is_sound: list[bool]) -> list[int]:
+    """The likeliest token of each row, or a drawn one. Of a row that is not sound any token."""
+    drawing = [row for row, state in enumerate(states) if is_sound[row] and not state.is_greedy]
+    if len(drawing) == len(states):
+        return _draw(logits, states)
+    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    if drawing:
+        drawn = _draw(logits[drawing], [states[row] for row in drawing])
+        for row, token_id in zip(drawing, drawn, strict=True):
+            token_ids[row] = token_id
     return token_ids
 
 
-def _sample_row(logits: torch.Tensor, sequence: Sequence, temperature: float) -> int:
-    """Draws from softmax(logits / temperature) cut to the top k tokens, then to the smallest set of mass top p."""
-    params = sequence.sampling_params
-    logits, token_ids = (logits / temperature).sort(descending=True)
-    if params.top_k:
-        logits, token_ids = logits[: params.top_k], token_ids[: params.top_k]
-    probabilities = logits.softmax(dim=-1)
-    if params.top_p is not None and params.top_p < 1:
-        is_cut = probabilities.cumsum(dim=-1) - probabilities >= params.top_p
-        is_cut[0] = False  # the likeliest token stays however small top p is
-        probabilities = probabilities.masked_fill(is_cut, 0.0)
-    drawn = torch.multinomial(probabilities, 1, generator=sequence.generator)
-    return int(token_ids[drawn])
+def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
+    """Draws from each row's truncated softmax(logits / temperature). Overwrites `logits`."""
+    temperatures = torch.tensor([state.params.temperature or 0.0 for state in states], device=logits.device)
+    logits /= temperatures[:, None]
+    logits -= logits.amax(dim=-1, keepdim=True)
+    truncate(logits, states)
+    uniforms = torch.tensor([state.draw_uniform() for state in states], dtype=torch.float64, device=logits.device)
+    token_ids: list[int] = _invert_cdf(logits.exp_(), uniforms).tolist()
+    return token_ids
+
+
+def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The token of each row at which the share `uniforms` (rows,), float64, of its weights (rows, vocab) is passed.
+
+    One float64 a row decides: rounding, which may change with the batch, moves the bounds between tokens by 1e-16 or
+    so and hardly ever a token. In two steps, over groups of tokens and inside one, since a cumulative sum costs much
+    more than a sum.
+    """
+    padding = -weights.shape[1] % _TOKENS_PER_GROUP
+    groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
+    cumulative = groups.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    targets = (uniforms[:, None] * cumulative[:, -1:]).contiguous()
+    group = torch.searchsorted(cumulative, targets, right=True)
+    rest = targets - cumulative.gather(1, (group - 1).clamp_(min=0)).masked_fill_(group == 0, 0.0)
+    inside = groups[torch.arange(len(groups), device=groups.device), group[:, 0]].cumsum(dim=-1, dtype=torch.float64)
+    # The two sums of a group may differ in their last bits; the token has to be one of its own.
+    rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros_like(rest)))
+    return (group * _TOKENS_PER_GROUP + torch.searchsorted(inside, rest, right=True))[:, 0]

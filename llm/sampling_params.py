@@ -1,18 +1,38 @@
 """How one request wants its tokens chosen and when it wants to stop."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_BIASED_TOKENS = 1024
+MAX_LOGPROBS = 20
+MAX_N = 128
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `max_tokens` None runs to the context's end.
+    """`temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of None take the model's own defaults (its
+    generation config); everything else is off unless it is set.
 
-    `temperature`, `top_p` and `top_k` of None take the model's own defaults (its generation config).
+    - `max_tokens`: None runs to the context's end; `min_tokens`: no end token and none of `stop_token_ids` before
+    - `temperature`: 0 is greedy
+    - `top_k` (0 is off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.truncate`
+    - `repetition_penalty` (1 is off), on tokens of prompt and output; `presence_penalty`, `frequency_penalty` (0 is
+      off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.process_logits`
+    - `seed`: the same tokens each time, whatever else is running
+    - `stop`: texts that end the output and are not part of it; `stop_token_ids`: tokens that end it, as end tokens do
+    - `ignore_eos`: the model's end tokens are tokens like any other
+    - `logprobs`, `prompt_logprobs`: how many of the likeliest tokens to name at each position of the output and of
+      the prompt, beside the one that stands there; None names none at all
+    - `n`: how many answers to the one prompt
+    - `structured_output`: the form of the answer
+
+    Raises InvalidRequestError that names the field, its limit and its value.
     """
 
     n: int = 1
@@ -21,32 +41,63 @@ class SamplingParams:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
+        self._check_choice_of_tokens()
+        self._check_end()
+        for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check_range(name, number, 0, MAX_LOGPROBS)
+        _check_range("n", self.n, 1, MAX_N)
+
+    def _check_choice_of_tokens(self) -> None:
+        _check_range("temperature", self.temperature, 0, 2)
+        if self.top_p is not None:
+            _check(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
+        if self.top_k is not None:
+            _check(self.top_k >= 0, "top_k", "at least 0 (0 is off)", self.top_k)
+        _check_range("min_p", self.min_p, 0, 1)
+        # Any positive number in theory; outside of this, float32 logits become infinite.
+        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        count = len(self.logit_bias)
+        _check(count <= MAX_BIASED_TOKENS, "logit_bias", f"of at most {MAX_BIASED_TOKENS} tokens", count)
+        for bias in self.logit_bias.values():
+            _check_range("logit_bias", bias, -100, 100)
+        _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+
+    def _check_end(self) -> None:
         if self.max_tokens is not None:
             _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
         if self.max_tokens is not None:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)
-        if self.temperature is not None:
-            _check(0.0 <= self.temperature <= 2.0, "temperature", "between 0 and 2", self.temperature)
-        if self.top_p is not None:
-            _check(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
-        if self.top_k is not None:
-            _check(self.top_k >= 0, "top_k", "at least 0 (0 is off)", self.top_k)
-        if self.seed is not None:
-            _check(-(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
         for text in self.stop:
-            _check(
-                0 < len(text) <= MAX_STOP_CHARS,
-                "stop",
-                f"strings of 1 to {MAX_STOP_CHARS} characters",
-                len(text),
-            )
+            limit = f"strings of 1 to {MAX_STOP_CHARS} characters"
+            _check(0 < len(text) <= MAX_STOP_CHARS, "stop", limit, len(text))
+        count = len(self.stop_token_ids)
+        _check(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} tokens", count)
+        # Once the form is complete nothing but an end token may follow.
+        is_endless = self.ignore_eos and self.structured_output is not None
+        _check(not is_endless, "ignore_eos", "false where structured_output is set", self.ignore_eos)
+
+
+def _check_range(field: str, value: float | None, lowest: float, highest: float) -> None:
+    if value is not None:
+        _check(lowest <= value <= highest, field, f"between {lowest} and {highest}", value)
 
 
 def _check(holds: bool, field: str, limit: str, value: object) -> None:

@@ -28,6 +28,15 @@ class ScheduledChunk:
         """Whether the chunk reaches the sequence's last token, so that the next one can be sampled."""
         return self.end == self.sequence.num_tokens
 
+    @property
+    def scored_tokens(self) -> range:
+        """Those of the chunk, counted from its start, whose logits are to say how likely the prompt's next one was."""
+        sequence = self.sequence
+        if sequence.num_prompt_logprobs is None:
+            return range(0)
+        last = min(self.end, sequence.num_prompt_tokens - 1)
+        return range(max(self.start, sequence.num_scored_tokens) - self.start, last - self.start)
+
 
 class Scheduler:
     """One token budget a step. Running sequences come first, in order of arrival (those that decode before those that

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 
 from llm.prompt_layout import PLAIN, PromptLayout
-from llm.sampling_params import SamplingParams
 from preprocess.schema import PlaceholderRange
 
 
@@ -66,21 +65,21 @@ class Sequence:
 
     `index` tells the answers of a request of several from each other; all but the first have a `parent`, whose prompt
     they share. `block_hashes` names the content of the full blocks, from `prefix_root` on, see `prefix_cache`.
-    `reuses_prefix` is off where the whole prompt has to be computed, whatever is cached.
+    `num_prompt_logprobs`: how many of the likeliest tokens are wanted at each position of the prompt, None: nothing;
+    the first `num_scored_tokens` positions have been told.
     """
 
     request_id: str
     token_ids: list[int]
     num_prompt_tokens: int
     items: list[PromptItem]
-    sampling_params: SamplingParams
     max_num_tokens: int
     layout: PromptLayout = PLAIN
     index: int = 0
     parent: "Sequence | None" = None
     prefix_root: bytes = b""
-    reuses_prefix: bool = True
-    generator: torch.Generator | None = None
+    num_prompt_logprobs: int | None = None
+    num_scored_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     arrival_number: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -108,6 +107,11 @@ class Sequence:
         awaited = (item.positions for item in self.items if item.embeddings is None)
         starts = [at[bisect_left(at, self.num_computed_tokens)] for at in awaited if at[-1] >= self.num_computed_tokens]
         return min(starts, default=self.num_tokens)
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Off where all of the prompt has to be computed, whatever is cached: its logits are wanted."""
+        return self.num_prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     @property
     def is_finished(self) -> bool:

@@ -32,7 +32,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     positions, offset = model.model.get_rope_index(
         torch.tensor([prompt.prompt_token_ids]), mm_token_type_ids=token_types, **_merged(prompt.language_inputs)
     )
-    return PromptLayout(rope_positions=positions[:, 0], rope_offset=int(offset))
+    return PromptLayout(rope_positions=positions[:, 0].numpy(), rope_offset=int(offset))
 
 
 def _modality(inputs: ItemTensors) -> int:

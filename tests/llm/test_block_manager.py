@@ -8,17 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm.block_manager import BlockManager
-from llm.sampling_params import SamplingParams
 from llm.sequence import PromptItem, Sequence
 
 
 def sequence(name: str = "s") -> Sequence:
-    return Sequence(name, [1], 1, [], SamplingParams(), 100)
+    return Sequence(name, [1], 1, [], 100)
 
 
 def prompt(ids: list[int], *, name: str = "s", root: bytes = b"", items: Seq[tuple[str, Seq[int]]] = ()) -> Sequence:
     made = [PromptItem(mm_hash, positions, None) for mm_hash, positions in items]
-    return Sequence(name, ids, len(ids), made, SamplingParams(), 100, prefix_root=root)
+    return Sequence(name, ids, len(ids), made, 100, prefix_root=root)
 
 
 def test_blocks_cover_the_tokens() -> None:

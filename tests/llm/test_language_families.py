@@ -229,12 +229,11 @@ def test_logits_are_those_of_the_whole_model(small: Small) -> None:
             items=[
                 PromptItem.at(*item) for item in zip(prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True)
             ],
-            sampling_params=PARAMS,
             max_num_tokens=num_tokens + NUM_TOKENS,
             layout=runner.prompt_layout(prompt),
             block_table=list(range(num_tokens)),
         )
-        (logits,) = runner.run([ScheduledChunk(sequence, num_tokens)])
+        (logits,) = runner.run([ScheduledChunk(sequence, num_tokens)]).logits
         torch.testing.assert_close(logits, one.logits, rtol=1e-4, atol=1e-4)
 
 

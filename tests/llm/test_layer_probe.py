@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from llm.attention import ATTENTION_NAME, KVCache, LayerShape, register_paged_attention
+from llm.attention import ATTENTION_NAME, LayerShape, block_bytes, register_paged_attention
 from llm.layer_probe import probe_layers
 
 SMALL = {
@@ -36,7 +36,7 @@ def test_keys_and_values_may_differ_in_size() -> None:
     latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
     layers = probe("minicpm3", **latent, num_key_value_heads=4)
     assert layers == [LayerShape(4, 16, 12, None)] * 2
-    assert KVCache.block_bytes(layers, block_size=3, dtype=torch.float16) == 3 * 2 * 4 * (16 + 12) * 2
+    assert block_bytes(layers, block_size=3, dtype=torch.float16) == 3 * 2 * 4 * (16 + 12) * 2
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration
 
 from llm.config import EngineConfig
-from llm.engine import LLMEngine, RequestOutput
+from llm.engine import LLMEngine
 from llm.loader import load_language_half
+from llm.outputs import RequestOutput
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits, decode_image
 from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt

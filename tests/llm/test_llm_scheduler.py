@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from llm.block_manager import BlockManager
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
 from llm.sequence import FinishReason, PromptItem, Sequence
 
@@ -18,9 +17,7 @@ BLOCK_SIZE = 4
 
 def sequence(name: str, num_prompt_tokens: int, num_output_tokens: int, **settings: Any) -> Sequence:
     """Its prompt is shared with nobody unless `prefix_root` says so."""
-    made = Sequence(
-        name, [0] * num_prompt_tokens, num_prompt_tokens, [], SamplingParams(), num_prompt_tokens + num_output_tokens
-    )
+    made = Sequence(name, [0] * num_prompt_tokens, num_prompt_tokens, [], num_prompt_tokens + num_output_tokens)
     return replace(made, **{"prefix_root": name.encode(), **settings})
 
 

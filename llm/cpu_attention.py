@@ -1,0 +1,182 @@
+"""Attention on the CPU: the cache is read where it lies, as few long stretches of positions; nothing is gathered.
+
+A sequence's blocks mostly follow each other, see `BlockManager.allocate`. Keys and values of a head lie one position
+behind the other, so that such a stretch is a matrix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from llm.attention import AttentionCall, LayerShape
+from llm.attention_masks import prefill_mask
+from llm.step_input import IntArray, StepInput
+
+# A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
+MAX_STRETCHES = 8
+
+Stretches = Sequence[slice] | torch.Tensor
+"""Where positions lie in the cache: ranges of slots one behind the other, or each position's slot."""
+
+
+class CpuAttention:
+    """The KV cache and what attends over it: per layer keys and values, (kv_heads, num_blocks * block_size, dim)."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        windows_cut_spans: bool,
+    ) -> None:
+        num_slots = num_blocks * block_size
+        self._keys = [torch.zeros(layer.num_kv_heads, num_slots, layer.key_dim, dtype=dtype) for layer in layers]
+        self._values = [torch.zeros(layer.num_kv_heads, num_slots, layer.value_dim, dtype=dtype) for layer in layers]
+        self._windows = {layer.window for layer in layers}
+        self._block_size = block_size
+        self._windows_cut_spans = windows_cut_spans
+
+    def prepare(self, step: StepInput) -> "CpuStep":
+        """What all layers share in attending to the step's tokens."""
+        decodes: list[Mapping[int | None, Stretches]] = []
+        prefills: list[_Prefill] = []
+        num_decodes, row = step.num_decodes, 0
+        lengths, ends = step.query_lengths.tolist(), step.context_lengths.tolist()
+        for index, (blocks, length, end) in enumerate(zip(step.block_tables.numpy(), lengths, ends, strict=True)):
+            if index < num_decodes:
+                starts = {window: max(0, end - (window or end)) for window in self._windows}
+                decodes.append({window: self._stretches(blocks, start, end) for window, start in starts.items()})
+            else:
+                masks = {window: self._mask(step, index, end - length, end, window) for window in self._windows}
+                prefills.append(_Prefill(slice(row, row + length), self._stretches(blocks, 0, end), masks))
+            row += length
+        return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
+
+    def _stretches(self, blocks: IntArray, start: int, end: int) -> Stretches:
+        """Where the positions [start, end) of a sequence lie."""
+        size = self._block_size
+        first = start // size
+        blocks = blocks[first : -(-end // size)]
+        breaks = (np.flatnonzero(blocks[1:] != blocks[:-1] + 1) + 1).tolist()
+        if len(breaks) >= MAX_STRETCHES:
+            positions = np.arange(start, end)
+            return torch.from_numpy(blocks[positions // size - first] * size + positions % size)
+        stretches = []
+        for begin, stop in zip([0, *breaks], [*breaks, len(blocks)], strict=True):
+            slot = int(blocks[begin]) * size
+            skipped = max(0, start - (first + begin) * size)
+            length = min(end - (first + begin) * size, (stop - begin) * size)
+            stretches.append(slice(slot + skipped, slot + length))
+        return stretches
+
+    def _mask(self, step: StepInput, index: int, start: int, end: int, window: int | None) -> torch.Tensor | None:
+        """None where each position sees all up to itself and the chunk is the beginning."""
+        spans = step.spans_of(index)
+        if start == 0 and not spans and (window is None or window >= end):
+            return None
+        return prefill_mask(
+            start, end, spans, window, windows_cut_spans=self._windows_cut_spans, device=torch.device("cpu")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """Rows of the flattened tokens, where all positions up to the last of them lie, and masks by window."""
+
+    rows: slice
+    stretches: Stretches
+    masks: Mapping[int | None, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuStep:
+    """One step's `AttentionBackend`. `decodes`: for each sequence, by window, where the positions lie that it sees."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    slot_mapping: torch.Tensor
+    decodes: list[Mapping[int | None, Stretches]]
+    prefills: list[_Prefill]
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Writes the new keys and values into the cache, then attends over it."""
+        keys, values = self.keys[call.layer], self.values[call.layer]
+        _write(keys, self.slot_mapping, call.keys)
+        _write(values, self.slot_mapping, call.values)
+        output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
+        for row, stretches in enumerate(self.decodes):
+            output[row] = _decode(call, call.queries[row], keys, values, stretches[call.window])
+        for chunk in self.prefills:
+            output[chunk.rows] = _prefill(call, chunk, keys, values)
+        return output
+
+
+def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    """Puts (num_tokens, kv_heads, dim) into the cache."""
+    new = new.transpose(0, 1).to(cache.dtype)
+    if cache.itemsize == 1:  # PyTorch copies bytes to any place, but no float8
+        cache, new = cache.view(torch.uint8), new.view(torch.uint8)
+    cache.index_copy_(1, slots, new)
+
+
+def _read(cache: torch.Tensor, stretches: Stretches, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Parts of the cache, each (kv_heads, num_positions, dim)."""
+    if isinstance(stretches, torch.Tensor):
+        return [cache[:, stretches].to(dtype)]
+    return [cache[:, stretch].to(dtype) for stretch in stretches]
+
+
+def _decode(
+    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, stretches: Stretches
+) -> torch.Tensor:
+    """(heads, key_dim) to (heads, value_dim). The heads that share a key head are the rows of one matrix product."""
+    groups = query.view(keys.shape[0], -1, query.shape[-1])
+    scores = [torch.bmm(groups, part.transpose(1, 2)) for part in _read(keys, stretches, query.dtype)]
+    whole = scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
+    weights = _scaled(call, whole).softmax(dim=-1).to(query.dtype)
+    parts = _read(values, stretches, query.dtype)
+    if len(parts) == 1:
+        return torch.bmm(weights, parts[0]).view(len(query), -1)
+    sizes = [part.shape[1] for part in parts]
+    products = [torch.bmm(own, part) for own, part in zip(torch.split(weights, sizes, dim=-1), parts, strict=True)]
+    return torch.stack(products).sum(dim=0).view(len(query), -1)
+
+
+def _scaled(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
+    """float32, scaled and capped."""
+    scores = scores.float() * (call.queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
+    return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
+
+
+def _prefill(call: AttentionCall, chunk: _Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The chunk's rows of (num_tokens, heads, value_dim)."""
+    queries = call.queries[chunk.rows].transpose(0, 1)
+    own_keys, own_values = (
+        torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        for parts in (_read(cache, chunk.stretches, queries.dtype) for cache in (keys, values))
+    )
+    mask = chunk.masks[call.window]
+    if call.softcap is None:
+        output = scaled_dot_product_attention(
+            queries[None],
+            own_keys[None],
+            own_values[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=call.scaling,
+            enable_gqa=True,
+        )[0]
+        return output.transpose(0, 1)
+    # PyTorch's own function has no soft cap.
+    groups = queries.reshape(len(own_keys), -1, *queries.shape[1:])
+    scores = groups.flatten(1, 2) @ own_keys.transpose(1, 2)
+    is_seen = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool).tril() if mask is None else mask
+    scores = scores.view(*groups.shape[:3], -1)
+    scores = _scaled(call, scores).masked_fill_(~is_seen, -torch.inf)
+    weights = scores.softmax(dim=-1).to(own_values.dtype).flatten(1, 2)
+    return (weights @ own_values).view(*groups.shape[:3], -1).flatten(0, 1).transpose(0, 1)

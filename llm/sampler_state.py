@@ -1,0 +1,135 @@
+"""What the choice of a sequence's next token depends on beside its logits: parameters, past tokens, chance, grammar."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from llm.grammar import CompiledGrammar
+from llm.sampling_params import SamplingParams
+from preprocess.schema import InvalidRequestError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+# Below this the softmax is an argmax, and the division would overflow.
+_GREEDY_TEMPERATURE = 1e-4
+
+_NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+
+
+class SeenTokens:
+    """The distinct tokens of a sequence and how often each stands in its output. Grows by a token in O(1)."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._slots = {token_id: slot for slot, token_id in enumerate(dict.fromkeys(token_ids))}
+        self._token_ids = np.fromiter(self._slots, dtype=np.int64, count=len(self._slots))
+        self._output_counts = np.zeros(len(self._slots), dtype=np.float32)
+
+    def append(self, token_id: int) -> None:
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._token_ids):
+            self._token_ids = np.resize(self._token_ids, 2 * slot + 16)
+            self._output_counts = np.concatenate([self._output_counts, np.zeros(slot + 16, dtype=np.float32)])
+        self._token_ids[slot] = token_id
+        self._output_counts[slot] += 1
+
+    @property
+    def token_ids(self) -> IntArray:
+        return self._token_ids[: len(self._slots)]
+
+    @property
+    def output_counts(self) -> FloatArray:
+        return self._output_counts[: len(self._slots)]
+
+
+class SamplerState:
+    """The sampler's side of one sequence. `sampler.sample` reads it and takes its own choice down in it."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        grammar: CompiledGrammar | None = None,
+        index: int = 0,
+    ) -> None:
+        """Takes the width of the model's logits, its end tokens, the compiled `params.structured_output`, and which of
+        the request's `params.n` answers this is: with one seed each has a stream of random numbers of its own.
+
+        Raises InvalidRequestError that names the field, for tokens that are not in the vocabulary.
+        """
+        if (grammar is None) != (params.structured_output is None):
+            raise ValueError("a grammar has to be given exactly where params.structured_output is set")
+        _check_vocabulary("logit_bias", params.logit_bias, vocab_size)
+        _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+        self.params = params
+        self.num_output_tokens = 0
+        self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        self.matcher = None if grammar is None else grammar.new_matcher()
+        self.repetition_penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
+        self.seen = _seen_tokens(params, self.repetition_penalty, prompt_token_ids, vocab_size)
+        self.biased_token_ids = np.fromiter(params.logit_bias, dtype=np.int64)
+        self.biases = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        stop_token_ids = sorted(token_id for token_id in self.stop_token_ids if token_id < vocab_size)
+        self._early_stop_token_ids = np.array(stop_token_ids, dtype=np.int64)
+        self._random = _random_stream(params.seed, index)
+
+    @property
+    def is_greedy(self) -> bool:
+        return (self.params.temperature or 0.0) <= _GREEDY_TEMPERATURE
+
+    @property
+    def banned_token_ids(self) -> IntArray:
+        """What must not come next: tokens that would end the output before `min_tokens`."""
+        return self._early_stop_token_ids if self.num_output_tokens < self.params.min_tokens else _NO_TOKENS
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether `process_logits` does anything to the next row."""
+        has_edits = self.matcher is not None or self.seen is not None or len(self.biases) > 0
+        return has_edits or len(self.banned_token_ids) > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has the form it was asked for, and nothing but an end token can follow."""
+        return self.matcher is not None and self.matcher.is_complete
+
+    def draw_uniform(self) -> float:
+        """The next random number of this sequence, in [0, 1), a multiple of 2**-53. One is used a token."""
+        return self._random.random()
+
+    def append(self, token_id: int) -> bool:
+        """Takes the next token of the output down. False when the grammar cannot go on from there."""
+        self.num_output_tokens += 1
+        if self.seen is not None:
+            self.seen.append(token_id)
+        return self.matcher is None or self.matcher.advance(token_id)
+
+
+def _seen_tokens(
+    params: SamplingParams, repetition_penalty: float, prompt_token_ids: Sequence[int], vocab_size: int
+) -> SeenTokens | None:
+    """What the penalties need: nothing where there are none, no prompt where only the output counts."""
+    if repetition_penalty != 1:
+        # A placeholder's id may lie outside the vocabulary.
+        return SeenTokens(token_id for token_id in prompt_token_ids if 0 <= token_id < vocab_size)
+    if params.presence_penalty or params.frequency_penalty:
+        return SeenTokens(())
+    return None
+
+
+def _random_stream(seed: int | None, index: int) -> np.random.Generator:
+    """Of its sequence alone, and on the CPU: no other row, batch or device changes what it gives."""
+    entropy = None if seed is None else seed % 2**64
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))
+
+
+def _check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}", field=field
+            )

@@ -1,0 +1,94 @@
+"""Sampling settings as the engine lives by them: forms of answers, stop tokens, the model's own defaults."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from llm.outputs import RequestOutput
+from llm.sampling_params import SamplingParams
+from llm.structured_output import StructuredOutput
+from preprocess.schema import InvalidRequestError, ProcessedPrompt
+
+PROMPT = ProcessedPrompt([1, 50, 51, 52], [], [])
+COLOUR = StructuredOutput(
+    json_schema={
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def engine(shapes: str) -> Iterator[LLMEngine]:
+    made = LLMEngine(EngineConfig(shapes, max_num_seqs=8, max_model_len=128))
+    yield made
+    made.check_integrity()
+
+
+def ask(engine: LLMEngine, **requests: SamplingParams) -> dict[str, list[RequestOutput]]:
+    for name, params in requests.items():
+        engine.add_request(name, PROMPT, [], params)
+    outputs: dict[str, list[RequestOutput]] = {name: [] for name in requests}
+    while engine.has_unfinished():
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def text(outputs: list[RequestOutput]) -> str:
+    return "".join(output.text for output in outputs)
+
+
+def test_an_answer_has_its_form_and_ends_with_it(engine: LLMEngine) -> None:
+    params = SamplingParams(max_tokens=100, temperature=1.0, seed=1, structured_output=COLOUR)
+    plain = SamplingParams(max_tokens=5, ignore_eos=True)
+    outputs = ask(engine, a=params, plain=plain, longer=SamplingParams(min_tokens=90, structured_output=COLOUR))
+    for name in ("a", "longer"):
+        assert json.loads(text(outputs[name]))["colour"] in ("red", "blue")
+        assert outputs[name][-1].finish_reason == "stop"
+        assert outputs[name][-1].num_output_tokens < 90
+        assert outputs[name][-1].token_ids != [2]  # no step for an end token that was certain
+    assert text(outputs["plain"]) == text(ask(engine, plain=plain)["plain"])
+
+
+def test_a_form_that_cannot_be_had_is_refused_and_leaves_nothing(engine: LLMEngine) -> None:
+    for params, field in [
+        (SamplingParams(structured_output=StructuredOutput(regex="(")), "regex"),
+        (SamplingParams(logit_bias={10**6: 1.0}), "logit_bias"),
+    ]:
+        with pytest.raises(InvalidRequestError) as caught:
+            engine.add_request("bad", PROMPT, [], params)
+        assert caught.value.field == field
+    assert not engine.has_unfinished()
+    assert ask(engine, bad=SamplingParams(max_tokens=1))["bad"][-1].finish_reason is not None
+
+
+def test_a_stop_token_ends_the_answer_and_is_no_part_of_its_text(engine: LLMEngine) -> None:
+    free = ask(engine, a=SamplingParams(max_tokens=6, ignore_eos=True))["a"]
+    tokens = [token_id for output in free for token_id in output.token_ids]
+    stop = tokens[3]
+    first = tokens.index(stop)
+    stopped = ask(engine, a=SamplingParams(max_tokens=6, ignore_eos=True, stop_token_ids=(stop,)))["a"]
+    assert stopped[-1].finish_reason == "stop"
+    assert stopped[-1].num_output_tokens == first + 1
+    assert text(free).startswith(text(stopped))
+    assert len(text(stopped)) < len(text(free))
+
+
+def test_the_models_own_repetition_penalty_holds_unless_a_request_sets_another(shapes: str, tmp_path: Path) -> None:
+    folder = str(shutil.copytree(shapes, tmp_path / "penalized"))
+    path = Path(folder) / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 3.0}))
+    plain, penalized = (LLMEngine(EngineConfig(model, max_num_seqs=2, max_model_len=128)) for model in (shapes, folder))
+    default = SamplingParams(max_tokens=30, ignore_eos=True)
+    own = SamplingParams(max_tokens=30, ignore_eos=True, repetition_penalty=3.0)
+    off = SamplingParams(max_tokens=30, ignore_eos=True, repetition_penalty=1.0)
+    assert text(ask(penalized, a=default)["a"]) == text(ask(plain, a=own)["a"]) != text(ask(plain, a=default)["a"])
+    assert text(ask(penalized, a=off)["a"]) == text(ask(plain, a=default)["a"])
