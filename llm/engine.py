@@ -15,6 +15,7 @@ from llm.block_manager import BlockManager
 from llm.config import EngineConfig
 from llm.detokenizer import Detokenizer
 from llm.model_runner import ModelRunner
+from llm.parallel import ProcessGroup, RankDiedError
 from llm.sampler import sample
 from llm.sampling_params import SamplingParams
 from llm.scheduler import Scheduler
@@ -50,8 +51,8 @@ class EngineStats:
 class LLMEngine:
     """Continuous batching over a paged KV cache. Requests join and leave between any two steps."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._runner = ModelRunner(config)
+    def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
+        self._runner = ModelRunner(config, group)
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._block_manager, config.max_num_seqs, config.max_num_batched_tokens)
         self._tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
@@ -119,8 +120,8 @@ class LLMEngine:
             logits = self._runner.run(chunks)
             sampling = [chunk.sequence for chunk in chunks if chunk.samples]
             token_ids = sample(logits, sampling, self._eos_token_ids)
-        except torch.AcceleratorError:
-            raise  # the device itself has failed: every later step would, too
+        except (torch.AcceleratorError, RankDiedError):
+            raise  # the device itself or another rank has failed: every later step would, too
         except Exception:
             logger.exception("step failed for requests %s", [chunk.sequence.request_id for chunk in chunks])
             outputs = [self._fail(chunk.sequence) for chunk in chunks]

@@ -1,0 +1,149 @@
+"""Processes that run one model together: rank 0 decides, the others follow; all take part in each collective.
+
+An engine has a group of its own, apart from torch's global default group, so that several engines can live in one
+process and nothing else in it is touched.
+"""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where their types are declared
+
+T = TypeVar("T")
+
+# A message that fits into the first frame costs one broadcast; a longer one sends its rest in a second.
+FRAME_BYTES = 64 * 2**10
+_LENGTH_BYTES = 8
+# Ranks wait for the next step for as long as the engine is idle; when rank 0 ends, its connection closes.
+_IDLE = timedelta(days=365)
+
+
+class RankDiedError(RuntimeError):
+    """A rank is gone, silent for too long or out of step: the group cannot be used again, its processes should end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """This process's place among `world_size` ranks. `host` is the address of the interface that the ranks talk over:
+    whoever reaches it could speak to them, so it is loopback unless ranks live on several machines. `timeout_s` is
+    how long a rank may keep the others waiting."""
+
+    rank: int
+    world_size: int
+    host: str = "127.0.0.1"
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}")
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
+
+    @property
+    def timeout(self) -> timedelta:
+        return timedelta(seconds=self.timeout_s)
+
+
+def listen(config: ParallelConfig) -> TCPStore:
+    """The place where ranks find each other, on a free port of `config.host`; the others `connect` to its `.port`."""
+    # Bound here: the store by itself would listen on every interface.
+    listener = socket.create_server((config.host, 0))
+    port: int = listener.getsockname()[1]
+    return TCPStore(
+        config.host,
+        port,
+        config.world_size,
+        is_master=True,
+        timeout=config.timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect(config: ParallelConfig, address: str, port: int) -> TCPStore:
+    """Joins what rank 0 listens on. Raises RankDiedError when nobody answers in time."""
+    return _collective(
+        lambda: TCPStore(address, port, config.world_size, is_master=False, timeout=config.timeout), "connect"
+    )
+
+
+class ProcessGroup:
+    """Collectives of the ranks that met at `store`. Each has to be called by all ranks, in the same order.
+
+    All raise RankDiedError when another rank is gone, or silent for longer than the timeout.
+    """
+
+    def __init__(self, config: ParallelConfig, store: Store, device: torch.device) -> None:
+        self.rank = config.rank
+        self.world_size = config.world_size
+        # Messages stay on the CPU whatever the tensors' device is: a rank that waits for one keeps no GPU busy.
+        self._messages = _collective(lambda: _gloo(config, PrefixStore("messages", store)), "set-up")
+        self._tensors: dist.ProcessGroup = self._messages
+        if device.type == "cuda":
+            self._tensors = _collective(lambda: _nccl(config, PrefixStore("tensors", store)), "set-up")
+        self._idle = dist.BroadcastOptions()
+        self._idle.timeout = _IDLE
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks; `tensor` holds it afterwards and is returned."""
+        _collective(lambda: self._tensors.allreduce([tensor]).wait(), "all_reduce")
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank's tensor of one shape, stacked by rank: (world_size, *tensor.shape)."""
+        gathered = tensor.new_empty(self.world_size * tensor.numel())
+        # NCCL and gloo both fill one flat buffer, without a list of tensors and a copy out of it.
+        _collective(lambda: self._tensors._allgather_base(gathered, tensor.flatten()).wait(), "all_gather")
+        return gathered.view(self.world_size, *tensor.shape)
+
+    def send(self, message: torch.Tensor) -> None:
+        """Rank 0: broadcasts a message of uint8, (num_bytes,), which may be empty."""
+        assert self.rank == 0
+        frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
+        frame[:_LENGTH_BYTES].view(torch.int64)[0] = message.numel()
+        head = message[: FRAME_BYTES - _LENGTH_BYTES]
+        frame[_LENGTH_BYTES : _LENGTH_BYTES + head.numel()] = head
+        _collective(lambda: self._messages.broadcast([frame], self._idle).wait(), "broadcast")
+        rest = message[head.numel() :].contiguous()
+        if rest.numel():
+            _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")
+
+    def receive(self) -> torch.Tensor:
+        """Other ranks: waits, however long, for rank 0's next message; uint8, (num_bytes,)."""
+        assert self.rank != 0
+        frame = torch.empty(FRAME_BYTES, dtype=torch.uint8)
+        _collective(lambda: self._messages.broadcast([frame], self._idle).wait(), "broadcast")
+        message = torch.empty(int(frame[:_LENGTH_BYTES].view(torch.int64)), dtype=torch.uint8)
+        num_head = min(message.numel(), FRAME_BYTES - _LENGTH_BYTES)
+        message[:num_head] = frame[_LENGTH_BYTES : _LENGTH_BYTES + num_head]
+        rest = message[num_head:]
+        if rest.numel():
+            _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")
+        return message
+
+
+def _gloo(config: ParallelConfig, store: Store) -> dist.ProcessGroup:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = config.timeout
+    # By name of the host gloo may choose an interface that others reach, too.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=config.host)]
+    # A backend alone answers to the calls of a process group, and is not registered anywhere.
+    return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, config.rank, config.world_size, options))
+
+
+def _nccl(config: ParallelConfig, store: Store) -> dist.ProcessGroup:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = config.timeout
+    return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(store, config.rank, config.world_size, options))
+
+
+def _collective(call: Callable[[], T], name: str) -> T:
+    try:
+        return call()
+    except RuntimeError as error:
+        raise RankDiedError(f"{name} with the other ranks failed: {error}") from error

@@ -1,0 +1,95 @@
+"""Which part of a weight a rank holds."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The rank holds the half-open `ranges` of a weight's dimension `dim` (negative), of `full` entries in all,
+    one behind the other, and `padding` zeros after them."""
+
+    dim: int
+    full: int
+    ranges: tuple[tuple[int, int], ...]
+    padding: int = 0
+
+    @property
+    def length(self) -> int:
+        """Entries of the dimension on this rank."""
+        return sum(stop - start for start, stop in self.ranges) + self.padding
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Start and stop of the only range."""
+        ((start, stop),) = self.ranges
+        return start, stop
+
+    def on(self, dim: int) -> "Partition":
+        """The same entries on another dimension: a bias has the rows of its weight on its only one."""
+        return replace(self, dim=dim)
+
+    def twice(self) -> "Partition":
+        """For a weight that holds two of this partition's, one behind the other."""
+        second = tuple((start + self.full, stop + self.full) for start, stop in self.ranges)
+        return replace(self, full=2 * self.full, ranges=self.ranges + second)
+
+    def of_shape(self, shape: tuple[int, ...]) -> "Partition":
+        """The partition of a weight of that shape that is stored: all of this one's, or one half of a `twice`.
+
+        Raises ValueError for any other shape.
+        """
+        size = shape[self.dim]
+        if size == self.full:
+            return self
+        if len(self.ranges) == 2 and 2 * size == self.full:
+            return replace(self, full=size, ranges=self.ranges[:1])
+        raise ValueError(f"a weight of shape {shape} is stored, {self.full} on dimension {self.dim} were expected")
+
+    def take(self, weight: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole weight, with memory of its own."""
+        return self.read(weight, weight.ndim)
+
+    def read(self, stored: Any, ndim: int) -> torch.Tensor:
+        """`take` for anything of `ndim` dimensions that gives a tensor for an index; only the rank's part is asked."""
+        before, after = [slice(None)] * (ndim + self.dim), [slice(None)] * (-1 - self.dim)
+        parts = [stored[(*before, slice(start, stop), *after)] for start, stop in self.ranges]
+        if self.padding:
+            parts.append(parts[0].new_zeros(_with_size(parts[0], self.dim, self.padding)))
+        # A slice may be a view, which would keep the whole alive.
+        return torch.cat(parts, self.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+
+
+def even(name: str, size: int, dim: int, rank: int, world_size: int) -> Partition:
+    """An equal part for each rank. Raises ValueError when there is none."""
+    if size % world_size:
+        raise ValueError(f"{name}: {size} cannot be divided by {world_size} ranks")
+    length = size // world_size
+    return Partition(dim, size, ((rank * length, (rank + 1) * length),))
+
+
+def with_padding(size: int, dim: int, rank: int, world_size: int) -> Partition:
+    """Equal parts, the last of them filled up with zeros."""
+    length = -(-size // world_size)
+    start, stop = (min(size, bound * length) for bound in (rank, rank + 1))
+    return Partition(dim, size, ((start, stop),), length - (stop - start))
+
+
+def replicated_kv(name: str, num_kv_heads: int, head_dim: int, rank: int, world_size: int) -> Partition:
+    """Rows of key or value heads; ranks share a head when there are fewer heads than ranks.
+
+    Raises ValueError when neither number divides the other.
+    """
+    if world_size % num_kv_heads and num_kv_heads % world_size:
+        raise ValueError(f"{name}: {num_kv_heads} key/value heads cannot be divided by {world_size} ranks")
+    per_rank = max(1, num_kv_heads // world_size)
+    start = rank * num_kv_heads // world_size * head_dim
+    return Partition(-2, num_kv_heads * head_dim, ((start, start + per_rank * head_dim),))
+
+
+def _with_size(tensor: torch.Tensor, dim: int, size: int) -> list[int]:
+    shape = list(tensor.shape)
+    shape[dim] = size
+    return shape

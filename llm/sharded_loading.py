@@ -1,0 +1,88 @@
+"""Reads of a checkpoint only what one rank holds of each weight."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from llm.parallel import ProcessGroup
+from llm.partition import Partition
+from llm.sharding import check_shapes, shard
+
+
+def sharded_class(
+    model_class: type[PreTrainedModel], decoder: Callable[[PreTrainedModel], nn.Module], group: ProcessGroup
+) -> type[PreTrainedModel]:
+    """`model_class` whose `from_pretrained` loads this rank's part of the language half; see `shard` for its errors."""
+
+    class Sharded(model_class):
+        # transformers has built the model on the meta device and has found the checkpoint's files when it calls this;
+        # renaming of keys, conversion of dtypes and merging of experts remain its own work.
+        @staticmethod
+        def _load_pretrained_model(
+            model: PreTrainedModel, state_dict: dict[str, Any] | None, files: list[str], load_config: Any, **_: Any
+        ) -> tuple[Any, Any]:
+            if not all(file.endswith(".safetensors") for file in files):
+                raise ValueError(f"tensor parallelism reads safetensors only, not {files}")
+            partitions = shard(model, decoder(model), group)
+            with ExitStack() as stack:
+                slices: dict[str, Any] = {}
+                for file in files:
+                    opened = stack.enter_context(safe_open(file, framework="pt"))
+                    slices |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - no iterator
+                slices = _parts(model, slices, partitions, load_config.weight_mapping or [])
+                loaded = model_class._load_pretrained_model(model, slices, None, load_config)
+            check_shapes(model, partitions)
+            return loaded  # type: ignore[no-any-return]
+
+    # transformers finds its renaming of checkpoint keys by the module and name of the class.
+    Sharded.__module__, Sharded.__name__ = model_class.__module__, model_class.__name__
+    return Sharded
+
+
+class StoredPart:
+    """A rank's part of a weight in a file, read when transformers asks for it by `part[...]`."""
+
+    def __init__(self, stored: Any, partition: Partition) -> None:
+        self._stored = stored
+        self._ndim = len(stored.get_shape())
+        self._partition = partition.of_shape(tuple(stored.get_shape()))
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        assert index is Ellipsis
+        return self._partition.read(self._stored, self._ndim)
+
+
+def _parts(
+    model: PreTrainedModel, slices: dict[str, Any], partitions: dict[str, Partition], mapping: list[Any]
+) -> dict[str, Any]:
+    """`slices` by checkpoint key, the divided ones of them replaced by this rank's part."""
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    expected = model.state_dict()
+    parts = {}
+    # In the order of keys, as transformers goes through them: some renamings depend on it.
+    for key in sorted(slices, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, expected)
+        if name not in expected and key in expected:
+            name, pattern = rename_source_key(key, [], [], model.base_model_prefix, expected)
+        partition = partitions.get(name)
+        if name in expected and pattern is not None:
+            operations = by_pattern[pattern].operations
+            if not all(isinstance(operation, MergeModulelist | Concatenate) for operation in operations):
+                raise ValueError(f"{key}: a weight that {operations} convert cannot be loaded in parts")
+        parts[key] = slices[key] if partition is None else StoredPart(slices[key], partition)
+    return parts

@@ -1,0 +1,220 @@
+"""Divides a decoder, its embedding and its head among ranks, by the plan that transformers has for the model.
+
+A layer whose outputs stay on the rank (column-parallel) is followed by one that sums over ranks (row-parallel):
+attention heads and the columns of an MLP are computed where their weights are.
+"""
+
+import re
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from llm.parallel import ProcessGroup
+from llm.partition import Partition, even, replicated_kv, with_padding
+from llm.sharded_layers import GatheredLinear, RowParallelLinear, linear_of, shard_embedding
+
+# For configurations without a plan of their own (qwen3_vl's text). Names that it misses are refused.
+_LLAMA_PLAN = {
+    **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+# Small layers that choose experts; every rank needs all of their outputs.
+_ROUTERS = ("gate", "router")
+
+
+def kv_heads_per_rank(config: PreTrainedConfig, world_size: int) -> int:
+    """Key and value heads that a rank computes and caches, for the configuration of a decoder.
+
+    Raises ValueError when neither number divides the other.
+    """
+    num_kv_heads: int = config.num_key_value_heads
+    if _plan(config).get("layers.*.self_attn.k_proj") != "colwise":
+        return num_kv_heads  # gathered: each rank has all of them
+    return replicated_kv("the decoder", num_kv_heads, 1, 0, world_size).length
+
+
+def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> dict[str, Partition]:
+    """Replaces the layers of `decoder` (a part of `model`), the embedding and the head by this rank's part of them.
+
+    Returns what the rank holds of each weight, by parameter name; all others are whole on every rank. Weights may be
+    on the meta device. Raises ValueError, before anything is changed, for sizes that do not divide and for a model
+    of which a weight would stay whole without being meant to.
+    """
+    prefix = next(name for name, module in model.named_modules() if module is decoder) + "."
+    plan = {prefix + name: style for name, style in _plan(decoder.config).items()}
+    planned = [
+        (name, module, style)
+        for name, module in model.named_modules()
+        if (style := plan.get(re.sub(r"\d+", "*", name))) is not None
+    ]
+    partitions = _vocabulary_partitions(model, group)
+    for name, module, style in planned:
+        if isinstance(module, nn.Linear):
+            partitions |= _linear_partitions(model, name, module, style, group)
+        elif style == "moe_tp_experts":
+            partitions |= _expert_partitions(name, module, plan, group)
+        elif style not in ("replicated_with_grad_allreduce", "replicate"):
+            raise ValueError(f"{name}: a {type(module).__name__} of style {style} cannot be divided among ranks")
+    _check_covered(model, planned, partitions)
+    for name, module, style in planned:
+        if isinstance(module, nn.Linear):
+            _replace(model, name, _sharded_linear(module, name, style, partitions, group))
+            attention = model.get_submodule(name.rpartition(".")[0])
+            if name.endswith(".k_proj") and style == "colwise" and hasattr(attention, "num_key_value_groups"):
+                _count_groups(attention, partitions[f"{name}.weight"], group.world_size)
+        elif style == "moe_tp_experts":
+            _shard_experts(module, name, partitions, group)
+    _shard_vocabulary(model, partitions, group)
+    check_shapes(model, partitions)
+    return partitions
+
+
+def check_shapes(model: nn.Module, partitions: dict[str, Partition]) -> None:
+    """Raises ValueError for a weight of the model that has not the size that its partition says."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, partition in partitions.items():
+        size = parameters[name].shape[partition.dim]
+        if size != partition.length:
+            raise ValueError(f"{name} has {size} on dimension {partition.dim}, its rank should hold {partition.length}")
+
+
+def _plan(config: PreTrainedConfig) -> dict[str, str]:
+    return config.base_model_tp_plan or _LLAMA_PLAN
+
+
+def _linear_partitions(
+    model: nn.Module, name: str, linear: nn.Linear, style: str, group: ProcessGroup
+) -> dict[str, Partition]:
+    if type(linear) is not nn.Linear:
+        raise ValueError(f"{name}: a {type(linear).__name__} cannot be divided among ranks")
+    match style:
+        case "colwise":
+            rows = _output_partition(name, linear, model.get_submodule(name.rpartition(".")[0]), group)
+        case "colwise_gather_output":
+            rows = with_padding(linear.out_features, -2, group.rank, group.world_size)
+        case "rowwise" | "rowwise_split_input":
+            return {f"{name}.weight": even(name, linear.in_features, -1, group.rank, group.world_size)}
+        case _:
+            raise ValueError(f"{name}: style {style} of tensor parallelism is not supported")
+    partitions = {f"{name}.weight": rows}
+    if linear.bias is not None:
+        partitions[f"{name}.bias"] = rows.on(-1)
+    return partitions
+
+
+def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: ProcessGroup) -> Partition:
+    """Attention is divided by heads: each rank has the key and value heads that its query heads look at."""
+    head_dim = getattr(parent, "head_dim", None)
+    leaf = name.rpartition(".")[2]
+    if leaf not in ("q_proj", "k_proj", "v_proj") or not isinstance(head_dim, int):
+        return even(name, linear.out_features, -2, group.rank, group.world_size)
+    num_heads, rest = divmod(linear.out_features, head_dim)
+    if rest:
+        raise ValueError(f"{name}: {linear.out_features} outputs are not a multiple of head_dim {head_dim}")
+    if leaf != "q_proj":
+        return replicated_kv(name, num_heads, head_dim, group.rank, group.world_size)
+    if num_heads % group.world_size:
+        raise ValueError(f"{name}: {num_heads} attention heads cannot be divided by {group.world_size} ranks")
+    return even(name, linear.out_features, -2, group.rank, group.world_size)
+
+
+def _expert_partitions(
+    name: str, experts: nn.Module, plan: dict[str, str], group: ProcessGroup
+) -> dict[str, Partition]:
+    """Every expert is on every rank, with some of its columns: (experts, gate and up, in), (experts, out, columns)."""
+    styles = {leaf: plan.get(re.sub(r"\d+", "*", f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
+    shapes = {leaf: tuple(parameter.shape) for leaf, parameter in experts.named_parameters()}
+    if styles != {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"} or (
+        shapes["gate_up_proj"][-2] != 2 * shapes["down_proj"][-1]
+    ):
+        raise ValueError(f"{name}: experts with {shapes} of styles {styles} cannot be divided among ranks")
+    columns = even(name, shapes["down_proj"][-1], -1, group.rank, group.world_size)
+    return {f"{name}.down_proj": columns, f"{name}.gate_up_proj": columns.twice().on(-2)}
+
+
+def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[str, Partition]:
+    partitions = {}
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if module is not None and any(parameter is own for own in module.parameters()):
+                dim = -min(parameter.ndim, 2)
+                partitions[name] = with_padding(parameter.shape[0], dim, group.rank, group.world_size)
+    return partitions
+
+
+def _check_covered(
+    model: nn.Module, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
+) -> None:
+    """A plan may name layers that the model does not have: then they would be whole on every rank, without a word."""
+    replicated = {name for name, _, style in planned if style in ("replicated_with_grad_allreduce", "replicate")}
+    # What lies beside a divided output sees a part of it only, like a norm over all heads.
+    parents = {name.rpartition(".")[0] for name, _, style in planned if style == "colwise"}
+    row_biases = {f"{name}.bias" for name, _, style in planned if style.startswith("rowwise")}
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        leaf = owner.rpartition(".")[2]
+        if name in partitions or name in row_biases or leaf in _ROUTERS:
+            continue
+        shape = tuple(parameter.shape)
+        parent = next((parent for parent in parents if name.startswith(parent + ".")), None)
+        if parent is not None and shape != (getattr(model.get_submodule(parent), "head_dim", None),):
+            raise ValueError(f"{name} {shape} stands beside weights divided among ranks and cannot be divided itself")
+        if parameter.ndim > 1 and owner not in replicated:
+            raise ValueError(f"{name} {shape} would be whole on every rank: the model's plan does not name it")
+
+
+def _sharded_linear(
+    linear: nn.Linear, name: str, style: str, partitions: dict[str, Partition], group: ProcessGroup
+) -> nn.Linear:
+    weight = partitions[f"{name}.weight"].take(linear.weight.detach())
+    bias = None if linear.bias is None else linear.bias.detach()
+    if bias is not None and f"{name}.bias" in partitions:
+        bias = partitions[f"{name}.bias"].take(bias)
+    if style == "colwise":
+        return linear_of(nn.Linear, weight, bias)
+    if style == "colwise_gather_output":
+        gathered = linear_of(GatheredLinear, weight, bias)
+        assert isinstance(gathered, GatheredLinear)
+        gathered.group, gathered.num_outputs = group, linear.out_features
+        return gathered
+    row = linear_of(RowParallelLinear, weight, bias)
+    assert isinstance(row, RowParallelLinear)
+    row.group, row.split_input = group, style == "rowwise_split_input"
+    return row
+
+
+def _shard_experts(experts: nn.Module, name: str, partitions: dict[str, Partition], group: ProcessGroup) -> None:
+    for leaf, parameter in list(experts.named_parameters()):
+        local = partitions[f"{name}.{leaf}"].take(parameter.detach())
+        setattr(experts, leaf, nn.Parameter(local, requires_grad=False))
+    experts.register_forward_hook(lambda module, args, output: group.all_reduce(output))
+
+
+def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    owner, _, leaf = name.rpartition(".")
+    parent: Any = model.get_submodule(owner)
+    setattr(parent, leaf, layer)
+
+
+def _count_groups(attention: Any, keys: Partition, world_size: int) -> None:
+    """transformers' own attention functions repeat the rank's key heads so often; ours counts them itself."""
+    num_heads = keys.full // attention.head_dim * attention.num_key_value_groups
+    attention.num_key_value_groups = num_heads // world_size // (keys.length // attention.head_dim)
+
+
+def _shard_vocabulary(model: PreTrainedModel, partitions: dict[str, Partition], group: ProcessGroup) -> None:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    names = {id(module): name for name, module in model.named_modules()}
+    rows = partitions[names[id(embedding)] + ".weight"]
+    shard_embedding(embedding, rows.take(embedding.weight.detach()), *rows.bounds, group)
+    if head is not None:
+        name = names[id(head)]
+        layer = _sharded_linear(head, name, "colwise_gather_output", partitions, group)
+        if tied:
+            layer.weight = embedding.weight
+        _replace(model, name, layer)
