@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import torch
 
 from llm.parallel import ParallelConfig, ProcessGroup, connect, listen
+from preprocess.torchvision_build import make_importable
 
 T = TypeVar("T")
 TIMEOUT_S = 20.0
 
 
 def pool_for_rank_one() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=make_importable)
 
 
 def on_both(pool: ProcessPoolExecutor, function: Callable[..., T], *args: Any) -> tuple[T, T]:
