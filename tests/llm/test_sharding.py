@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from llm.parallel import ProcessGroup
 from llm.partition import Partition, replicated_kv, with_padding
 from llm.sharding import check_shapes, kv_heads_per_rank, shard
-from tests.llm.ranks import on_both, pool_for_rank_one
+from tests.llm.ranks import on_both, pool_for_rank_one, silent_rank
 
 SMALL = {
     "vocab_size": 131,
@@ -82,13 +81,8 @@ def test_both_ranks_compute_the_logits_of_the_whole(pool: ProcessPoolExecutor, n
 
 def test_a_tied_head_takes_no_memory_of_its_own() -> None:
     model = random_model("tied")
-    shard(model, model.model, ranks(0, 2))
+    shard(model, model.model, silent_rank(0, 2))
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def ranks(rank: int, world_size: int) -> Any:
-    """A group that can be asked for its size only."""
-    return SimpleNamespace(rank=rank, world_size=world_size)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +107,7 @@ def test_what_does_not_divide_is_refused(
     before = [(name, parameter.shape) for name, parameter in model.named_parameters()]
     decoder = model.model.decoder if model_type == "opt" else model.model
     with pytest.raises(ValueError, match=message):
-        shard(model, decoder, ranks(0, world_size))
+        shard(model, decoder, silent_rank(0, world_size))
     assert [(name, parameter.shape) for name, parameter in model.named_parameters()] == before
 
 
@@ -122,13 +116,13 @@ def test_a_plan_that_names_nothing_of_the_model_is_refused(monkeypatch: pytest.M
     model = random_model("llama")
     monkeypatch.setattr(type(model.config), "base_model_tp_plan", {"blocks.*.q_proj": "colwise"})
     with pytest.raises(ValueError, match=r"layers.0.self_attn.q_proj.weight \(64, 64\) would be whole"):
-        shard(model, model.model, ranks(0, 2))
+        shard(model, model.model, silent_rank(0, 2))
 
 
 def test_a_configuration_without_a_plan_goes_by_llamas_names(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("norm_of_each_head")
     monkeypatch.setattr(type(model.config), "base_model_tp_plan", None)
-    shard(model, model.model, ranks(0, 2))
+    shard(model, model.model, silent_rank(0, 2))
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (32, 64)
 
 
