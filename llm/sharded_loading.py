@@ -40,7 +40,8 @@ def sharded_class(
             with ExitStack() as stack:
                 slices: dict[str, Any] = {}
                 for file in files:
-                    opened = stack.enter_context(safe_open(file, framework="pt"))
+                    # Not mapped: columns of a mapped weight would bring all of its pages into memory.
+                    opened = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
                     slices |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - no iterator
                 slices = _parts(model, slices, partitions, load_config.weight_mapping or [])
                 loaded = model_class._load_pretrained_model(model, slices, None, load_config)

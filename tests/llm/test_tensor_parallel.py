@@ -101,10 +101,10 @@ def test_a_mixed_batch_equals_generate(
 
 
 class PeakMemory:
-    """The most anonymous memory that this process held more than at the start, in bytes; sampled by a thread."""
+    """The most resident memory that this process held more than at the start, in bytes; sampled by a thread."""
 
     def __enter__(self) -> "PeakMemory":
-        self._start = self.peak = self._anonymous()
+        self._start = self.peak = self._resident()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample)
         self._thread.start()
@@ -117,12 +117,12 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._done.wait(0.002):
-            self.peak = max(self.peak, self._anonymous())
+            self.peak = max(self.peak, self._resident())
 
     @staticmethod
-    def _anonymous() -> int:
+    def _resident() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def load_measured(group: ProcessGroup, checkpoint: str) -> tuple[int, int]:
@@ -156,7 +156,7 @@ def test_a_rank_reads_only_its_part_of_the_weights(
     assert whole > 150 * 2**20
     for held, peak in on_both(pool, load_measured, checkpoint):
         assert 0.49 * whole < held < 0.51 * whole
-        assert peak < 0.65 * whole
+        assert peak < 0.75 * whole
 
 
 def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
@@ -181,8 +181,13 @@ def step_often(engine: LLMEngine) -> None:
         engine.step()
 
 
+def own_process_id() -> int:
+    return os.getpid()
+
+
 def process_id(pool: ProcessPoolExecutor) -> int:
-    return pool.submit(os.getpid).result(timeout=60)
+    """Of the pool's process, which has imported this module then."""
+    return pool.submit(own_process_id).result(timeout=60)
 
 
 def test_a_killed_rank_is_an_error_within_the_timeout(shapes: str) -> None:
@@ -228,13 +233,14 @@ def receive_for_ever(group: ProcessGroup) -> None:
 
 
 def test_a_waiting_rank_ends_when_rank_0_is_gone(pool: ProcessPoolExecutor) -> None:
-    store = listen(ParallelConfig(0, 2))
+    zero, one = ParallelConfig(0, 2, timeout_s=2), ParallelConfig(1, 2, timeout_s=2)
+    store = listen(zero)
     with pool_for_rank_one() as pool_of_rank_0:
         victim = process_id(pool_of_rank_0)
-        pool_of_rank_0.submit(as_rank, ParallelConfig(0, 2), store.port, send_one_step)
-        other = pool.submit(as_rank, ParallelConfig(1, 2), store.port, receive_for_ever)
+        pool_of_rank_0.submit(as_rank, zero, store.port, send_one_step)
+        other = pool.submit(as_rank, one, store.port, receive_for_ever)
         with pytest.raises(TimeoutError):
-            other.result(timeout=3)
+            other.result(timeout=4)  # no step for longer than the timeout: the engine is idle
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(RankDiedError, match="broadcast with the other ranks failed"):
             other.result(timeout=20)
