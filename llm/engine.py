@@ -20,6 +20,7 @@ from llm.grammar import GrammarCompiler
 from llm.logprobs import TokenLogprobs
 from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
+from llm.parallel import ProcessGroup, RankDiedError
 from llm.prefix_cache import private_root, shared_root
 from llm.prompt_layout import PromptLayout
 from llm.sampler import SampledToken, sample
@@ -53,9 +54,10 @@ class _Request:
 class LLMEngine:
     """Continuous batching over a paged KV cache. Requests join and leave between any two steps."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
+        """With a `group` it is rank 0 of several, see `ModelRunner`."""
         self._config = config
-        self._runner = ModelRunner(config)
+        self._runner = ModelRunner(config, group)
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._block_manager, config.max_num_seqs, config.max_num_batched_tokens)
         self._tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
@@ -145,8 +147,8 @@ class LLMEngine:
             return []
         try:
             outputs = self._run(chunks)
-        except torch.AcceleratorError:
-            raise  # the device itself has failed: every later step would, too
+        except (torch.AcceleratorError, RankDiedError):
+            raise  # the device itself or another rank has failed: every later step would, too
         except Exception:
             logger.exception("step failed for requests %s", [chunk.sequence.request_id for chunk in chunks])
             outputs = [output for chunk in chunks for output in self._fail(chunk.sequence.request_id)]

@@ -5,14 +5,19 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
 from llm.models import FAMILIES, LanguageFamily
+from llm.parallel import ProcessGroup
+from llm.sharded_loading import sharded_class
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their rotations depend on the longest sequence of a batch.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
-def load_language_half(config: EngineConfig) -> tuple[PreTrainedModel, LanguageFamily]:
-    """Returns the language half on its device, in evaluation mode, with paged attention, and its family.
+def load_language_half(
+    config: EngineConfig, group: ProcessGroup | None = None
+) -> tuple[PreTrainedModel, LanguageFamily]:
+    """Returns the language half on its device, in evaluation mode, with paged attention, and its family. With a
+    `group`, only this rank's part of it.
 
     Raises ValueError for an unsupported family or text model and for a checkpoint that lacks a weight: transformers
     would leave that weight random and only warn.
@@ -27,7 +32,8 @@ def load_language_half(config: EngineConfig) -> tuple[PreTrainedModel, LanguageF
         raise ValueError(f"the text model of {config.model} ({text_config.model_type}) is not supported: {reason}")
     register_paged_attention()
     family = FAMILIES[hf_config.model_type]
-    half, loading = family.model_class.from_pretrained(
+    model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
+    half, loading = model_class.from_pretrained(
         config.model,
         config=hf_config,
         revision=config.revision,

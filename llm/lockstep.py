@@ -2,20 +2,19 @@
 
 from typing import Protocol
 
-import torch
-
 from llm.parallel import ProcessGroup, RankDiedError
 from llm.step_input import StepInput
 from llm.step_message import pack, unpack
+from llm.step_output import StepOutput
 
 
 class StepRunner(Protocol):
-    def run_step(self, step: StepInput) -> torch.Tensor:
-        """Computes the step on this rank's share of the model; float32 logits, (num_sampling, vocab)."""
+    def run_step(self, step: StepInput) -> StepOutput:
+        """Computes the step on this rank's share of the model; the outputs of all ranks are the same."""
 
 
-def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -> torch.Tensor:
-    """Rank 0: runs the step together with all ranks in `serve_steps` and returns its logits.
+def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -> StepOutput:
+    """Rank 0: runs the step together with all ranks in `serve_steps` and returns its output.
 
     Raises RankDiedError for any failure: one in the middle of a step leaves the ranks at different collectives, so
     no later step can be trusted.

@@ -1,7 +1,6 @@
 """Runs the language half over the chunks of one step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,31 +10,28 @@ from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
 from llm.layer_probe import probe_layers
 from llm.loader import load_language_half
+from llm.lockstep import run_on_all_ranks
 from llm.logprobs import TokenLogprobs, token_logprobs
+from llm.parallel import ProcessGroup
 from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.step_input import StepInput, build_step
+from llm.step_output import StepOutput
 from preprocess.schema import ProcessedPrompt
 
 # Logits of a prompt are made for so many of its tokens at once: a vocabulary is large.
 _SCORED_AT_ONCE = 128
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """`logits`, float32 (number of chunks that sample, vocab); `prompt_logprobs` of all `scored_tokens`, in order."""
-
-    logits: torch.Tensor
-    prompt_logprobs: list[TokenLogprobs]
-
-
 class ModelRunner:
     """Holds the weights and the KV cache; knows chunks of sequences, not requests."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
+        """With a `group` it is one rank of several; the others than 0 run `lockstep.serve_steps`."""
+        self._group = group
         self._device = torch.device(config.device)
         self._block_size = config.block_size
-        self._model, self._family = load_language_half(config)
+        self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
@@ -72,7 +68,7 @@ class ModelRunner:
             embedding_size=self.embedding_size,
             keeps_tokens=self._family.adds_embeddings,
         )
-        return self.run_step(step)
+        return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
 
     @torch.inference_mode()
     def run_step(self, step: StepInput) -> StepOutput:

@@ -108,7 +108,7 @@ class ProcessGroup:
         frame[:_LENGTH_BYTES].view(torch.int64)[0] = message.numel()
         head = message[: FRAME_BYTES - _LENGTH_BYTES]
         frame[_LENGTH_BYTES : _LENGTH_BYTES + head.numel()] = head
-        _collective(lambda: self._messages.broadcast([frame], self._idle).wait(), "broadcast")
+        _collective(lambda: self._messages.broadcast([frame], dist.BroadcastOptions()).wait(), "broadcast")
         rest = message[head.numel() :].contiguous()
         if rest.numel():
             _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")

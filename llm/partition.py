@@ -1,5 +1,6 @@
 """Which part of a weight a rank holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +34,13 @@ class Partition:
 
     def twice(self) -> "Partition":
         """For a weight that holds two of this partition's, one behind the other."""
-        second = tuple((start + self.full, stop + self.full) for start, stop in self.ranges)
-        return replace(self, full=2 * self.full, ranges=self.ranges + second)
+        return joined([self, self])
+
+    def within(self, start: int, stop: int) -> "Partition":
+        """For the entries [start, stop), which are stored apart from the others; the last ones have the padding."""
+        clipped = ((max(first, start), min(last, stop)) for first, last in self.ranges)
+        own = tuple((first - start, last - start) for first, last in clipped if first < last)
+        return Partition(self.dim, stop - start, own or ((0, 0),), self.padding if stop == self.full else 0)
 
     def of_shape(self, shape: tuple[int, ...]) -> "Partition":
         """The partition of a weight of that shape that is stored: all of this one's, or one half of a `twice`.
@@ -60,6 +66,17 @@ class Partition:
             parts.append(parts[0].new_zeros(_with_size(parts[0], self.dim, self.padding)))
         # A slice may be a view, which would keep the whole alive.
         return torch.cat(parts, self.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+
+
+def joined(partitions: Sequence[Partition]) -> Partition:
+    """For a weight in which those of `partitions` are stored one behind the other."""
+    ranges: list[tuple[int, int]] = []
+    full = 0
+    for partition in partitions:
+        assert partition.padding == 0
+        ranges += [(start + full, stop + full) for start, stop in partition.ranges]
+        full += partition.full
+    return Partition(partitions[0].dim, full, tuple(ranges))
 
 
 def even(name: str, size: int, dim: int, rank: int, world_size: int) -> Partition:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import (
+    Chunk,
     Concatenate,
     MergeModulelist,
+    Split,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -18,7 +21,7 @@ from transformers.core_model_loading import (
 )
 
 from llm.parallel import ProcessGroup
-from llm.partition import Partition
+from llm.partition import Partition, joined
 from llm.sharding import check_shapes, shard
 
 
@@ -66,24 +69,69 @@ class StoredPart:
         return self._partition.read(self._stored, self._ndim)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A weight in a file: which of the model's it becomes, or is a part of, and what converts it on the way there."""
+
+    weight: Any
+    name: str
+    pattern: str | None
+    converter: WeightConverter | None
+
+    def size(self, dim: int) -> int:
+        size: int = self.weight.get_shape()[dim]
+        return size
+
+
 def _parts(
     model: PreTrainedModel, slices: dict[str, Any], partitions: dict[str, Partition], mapping: list[Any]
 ) -> dict[str, Any]:
     """`slices` by checkpoint key, the divided ones of them replaced by this rank's part."""
+    stored = _find_targets(model, slices, mapping)
+    by_name: dict[str, list[_Stored]] = {}
+    for entry in stored.values():
+        by_name.setdefault(entry.name, []).append(entry)
+    parts: dict[str, Any] = {}
+    for key, entry in stored.items():
+        partition = _partition_of(key, entry, by_name[entry.name], partitions)
+        parts[key] = entry.weight if partition is None else StoredPart(entry.weight, partition)
+    return parts
+
+
+def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[Any]) -> dict[str, _Stored]:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     expected = model.state_dict()
-    parts = {}
+    stored = {}
     # In the order of keys, as transformers goes through them: some renamings depend on it.
     for key in sorted(slices, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, expected)
         if name not in expected and key in expected:
             name, pattern = rename_source_key(key, [], [], model.base_model_prefix, expected)
-        partition = partitions.get(name)
-        if name in expected and pattern is not None:
-            operations = by_pattern[pattern].operations
-            if not all(isinstance(operation, MergeModulelist | Concatenate) for operation in operations):
-                raise ValueError(f"{key}: a weight that {operations} convert cannot be loaded in parts")
-        parts[key] = slices[key] if partition is None else StoredPart(slices[key], partition)
-    return parts
+        converter = by_pattern[pattern] if pattern is not None and name in expected else None
+        stored[key] = _Stored(slices[key], name, pattern, converter)
+    return stored
+
+
+def _partition_of(
+    key: str, entry: _Stored, of_one_name: list[_Stored], partitions: dict[str, Partition]
+) -> Partition | None:
+    """What this rank reads of a stored weight, None: all. Raises ValueError for a conversion that needs the whole."""
+    partition = partitions.get(entry.name)
+    converter = entry.converter
+    if converter is None or partition is None:
+        return partition
+    first, *further = converter.operations
+    if isinstance(first, Concatenate) and not further:
+        sources = sorted(of_one_name, key=lambda source: converter.source_patterns.index(source.pattern))
+        sizes = [source.size(partition.dim) for source in sources]
+        start = sum(sizes[: sources.index(entry)])
+        return partition.within(start, start + entry.size(partition.dim))
+    if isinstance(first, Chunk | Split) and not further:
+        targets = converter.target_patterns
+        names = [entry.name.replace(targets[0], target) for target in targets]
+        return joined([partitions[name] for name in names])
+    if all(isinstance(operation, MergeModulelist | Concatenate) for operation in converter.operations):
+        return partition
+    raise ValueError(f"{key}: a weight that {converter.operations} convert cannot be loaded in parts")

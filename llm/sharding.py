@@ -14,7 +14,6 @@ from llm.parallel import ProcessGroup
 from llm.partition import Partition, even, replicated_kv, with_padding
 from llm.sharded_layers import GatheredLinear, RowParallelLinear, linear_of, shard_embedding
 
-# For configurations without a plan of their own (qwen3_vl's text). Names that it misses are refused.
 _LLAMA_PLAN = {
     **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
     "layers.*.self_attn.o_proj": "rowwise",
@@ -22,19 +21,29 @@ _LLAMA_PLAN = {
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
+# For configurations without a plan of their own: by type, else as Llama (qwen3_vl's text). Names that a plan misses
+# are refused.
+_PLANS = {
+    "opt": {
+        **{f"decoder.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+        "decoder.layers.*.self_attn.out_proj": "rowwise",
+        "decoder.layers.*.fc1": "colwise",
+        "decoder.layers.*.fc2": "rowwise",
+        "decoder.layers.*.self_attn_layer_norm": "replicate",
+        "decoder.layers.*.final_layer_norm": "replicate",
+        "decoder.embed_positions": "replicate",
+    },
+    "persimmon": {
+        "layers.*.self_attn.query_key_value": "colwise",  # head by head
+        "layers.*.self_attn.dense": "rowwise",
+        "layers.*.mlp.dense_h_to_4h": "colwise",
+        "layers.*.mlp.dense_4h_to_h": "rowwise",
+    },
+}
+# Projections with the query heads, and how many rows of a head's size they have for each.
+_QUERIES = {"q_proj": 1, "query_key_value": 3}
 # Small layers that choose experts; every rank needs all of their outputs.
 _ROUTERS = ("gate", "router")
-
-
-def kv_heads_per_rank(config: PreTrainedConfig, world_size: int) -> int:
-    """Key and value heads that a rank computes and caches, for the configuration of a decoder.
-
-    Raises ValueError when neither number divides the other.
-    """
-    num_kv_heads: int = config.num_key_value_heads
-    if _plan(config).get("layers.*.self_attn.k_proj") != "colwise":
-        return num_kv_heads  # gathered: each rank has all of them
-    return replicated_kv("the decoder", num_kv_heads, 1, 0, world_size).length
 
 
 def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> dict[str, Partition]:
@@ -49,7 +58,7 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
     planned = [
         (name, module, style)
         for name, module in model.named_modules()
-        if (style := plan.get(re.sub(r"\d+", "*", name))) is not None
+        if (style := plan.get(_in_plan(name))) is not None
     ]
     partitions = _vocabulary_partitions(model, group)
     for name, module, style in planned:
@@ -59,15 +68,20 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
             partitions |= _expert_partitions(name, module, plan, group)
         elif style not in ("replicated_with_grad_allreduce", "replicate"):
             raise ValueError(f"{name}: a {type(module).__name__} of style {style} cannot be divided among ranks")
-    _check_covered(model, planned, partitions)
+    partitions |= _head_norm_partitions(model, partitions)
+    _check_covered(model, prefix, planned, partitions)
     for name, module, style in planned:
         if isinstance(module, nn.Linear):
             _replace(model, name, _sharded_linear(module, name, style, partitions, group))
-            attention = model.get_submodule(name.rpartition(".")[0])
-            if name.endswith(".k_proj") and style == "colwise" and hasattr(attention, "num_key_value_groups"):
-                _count_groups(attention, partitions[f"{name}.weight"], group.world_size)
+            if style == "colwise":
+                _count_heads(model, name, partitions, group.world_size)
         elif style == "moe_tp_experts":
             _shard_experts(module, name, partitions, group)
+    for name in _head_norm_partitions(model, partitions):
+        owner, _, leaf = name.rpartition(".")
+        norm = model.get_submodule(owner)
+        local = partitions[name].take(norm.get_parameter(leaf).detach())
+        setattr(norm, leaf, nn.Parameter(local, requires_grad=False))
     _shard_vocabulary(model, partitions, group)
     check_shapes(model, partitions)
     return partitions
@@ -83,7 +97,12 @@ def check_shapes(model: nn.Module, partitions: dict[str, Partition]) -> None:
 
 
 def _plan(config: PreTrainedConfig) -> dict[str, str]:
-    return config.base_model_tp_plan or _LLAMA_PLAN
+    return config.base_model_tp_plan or _PLANS.get(config.model_type, _LLAMA_PLAN)
+
+
+def _in_plan(name: str) -> str:
+    """What a plan calls a module: `*` for the numbers of layers and experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def _linear_partitions(
@@ -110,30 +129,48 @@ def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: Pr
     """Attention is divided by heads: each rank has the key and value heads that its query heads look at."""
     head_dim = getattr(parent, "head_dim", None)
     leaf = name.rpartition(".")[2]
-    if leaf not in ("q_proj", "k_proj", "v_proj") or not isinstance(head_dim, int):
+    if leaf not in (*_QUERIES, "k_proj", "v_proj") or not isinstance(head_dim, int):
         return even(name, linear.out_features, -2, group.rank, group.world_size)
-    num_heads, rest = divmod(linear.out_features, head_dim)
+    head_size = _QUERIES.get(leaf, 1) * head_dim
+    num_heads, rest = divmod(linear.out_features, head_size)
     if rest:
-        raise ValueError(f"{name}: {linear.out_features} outputs are not a multiple of head_dim {head_dim}")
-    if leaf != "q_proj":
+        raise ValueError(f"{name}: {linear.out_features} outputs are not a multiple of head_dim {head_size}")
+    if leaf not in _QUERIES:
         return replicated_kv(name, num_heads, head_dim, group.rank, group.world_size)
     if num_heads % group.world_size:
         raise ValueError(f"{name}: {num_heads} attention heads cannot be divided by {group.world_size} ranks")
     return even(name, linear.out_features, -2, group.rank, group.world_size)
 
 
+# Styles of the experts' weights and the dimensions that are divided then: as of nn.Linear, or transposed.
+_EXPERT_DIMS = {("packed_colwise", "rowwise"): (-2, -1), ("packed_rowwise", "colwise"): (-1, -2)}
+
+
 def _expert_partitions(
     name: str, experts: nn.Module, plan: dict[str, str], group: ProcessGroup
 ) -> dict[str, Partition]:
-    """Every expert is on every rank, with some of its columns: (experts, gate and up, in), (experts, out, columns)."""
-    styles = {leaf: plan.get(re.sub(r"\d+", "*", f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
+    """Every expert is on every rank, with some of its columns: (experts, gate and up, in), (experts, out, columns), or
+    both with their last two dimensions the other way round."""
+    styles = {leaf: plan.get(_in_plan(f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
     shapes = {leaf: tuple(parameter.shape) for leaf, parameter in experts.named_parameters()}
-    if styles != {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"} or (
-        shapes["gate_up_proj"][-2] != 2 * shapes["down_proj"][-1]
-    ):
+    dims = _EXPERT_DIMS.get((styles.get("gate_up_proj") or "", styles.get("down_proj") or ""))
+    if len(styles) != 2 or dims is None or shapes["gate_up_proj"][dims[0]] != 2 * shapes["down_proj"][dims[1]]:
         raise ValueError(f"{name}: experts with {shapes} of styles {styles} cannot be divided among ranks")
-    columns = even(name, shapes["down_proj"][-1], -1, group.rank, group.world_size)
-    return {f"{name}.down_proj": columns, f"{name}.gate_up_proj": columns.twice().on(-2)}
+    columns = even(name, shapes["down_proj"][dims[1]], dims[1], group.rank, group.world_size)
+    return {f"{name}.down_proj": columns, f"{name}.gate_up_proj": columns.twice().on(dims[0])}
+
+
+def _head_norm_partitions(model: nn.Module, partitions: dict[str, Partition]) -> dict[str, Partition]:
+    """Norms of queries and keys whose weights are a row for each head: they go with their heads."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        attention, _, norm = owner.rpartition(".")
+        heads = partitions.get(f"{attention}.{norm.removesuffix('_norm')}_proj.weight")
+        if norm in ("q_norm", "k_norm") and heads is not None and parameter.ndim == 2:
+            ranges = tuple((first // parameter.shape[1], last // parameter.shape[1]) for first, last in heads.ranges)
+            found[name] = Partition(-2, heads.full // parameter.shape[1], ranges)
+    return found
 
 
 def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[str, Partition]:
@@ -147,7 +184,7 @@ def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[
 
 
 def _check_covered(
-    model: nn.Module, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
+    model: nn.Module, prefix: str, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
 ) -> None:
     """A plan may name layers that the model does not have: then they would be whole on every rank, without a word."""
     replicated = {name for name, _, style in planned if style in ("replicated_with_grad_allreduce", "replicate")}
@@ -157,13 +194,13 @@ def _check_covered(
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
         leaf = owner.rpartition(".")[2]
-        if name in partitions or name in row_biases or leaf in _ROUTERS:
+        if name in partitions or name in row_biases or owner in replicated or leaf in _ROUTERS:
             continue
         shape = tuple(parameter.shape)
         parent = next((parent for parent in parents if name.startswith(parent + ".")), None)
         if parent is not None and shape != (getattr(model.get_submodule(parent), "head_dim", None),):
             raise ValueError(f"{name} {shape} stands beside weights divided among ranks and cannot be divided itself")
-        if parameter.ndim > 1 and owner not in replicated:
+        if parameter.ndim > 1 and name.startswith(prefix):
             raise ValueError(f"{name} {shape} would be whole on every rank: the model's plan does not name it")
 
 
@@ -200,10 +237,17 @@ def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
     setattr(parent, leaf, layer)
 
 
-def _count_groups(attention: Any, keys: Partition, world_size: int) -> None:
-    """transformers' own attention functions repeat the rank's key heads so often; ours counts them itself."""
-    num_heads = keys.full // attention.head_dim * attention.num_key_value_groups
-    attention.num_key_value_groups = num_heads // world_size // (keys.length // attention.head_dim)
+def _count_heads(model: nn.Module, name: str, partitions: dict[str, Partition], world_size: int) -> None:
+    """Tells an attention layer how many heads it has on this rank, under the names that transformers has for that."""
+    attention: Any = model.get_submodule(name.rpartition(".")[0])
+    rows, leaf = partitions[f"{name}.weight"], name.rpartition(".")[2]
+    if leaf in _QUERIES and hasattr(attention, "num_heads"):
+        attention.num_heads = rows.length // (_QUERIES[leaf] * attention.head_dim)
+    if leaf == "k_proj" and hasattr(attention, "num_key_value_heads"):
+        attention.num_key_value_heads = rows.length // attention.head_dim
+    if leaf == "k_proj" and hasattr(attention, "num_key_value_groups"):
+        num_heads = rows.full // attention.head_dim * attention.num_key_value_groups
+        attention.num_key_value_groups = num_heads // world_size // (rows.length // attention.head_dim)
 
 
 def _shard_vocabulary(model: PreTrainedModel, partitions: dict[str, Partition], group: ProcessGroup) -> None:

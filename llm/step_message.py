@@ -16,7 +16,8 @@ def pack(step: StepInput | None) -> torch.Tensor:
     """One message of uint8: a JSON header of shapes and dtypes, then the tensors' bytes. None means stop."""
     if step is None:
         return _STOP
-    tensors = [getattr(step, field.name).contiguous() for field in fields(step)]
+    # Copied: what has a single element may be contiguous with a stride that no view of bytes can have.
+    tensors = [getattr(step, field.name).clone(memory_format=torch.contiguous_format) for field in fields(step)]
     header = json.dumps([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]).encode()
     parts = [
         torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8),

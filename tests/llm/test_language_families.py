@@ -1,6 +1,8 @@
 """For every family, greedy tokens equal those of `generate`, however the engine cuts and mixes the work."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ from transformers import PreTrainedModel
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.loader import load_language_half
+from llm.lockstep import stop_ranks
 from llm.model_runner import ModelRunner
 from llm.models import FAMILIES
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import PromptItem, Sequence
 from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
+from tests.llm.ranks import PoolOfRankOne, engine_of_two
 from tests.llm.small_models import (
     NUM_TOKENS,
     Json,
@@ -93,7 +97,10 @@ class Small:
     requests: list[Request]
 
     def engine(self, **settings: Any) -> LLMEngine:
-        return LLMEngine(EngineConfig(self.checkpoint, **{"kv_cache_bytes": 2**22, "max_num_seqs": 7, **settings}))
+        return LLMEngine(self.config(**settings))
+
+    def config(self, **settings: Any) -> EngineConfig:
+        return EngineConfig(self.checkpoint, **{"kv_cache_bytes": 2**22, "max_num_seqs": 7, **settings})
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -216,6 +223,28 @@ def test_answers_whose_embeddings_come_late_equal_generate(small: Small) -> None
                     collected[output.request_id].token_ids += output.token_ids
     run(engine, collected)
     assert [answer.token_ids for answer in collected.values()] == expected(small)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[PoolOfRankOne]:
+    pools = PoolOfRankOne()
+    yield pools
+    pools.shutdown()
+
+
+@pytest.fixture
+def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
+    return pools.usable()
+
+
+@pytest.mark.parametrize("budget", [7, 512])
+def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor, budget: int) -> None:
+    longest_span = span_length(small, small.engine())
+    budget = max(budget, longest_span + 6)
+    with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):
+        assert answers(engine, small.requests) == expected(small)
+        stop_ranks(group)
+        other.result(timeout=20)
 
 
 def test_logits_are_those_of_the_whole_model(small: Small) -> None:
