@@ -43,3 +43,4 @@ bench: .venv/installed ## the whole pipeline, the processor and the critical pat
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.preprocess
 	$(BIN)/python -m benchmarks.critical_path
+	$(BIN)/python -m benchmarks.llm

@@ -2,6 +2,8 @@
 
 from collections import Counter, OrderedDict
 
+import numpy as np
+
 from llm.prefix_cache import extend_block_hashes
 from llm.sequence import Sequence
 
@@ -9,21 +11,25 @@ from llm.sequence import Sequence
 class BlockManager:
     """Hands out fixed-size blocks of `block_size` positions and takes them back.
 
-    A full block is known by its content's hash while nothing else has been written to it, also when it is free: the
-    least recently freed one is used anew first.
+    A full block is known by its content's hash while nothing else has been written to it, also when it is free. Free
+    blocks that nobody could find are used first, then those least recently freed.
+
+    Blocks of a sequence follow each other where they can: then its keys and values are one stretch of memory.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
-        self._free_block_ids: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._is_blank = np.ones(num_blocks, dtype=bool)
+        self._num_blank = num_blocks
+        self._cached_block_ids: OrderedDict[int, None] = OrderedDict()
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free_block_ids)
+        return self._num_blank + len(self._cached_block_ids)
 
     @property
     def usage(self) -> float:
@@ -39,11 +45,15 @@ class BlockManager:
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> None:
         """Extends the sequence's block table to hold its first `num_tokens` positions."""
-        while len(sequence.block_table) < self.num_blocks_for(num_tokens):
-            block_id, _ = self._free_block_ids.popitem(last=False)
-            self._forget(block_id)
-            self._ref_counts[block_id] = 1
-            sequence.block_table.append(block_id)
+        num_missing = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        while num_missing > 0:
+            block_ids = self._blank_blocks(sequence, num_missing) if self._num_blank else self._evict(num_missing)
+            self._is_blank[block_ids] = False
+            self._num_blank -= len(block_ids)
+            for block_id in block_ids:
+                self._ref_counts[block_id] = 1
+            sequence.block_table += block_ids
+            num_missing -= len(block_ids)
 
     def can_start(self, sequence: Sequence) -> bool:
         """Whether all tokens of a sequence without blocks would fit, counting those of its prefix that are cached."""
@@ -56,7 +66,7 @@ class BlockManager:
         assert not sequence.block_table
         for block_id in self._cached_prefix(sequence):
             if self._ref_counts[block_id] == 0:
-                del self._free_block_ids[block_id]
+                del self._cached_block_ids[block_id]
             self._ref_counts[block_id] += 1
             sequence.block_table.append(block_id)
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
@@ -82,9 +92,10 @@ class BlockManager:
         for block_id in reversed(sequence.block_table):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
-                self._free_block_ids[block_id] = None
-                # One without a prefix is of use to nobody.
-                self._free_block_ids.move_to_end(block_id, last=self._is_findable(block_id))
+                if self._is_findable(block_id):
+                    self._cached_block_ids[block_id] = None
+                else:
+                    self._make_blank(block_id)
         sequence.block_table.clear()
         sequence.num_computed_tokens = 0
 
@@ -92,11 +103,41 @@ class BlockManager:
         """Raises RuntimeError unless every block is either free or held by as many of `sequences` as it says."""
         held = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
         counts = [held[block_id] for block_id in range(self.num_blocks)]
-        free = sorted(self._free_block_ids)
-        if counts != self._ref_counts or free != [i for i, count in enumerate(counts) if count == 0]:
+        free = sorted([*np.flatnonzero(self._is_blank).tolist(), *self._cached_block_ids])
+        unheld = [block_id for block_id, count in enumerate(counts) if count == 0]
+        if counts != self._ref_counts or free != unheld or len(free) != self.num_free_blocks:
             raise RuntimeError(f"KV cache blocks lost or doubled: {len(held)} held, {len(free)} free")
         if any(self._hash_of[block_id] != block_hash for block_hash, block_id in self._block_of.items()):
             raise RuntimeError("the prefix cache names blocks that hold something else")
+
+    def _blank_blocks(self, sequence: Sequence, num_wanted: int) -> list[int]:
+        """Up to so many blank blocks in a row: behind the sequence's last one, or else where there is most room."""
+        start = sequence.block_table[-1] + 1 if sequence.block_table else self.num_blocks
+        if start >= self.num_blocks or not self._is_blank[start]:
+            start = self._roomiest_start(num_wanted)
+        row = self._is_blank[start : start + num_wanted]
+        return list(range(start, start + int(np.argmin(row) if not row.all() else len(row))))
+
+    def _roomiest_start(self, num_wanted: int) -> int:
+        """In the middle of the longest row of blank blocks: the sequence before it and the new one both can grow."""
+        bounds = np.flatnonzero(np.diff(self._is_blank, prepend=False, append=False))
+        starts, lengths = bounds[::2], bounds[1::2] - bounds[::2]
+        longest = int(lengths.argmax())
+        start, room = int(starts[longest]), int(lengths[longest]) - num_wanted
+        return start + room // 2 if start > 0 and room > 0 else start
+
+    def _evict(self, num_wanted: int) -> list[int]:
+        """The cached blocks that have been free for longest; ascending, as they may follow each other."""
+        block_ids = sorted(self._cached_block_ids.popitem(last=False)[0] for _ in range(num_wanted))
+        for block_id in block_ids:
+            self._forget(block_id)
+            self._make_blank(block_id)
+        return block_ids
+
+    def _make_blank(self, block_id: int) -> None:
+        self._hash_of[block_id] = None
+        self._is_blank[block_id] = True
+        self._num_blank += 1
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks that hold the sequence's beginning; at least one token is left to compute, for its logits."""

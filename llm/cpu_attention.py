@@ -7,13 +7,12 @@ behind the other, so that such a stretch is a matrix.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from llm.attention import AttentionCall, LayerShape
 from llm.attention_masks import prefill_mask
-from llm.step_input import IntArray, StepInput
+from llm.step_input import StepInput
 
 # A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
 MAX_STRETCHES = 8
@@ -46,8 +45,8 @@ class CpuAttention:
         decodes: list[Mapping[int | None, Stretches]] = []
         prefills: list[_Prefill] = []
         num_decodes, row = step.num_decodes, 0
-        lengths, ends = step.query_lengths.tolist(), step.context_lengths.tolist()
-        for index, (blocks, length, end) in enumerate(zip(step.block_tables.numpy(), lengths, ends, strict=True)):
+        chunks = zip(step.block_tables, step.query_lengths, step.context_lengths, strict=True)
+        for index, (blocks, length, end) in enumerate(chunks):
             if index < num_decodes:
                 starts = {window: max(0, end - (window or end)) for window in self._windows}
                 decodes.append({window: self._stretches(blocks, start, end) for window, start in starts.items()})
@@ -57,22 +56,20 @@ class CpuAttention:
             row += length
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
 
-    def _stretches(self, blocks: IntArray, start: int, end: int) -> Stretches:
+    def _stretches(self, blocks: list[int], start: int, end: int) -> Stretches:
         """Where the positions [start, end) of a sequence lie."""
         size = self._block_size
-        first = start // size
-        blocks = blocks[first : -(-end // size)]
-        breaks = (np.flatnonzero(blocks[1:] != blocks[:-1] + 1) + 1).tolist()
-        if len(breaks) >= MAX_STRETCHES:
-            positions = np.arange(start, end)
-            return torch.from_numpy(blocks[positions // size - first] * size + positions % size)
-        stretches = []
-        for begin, stop in zip([0, *breaks], [*breaks, len(blocks)], strict=True):
-            slot = int(blocks[begin]) * size
-            skipped = max(0, start - (first + begin) * size)
-            length = min(end - (first + begin) * size, (stop - begin) * size)
-            stretches.append(slice(slot + skipped, slot + length))
-        return stretches
+        first, last = start // size, (end - 1) // size
+        stretches: list[slice] = []
+        begin = blocks[first] * size + start % size
+        for index in range(first, last):
+            if blocks[index + 1] != blocks[index] + 1:
+                stretches.append(slice(begin, (blocks[index] + 1) * size))
+                begin = blocks[index + 1] * size
+        stretches.append(slice(begin, blocks[last] * size + (end - 1) % size + 1))
+        if len(stretches) <= MAX_STRETCHES:
+            return stretches
+        return torch.cat([torch.arange(stretch.start, stretch.stop) for stretch in stretches])
 
     def _mask(self, step: StepInput, index: int, start: int, end: int, window: int | None) -> torch.Tensor | None:
         """None where each position sees all up to itself and the chunk is the beginning."""

@@ -1,20 +1,38 @@
 """Token ids to text as they come, never half a character and never the beginning of a stop string."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+Decode = Callable[[list[int]], str]
 
 
 class Tokenizer(Protocol):
-    """The one method of a Hugging Face tokenizer that is used here."""
+    """What is used here of a Hugging Face tokenizer."""
+
+    is_fast: bool
+    clean_up_tokenization_spaces: bool
+
+    @property
+    def backend_tokenizer(self) -> Any: ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+def decoder_of(tokenizer: Tokenizer) -> Decode:
+    """Token ids to text without special tokens, past what transformers does around it: that takes longer than the
+    decoding of a few tokens."""
+    if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
+        decode: Decode = tokenizer.backend_tokenizer.decode  # its default is to skip special tokens
+        return decode
+    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 class Detokenizer:
     """The output text of one sequence, grown token by token. Decoding a token costs the same at any length."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
+        """Takes `decoder_of` the tokenizer."""
+        self._decode = decode
         self._stop = stop
         self._token_ids: list[int] = []
         self._prefix_offset = 0
@@ -46,9 +64,6 @@ class Detokenizer:
         self._prefix_offset = self._read_offset
         self._read_offset = len(self._token_ids)
         return text[len(prefix) :]
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _release(self, new_text: str) -> str:
         text = self._held_back + new_text

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from llm.admission import check_embeddings, check_room, check_spans
 from llm.block_manager import BlockManager
 from llm.config import EngineConfig
-from llm.detokenizer import Detokenizer
+from llm.detokenizer import Detokenizer, decoder_of
 from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
 from llm.grammar import GrammarCompiler
 from llm.logprobs import TokenLogprobs
@@ -60,11 +60,12 @@ class LLMEngine:
         self._runner = ModelRunner(config, group)
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._block_manager, config.max_num_seqs, config.max_num_batched_tokens)
-        self._tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
+        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
+        self._decode = decoder_of(tokenizer)
         generation = load_generation_config(config.model, config.revision)
-        self._eos_token_ids = eos_token_ids(generation, self._tokenizer.eos_token_id)
+        self._eos_token_ids = eos_token_ids(generation, tokenizer.eos_token_id)
         self._default_sampling = default_sampling(generation)
-        self.grammar_compiler = GrammarCompiler(self._tokenizer, self._runner.vocab_size, self._eos_token_ids)
+        self.grammar_compiler = GrammarCompiler(tokenizer, self._runner.vocab_size, self._eos_token_ids)
         self._requests: dict[str, _Request] = {}
         self._is_stalled = False
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
@@ -99,7 +100,7 @@ class LLMEngine:
         request = _Request(prompt, items, {})
         sequences = self._make_sequences(request_id, request, params, layout, root)
         for sequence, state in zip(sequences, states, strict=True):
-            request.answers[sequence] = _Answer(Detokenizer(self._tokenizer, params.stop), state)
+            request.answers[sequence] = _Answer(Detokenizer(self._decode, params.stop), state)
             self._scheduler.add(sequence)
         self._requests[request_id] = request
         self._is_stalled = False
@@ -169,22 +170,27 @@ class LLMEngine:
     def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
         result = self._runner.run(chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        tokens = sample(result.logits, [self._answer(sequence).sampler_state for sequence in sampling])
-        prompt_logprobs = iter(result.prompt_logprobs)
+        answers = [self._answer(sequence) for sequence in sampling]
+        tokens = sample(result.logits, [answer.sampler_state for answer in answers])
+        if result.prompt_logprobs:
+            self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
         for chunk in chunks:
-            scored = chunk.scored_tokens
-            if scored:
-                self._answer(chunk.sequence).prompt_logprobs.extend(islice(prompt_logprobs, len(scored)))
-                chunk.sequence.num_scored_tokens = chunk.start + scored.stop
             chunk.sequence.num_computed_tokens += chunk.num_tokens
             self._block_manager.commit(chunk.sequence)
         outputs: list[RequestOutput] = []
-        for sequence, token in zip(sampling, tokens, strict=True):
+        for sequence, answer, token in zip(sampling, answers, tokens, strict=True):
             if token is None:
                 outputs += self._fail(sequence.request_id)
             elif sequence.finish_reason is None:
-                outputs.append(self._advance(sequence, token))
+                outputs.append(self._advance(sequence, answer, token))
         return outputs
+
+    def _keep_prompt_logprobs(self, chunks: list[ScheduledChunk], prompt_logprobs: list[TokenLogprobs]) -> None:
+        told = iter(prompt_logprobs)
+        for chunk in chunks:
+            if scored := chunk.scored_tokens:
+                self._answer(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
+                chunk.sequence.num_scored_tokens = chunk.start + scored.stop
 
     def _answer(self, sequence: Sequence) -> _Answer:
         return self._requests[sequence.request_id].answers[sequence]
@@ -244,9 +250,8 @@ class LLMEngine:
             items.append(PromptItem.at(placeholder, mm_hash, item))
         return items
 
-    def _advance(self, sequence: Sequence, token: SampledToken) -> RequestOutput:
+    def _advance(self, sequence: Sequence, answer: _Answer, token: SampledToken) -> RequestOutput:
         """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
-        answer = self._answer(sequence)
         detokenizer, state = answer.detokenizer, answer.sampler_state
         sequence.append_token(token.token_id)
         is_stop_token = token.token_id in state.stop_token_ids

@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
-from llm.attention import block_bytes
+from llm.attention import AttentionBackend, block_bytes
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
 from llm.layer_probe import probe_layers
 from llm.loader import load_language_half
 from llm.lockstep import run_on_all_ranks
 from llm.logprobs import TokenLogprobs, token_logprobs
+from llm.packed_linear import pack_linear_layers
 from llm.parallel import ProcessGroup
 from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
@@ -32,6 +33,7 @@ class ModelRunner:
         self._device = torch.device(config.device)
         self._block_size = config.block_size
         self._model, self._family = load_language_half(config, group)
+        pack_linear_layers(self._model)
         self._decoder = self._family.find_decoder(self._model)
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
@@ -74,13 +76,18 @@ class ModelRunner:
     def run_step(self, step: StepInput) -> StepOutput:
         """The part of `run` that every rank does."""
         step = step.to(self._device)
+        hidden, logits = self.forward(step, self._attention.prepare(step))
+        return StepOutput(logits, self._score(hidden, step))
+
+    def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model itself: hidden states (num_tokens, hidden_size) and the logits of `step.logits_rows`."""
         hidden = self._decoder(
             **self._embed(step),
             position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
             use_cache=False,
-            attention_metadata=self._attention.prepare(step),
+            attention_metadata=attention,
         ).last_hidden_state[0]
-        return StepOutput(self._logits(hidden[step.logits_rows]), self._score(hidden, step))
+        return hidden, self._logits(hidden[step.logits_rows])
 
     def _embed(self, step: StepInput) -> dict[str, Any]:
         """The decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with item embeddings at their
@@ -104,8 +111,7 @@ class ModelRunner:
 
     def _score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:
         scored: list[TokenLogprobs] = []
-        for start in range(0, len(step.scored_rows), _SCORED_AT_ONCE):
-            rows = slice(start, start + _SCORED_AT_ONCE)
-            logits = self._logits(hidden[step.scored_rows[rows]])
-            scored += token_logprobs(logits, step.scored_token_ids[rows].tolist(), step.num_logprobs[rows].tolist())
+        for start in range(0, len(step.scored), _SCORED_AT_ONCE):
+            rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
+            scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
         return scored

@@ -6,7 +6,7 @@ from llm.logprobs import TokenLogprobs
 from llm.sequence import FinishReason, SequenceTimes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """What one step adds to answer `index` of a request; `finish_reason` is set on that answer's last output.
 

@@ -76,10 +76,8 @@ class SamplerState:
         stop_token_ids = sorted(token_id for token_id in self.stop_token_ids if token_id < vocab_size)
         self._early_stop_token_ids = np.array(stop_token_ids, dtype=np.int64)
         self._random = _random_stream(params.seed, index)
-
-    @property
-    def is_greedy(self) -> bool:
-        return (self.params.temperature or 0.0) <= _GREEDY_TEMPERATURE
+        self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
+        self._always_edits = self.matcher is not None or self.seen is not None or len(self.biases) > 0
 
     @property
     def banned_token_ids(self) -> IntArray:
@@ -89,8 +87,7 @@ class SamplerState:
     @property
     def edits_logits(self) -> bool:
         """Whether `process_logits` does anything to the next row."""
-        has_edits = self.matcher is not None or self.seen is not None or len(self.biases) > 0
-        return has_edits or len(self.banned_token_ids) > 0
+        return self._always_edits or len(self.banned_token_ids) > 0
 
     @property
     def is_complete(self) -> bool:

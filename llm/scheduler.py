@@ -8,7 +8,7 @@ from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence."""
 

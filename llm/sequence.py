@@ -104,6 +104,8 @@ class Sequence:
     @property
     def num_ready_tokens(self) -> int:
         """Positions up to the first one, not computed yet, that waits for its embedding."""
+        if self.num_computed_tokens >= self.num_prompt_tokens:
+            return len(self.token_ids)
         awaited = (item.positions for item in self.items if item.embeddings is None)
         starts = [at[bisect_left(at, self.num_computed_tokens)] for at in awaited if at[-1] >= self.num_computed_tokens]
         return min(starts, default=self.num_tokens)

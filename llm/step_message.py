@@ -1,7 +1,8 @@
 """A step as one message of bytes, for the other ranks."""
 
 import json
-from dataclasses import fields
+from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import torch
 
@@ -17,7 +18,7 @@ def pack(step: StepInput | None) -> torch.Tensor:
     if step is None:
         return _STOP
     # Copied: what has a single element may be contiguous with a stride that no view of bytes can have.
-    tensors = [getattr(step, field.name).clone(memory_format=torch.contiguous_format) for field in fields(step)]
+    tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in _to_tensors(step)]
     header = json.dumps([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]).encode()
     parts = [
         torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8),
@@ -43,4 +44,50 @@ def unpack(message: torch.Tensor) -> StepInput | None:
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         tensors.append(message[offset : offset + num_bytes].view(dtype).view(shape))
         offset += num_bytes + -num_bytes % _ALIGNMENT
-    return StepInput(*tensors)
+    return _from_tensors(tensors)
+
+
+def _to_tensors(step: StepInput) -> list[torch.Tensor]:
+    return [
+        step.token_ids,
+        step.positions,
+        step.slot_mapping,
+        step.logits_rows,
+        step.embed_rows,
+        step.embeds,
+        _int64([len(table) for table in step.block_tables]),
+        _int64(list(chain(*step.block_tables))),
+        _int64(step.query_lengths),
+        _int64(step.context_lengths),
+        _int64(list(chain(*step.span_members))),
+        _int64(list(chain(*step.scored))),
+    ]
+
+
+def _from_tensors(tensors: list[torch.Tensor]) -> StepInput:
+    token_ids, positions, slots, logits_rows, embed_rows, embeds = tensors[:6]
+    lists = [tensor.tolist() for tensor in tensors[6:]]
+    table_lengths, block_ids, query_lengths, context_lengths, span_members, scored = lists
+    ends = list(accumulate(table_lengths))
+    tables = [block_ids[end - length : end] for length, end in zip(table_lengths, ends, strict=True)]
+    return StepInput(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slots,
+        logits_rows=logits_rows,
+        embed_rows=embed_rows,
+        embeds=embeds,
+        block_tables=tables,
+        query_lengths=query_lengths,
+        context_lengths=context_lengths,
+        span_members=_triples(span_members),
+        scored=_triples(scored),
+    )
+
+
+def _int64(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _triples(values: list[int]) -> list[tuple[int, int, int]]:
+    return list(zip(values[::3], values[1::3], values[2::3], strict=True))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llm.detokenizer import Detokenizer
+from llm.detokenizer import Detokenizer, decoder_of
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def tokenizer(shapes: str) -> Any:
 
 
 def stream(tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenizer]:
-    detokenizer = Detokenizer(tokenizer, stop)
+    detokenizer = Detokenizer(decoder_of(tokenizer), stop)
     pieces = []
     for token_id in token_ids:
         pieces.append(detokenizer.append([token_id]))
@@ -95,3 +95,18 @@ def test_no_piece_holds_any_of_a_stop_string(tokenizer: Any, text: str, stop: st
     pieces, detokenizer = stream(tokenizer, token_ids, (stop,))
     assert "".join(pieces) == decoded.partition(stop)[0]
     assert detokenizer.stopped == (stop in decoded)
+
+
+class Spaced:
+    """A tokenizer whose text transformers itself has to put right."""
+
+    is_fast = True
+    clean_up_tokenization_spaces = True
+    backend_tokenizer: Any = None
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return f"{token_ids} {skip_special_tokens}"
+
+
+def test_what_transformers_does_after_decoding_is_not_left_out() -> None:
+    assert decoder_of(Spaced())([1, 2]) == "[1, 2] True"

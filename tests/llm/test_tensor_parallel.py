@@ -254,23 +254,25 @@ def step_of(num_tokens: int, hidden_size: int = 192) -> StepInput:
         token_ids=integers,
         positions=torch.stack([integers] * 3),
         slot_mapping=integers,
-        block_tables=torch.zeros(1, -(-num_tokens // 16), dtype=torch.long),
-        query_lengths=torch.tensor([num_tokens]),
-        context_lengths=torch.tensor([num_tokens]),
-        span_members=torch.empty(0, 3, dtype=torch.long),
         logits_rows=torch.tensor([num_tokens - 1]),
-        scored_rows=integers,
-        scored_token_ids=integers,
-        num_logprobs=integers,
         embed_rows=integers,
         embeds=torch.randn(num_tokens, hidden_size, generator=generator).to(torch.bfloat16),
+        block_tables=[list(range(-(-num_tokens // 16))), [3]],
+        query_lengths=[num_tokens, 1],
+        context_lengths=[num_tokens, 7],
+        span_members=[(0, 0, i) for i in range(num_tokens)],
+        scored=[(i, i + 1, i + 2) for i in range(num_tokens)],
     )
 
 
 def assert_same(step: StepInput | None, other: StepInput) -> None:
     assert step is not None
     for name in StepInput.__slots__:
-        torch.testing.assert_close(getattr(step, name), getattr(other, name), rtol=0, atol=0)
+        value, expected = getattr(step, name), getattr(other, name)
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(value, expected, rtol=0, atol=0)
+        else:
+            assert value == expected
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 33])

@@ -1,0 +1,48 @@
+"""Packed layers compute what they stand for."""
+
+import pytest
+import torch
+from torch import nn
+
+from llm.packed_linear import PackedLinear, pack_linear_layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (7,), (1, 1), (1, 33)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_computes_the_same(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 130, bias=bias, dtype=dtype)
+    inputs = torch.randn(*shape, 96, dtype=dtype)
+    with torch.inference_mode():
+        output, expected = PackedLinear(linear)(inputs), linear(inputs)
+    assert output.dtype == dtype
+    assert output.shape == (*shape, 130)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+
+
+class Special(nn.Linear):
+    pass
+
+
+def test_plain_layers_are_packed_wherever_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 6), nn.ReLU()), Special(6, 4)).requires_grad_(
+        False
+    )
+    inputs = torch.randn(3, 4)
+    expected = model(inputs)
+    pack_linear_layers(model)
+    assert [type(module) for module in model.modules() if not isinstance(module, nn.Sequential)] == [
+        PackedLinear,
+        PackedLinear,
+        nn.ReLU,
+        Special,
+    ]
+    torch.testing.assert_close(model(inputs), expected)
+
+
+def test_what_onednn_does_not_take_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, device="meta"))
+    pack_linear_layers(model)
+    assert [type(module) for module in model] == [nn.Linear, nn.Linear]
