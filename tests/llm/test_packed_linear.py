@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from llm.packed_linear import PackedLinear, pack_linear_layers
+from llm.packed_linear import PackedLinear, pack_linear_layers, padded_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1,), (7,), (1, 1), (1, 33)])
+@pytest.mark.parametrize("shape", [(1,), (7,), (0,), (1, 1), (1, 33), (2, 65)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_computes_the_same(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
@@ -46,3 +46,10 @@ def test_what_onednn_does_not_take_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, device="meta"))
     pack_linear_layers(model)
     assert [type(module) for module in model] == [nn.Linear, nn.Linear]
+
+
+def test_numbers_of_rows_are_few_and_little_is_added() -> None:
+    padded = [padded_rows(num_rows) for num_rows in range(1, 2049)]
+    assert padded[:24] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12, 12, 14, 14, 16, 16, *[20] * 4, *[24] * 4]
+    assert all(num_rows <= rows < 1.25 * num_rows for num_rows, rows in enumerate(padded, start=1))
+    assert len(set(padded)) == 40

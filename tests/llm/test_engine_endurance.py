@@ -1,0 +1,113 @@
+"""Ten thousand short requests, many of them aborted: nothing is lost, nothing piles up."""
+
+import gc
+import random
+from pathlib import Path
+
+import torch
+
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from llm.sampling_params import SamplingParams
+from preprocess.schema import PlaceholderRange, ProcessedPrompt
+from tests.llm.small_models import make_checkpoint
+
+NUM_REQUESTS, WARM_UP, CONCURRENCY, HIDDEN_SIZE = 10_000, 4_000, 48, 32
+BEGINNINGS = [list(range(10 + i, 30 + i)) for i in range(5)]
+"""Some prompts share these, others nothing."""
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+class Crowd:
+    """Adds requests of all kinds to an engine and aborts some; counts what comes of them."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.random = random.Random(0)
+        self.generator = torch.Generator().manual_seed(0)
+        self.num_added = self.num_aborted = 0
+        self.running: set[str] = set()
+        self.awaited: dict[str, torch.Tensor] = {}
+        self.finished: dict[str, int] = {}
+
+    def add(self) -> None:
+        name = str(self.num_added)
+        self.num_added += 1
+        beginning = self.random.choice([*BEGINNINGS, []])
+        token_ids = beginning + [self.random.randrange(10, 200) for _ in range(self.random.randint(1, 30))]
+        prompt, embeddings = ProcessedPrompt(token_ids, [], []), []
+        if self.random.random() < 0.3:
+            length = self.random.randint(1, len(token_ids))
+            item = torch.randn(length, HIDDEN_SIZE, generator=self.generator)
+            item_hash = self.random.choice(["often seen", name])
+            prompt = ProcessedPrompt(token_ids, [PlaceholderRange(0, length)], [item_hash])
+            embeddings = [None]
+            self.awaited[name] = item
+        params = SamplingParams(
+            max_tokens=self.random.randint(1, 8),
+            temperature=self.random.choice([0.0, 1.0]),
+            n=self.random.choice([1, 1, 1, 3]),
+            frequency_penalty=self.random.choice([0.0, 0.5]),
+            logprobs=self.random.choice([None, 2]),
+            prompt_logprobs=self.random.choice([None, None, None, 1]),
+            stop=self.random.choice([(), ("a",)]),
+        )
+        self.engine.add_request(name, prompt, embeddings, params, cache_salt=self.random.choice(["", "tenant"]))
+        self.running.add(name)
+
+    def step(self) -> None:
+        while self.num_added < NUM_REQUESTS and len(self.running) < CONCURRENCY:
+            self.add()
+        for name in list(self.awaited):
+            if self.random.random() < 0.5:
+                self.engine.set_embeddings(name, 0, self.awaited.pop(name))
+        if self.running and self.random.random() < 0.5:
+            self.abort(self.random.choice(sorted(self.running)))
+        for output in self.engine.step():
+            if output.finish_reason is not None:
+                assert output.finish_reason in ("stop", "length")
+                self.finished[output.request_id] = self.finished.get(output.request_id, 0) + 1
+                if output.request_id not in self.engine._requests:
+                    self.running.discard(output.request_id)
+
+    def abort(self, name: str) -> None:
+        self.engine.abort(name)
+        self.running.discard(name)
+        self.awaited.pop(name, None)
+        self.num_aborted += 1
+
+
+def test_ten_thousand_requests_leave_nothing_behind(tmp_path: Path) -> None:
+    # Too few blocks for all that run: some are preempted.
+    config = EngineConfig(
+        make_checkpoint("llava", tmp_path),
+        block_size=4,
+        max_num_seqs=24,
+        max_num_batched_tokens=128,
+        kv_cache_bytes=2**16,
+    )
+    engine = LLMEngine(config)
+    crowd = Crowd(engine)
+    while crowd.num_added < WARM_UP:
+        crowd.step()
+    gc.collect()
+    bytes_before, objects_before = resident_bytes(), len(gc.get_objects())
+    while crowd.num_added < NUM_REQUESTS or crowd.running:
+        crowd.step()
+        if crowd.num_added % 1000 == 0:
+            engine.check_integrity()
+    assert not engine.has_unfinished()
+    assert not engine._requests
+    assert engine.stats.kv_cache_usage == 0
+    assert engine.stats.num_preemptions > 50
+    assert crowd.num_aborted > 200
+    assert len(crowd.finished) > 5_000
+    engine.check_integrity()
+    crowd.finished.clear()
+    gc.collect()
+    assert len(gc.get_objects()) < objects_before + 1_000
+    assert resident_bytes() < bytes_before + 6 * 2**20
