@@ -1,6 +1,7 @@
 """The engine's settings."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -9,7 +10,10 @@ import torch
 class EngineConfig:
     """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
     `kv_cache_bytes` is the size of the paged KV cache, all layers together. `prefix_caching`: requests take up
-    what others have left in the KV cache of the same beginning."""
+    what others have left in the KV cache of the same beginning.
+
+    `quantization`: 8-bit weights of the decoder's layers. `kv_cache_dtype` None is `dtype`; a smaller one holds more
+    positions in the same bytes, less exactly."""
 
     model: str
     revision: str | None = None
@@ -21,11 +25,15 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
     prefix_caching: bool = True
+    quantization: Literal["int8"] | None = None
+    kv_cache_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.quantization not in (None, "int8"):
+            raise ValueError(f"quantization must be 'int8' or None, got {self.quantization!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             # Every running sequence decodes one token a step; a smaller budget would starve the last of them.
             raise ValueError(

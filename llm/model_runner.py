@@ -15,6 +15,7 @@ from llm.logprobs import TokenLogprobs, token_logprobs
 from llm.packed_linear import pack_linear_layers
 from llm.parallel import ProcessGroup
 from llm.prompt_layout import PromptLayout
+from llm.quantized_linear import quantize_linear_layers
 from llm.scheduler import ScheduledChunk
 from llm.step_input import StepInput, build_step
 from llm.step_output import StepOutput
@@ -33,22 +34,27 @@ class ModelRunner:
         self._device = torch.device(config.device)
         self._block_size = config.block_size
         self._model, self._family = load_language_half(config, group)
-        pack_linear_layers(self._model)
         self._decoder = self._family.find_decoder(self._model)
+        if config.quantization == "int8":
+            if group is not None:
+                raise ValueError("quantization: weights divided among ranks cannot be quantized")
+            quantize_linear_layers(self._decoder)
+        pack_linear_layers(self._model)
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
         self.vocab_size: int = text_config.vocab_size
         self._hidden_size: int = text_config.hidden_size
         self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
         layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
-        self.num_blocks = config.kv_cache_bytes // block_bytes(layers, block_size=config.block_size, dtype=config.dtype)
+        cache_dtype = config.kv_cache_dtype or config.dtype
+        self.num_blocks = config.kv_cache_bytes // block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
         if self.num_blocks == 0:
             raise ValueError(f"kv_cache_bytes ({config.kv_cache_bytes}) does not hold a single block")
         self._attention = CpuAttention(
             layers,
             num_blocks=self.num_blocks,
             block_size=config.block_size,
-            dtype=config.dtype,
+            dtype=cache_dtype,
             windows_cut_spans=self._family.windows_cut_spans,
         )
 

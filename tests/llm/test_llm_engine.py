@@ -422,3 +422,12 @@ def test_a_setting_of_zero_is_refused(name: str) -> None:
 def test_a_budget_below_one_token_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_num_batched_tokens \(8\).*max_num_seqs \(9\)"):
         EngineConfig("model", max_num_batched_tokens=8, max_num_seqs=9)
+
+
+def test_a_cache_of_fewer_bytes_a_number_holds_more_positions(shapes: str) -> None:
+    usual, small = (
+        make_engine(shapes, kv_cache_dtype=dtype, dtype=torch.float32) for dtype in (None, torch.float8_e4m3fn)
+    )
+    assert small._runner.num_blocks == 4 * usual._runner.num_blocks
+    (output, *_) = ask(small, PARAMS)
+    assert output.token_ids == ask(usual, PARAMS)[0].token_ids

@@ -1,0 +1,57 @@
+"""Linear layers with weights of 8 bits, each output with a scale of its own: half the memory of bfloat16.
+
+Weight-only, symmetric, rounded to the nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
+"""
+
+import torch
+from torch import nn
+
+# Few rows wait for the weights' bytes; more of them for the arithmetic, which whole numbers make no faster here.
+MAX_ROWS_FOR_KERNEL = 32
+
+
+class Int8Linear(nn.Module):
+    """Stands for `linear`. Where PyTorch has a kernel for 8-bit weights, few rows are multiplied by it in bfloat16;
+    otherwise the weights are spread out to the input's dtype for each call."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / 127
+        self._weight = (weight.float() / scales).round_().to(torch.int8)
+        self._scales = scales[:, 0].to(weight.dtype)
+        self._kernel_scales = self._scales.bfloat16()
+        self._bias = None if linear.bias is None else linear.bias.detach()
+        self._has_kernel = _has_kernel(weight.device)
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weights that it computes with, (out_features, in_features)."""
+        return self._weight.to(dtype) * self._scales.to(dtype)[:, None]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
+        num_rows = input.numel() // self.in_features
+        if not self._has_kernel or not 0 < num_rows <= MAX_ROWS_FOR_KERNEL:
+            return nn.functional.linear(input, self.dequantized(input.dtype), self._bias)
+        rows = input.reshape(num_rows, self.in_features).bfloat16()
+        product = torch.ops.aten._weight_int8pack_mm(rows, self._weight, self._kernel_scales).to(input.dtype)
+        output: torch.Tensor = product.view(*input.shape[:-1], self.out_features)
+        return output if self._bias is None else output + self._bias
+
+
+def _has_kernel(device: torch.device) -> bool:
+    rows, weight = torch.zeros(1, 32, dtype=torch.bfloat16, device=device), torch.zeros(32, 32, device=device)
+    try:
+        torch.ops.aten._weight_int8pack_mm(rows, weight.to(torch.int8), rows[0])
+    except (NotImplementedError, RuntimeError):  # as by PyTorch versions that lack it for the device
+        return False
+    return True
+
+
+def quantize_linear_layers(decoder: nn.Module) -> None:
+    """Replaces the plain linear layers of a decoder in place, one after another. What chooses experts and what has no
+    layer of its own (experts stored as one weight) stays as it is."""
+    for name, module in list(decoder.named_modules()):
+        owner, _, leaf = name.rpartition(".")
+        if type(module) is nn.Linear and leaf not in ("gate", "router"):
+            setattr(decoder.get_submodule(owner), leaf, Int8Linear(module))
