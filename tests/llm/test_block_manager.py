@@ -164,3 +164,31 @@ def test_the_integrity_check_sees_a_lost_block() -> None:
     one.block_table.pop()
     with pytest.raises(RuntimeError, match="lost or doubled"):
         manager.check_integrity([one])
+
+
+def stretches(one: Sequence) -> int:
+    """How many rows of blocks that follow each other a sequence has."""
+    pairs = zip(one.block_table, one.block_table[1:], strict=False)
+    return 1 + sum(after != before + 1 for before, after in pairs)
+
+
+def test_sequences_that_grow_beside_each_other_stay_in_one_piece() -> None:
+    manager = BlockManager(256, block_size=16)
+    sequences = [prompt([1] * 500, name=str(i), root=bytes([i])) for i in range(8)]
+    for one in sequences:
+        manager.allocate(one, 128)
+    for num_tokens in range(129, 193):
+        for one in sequences:
+            manager.allocate(one, num_tokens)
+    assert [stretches(one) for one in sequences] == [1] * 8
+
+
+def test_a_prompt_lies_in_few_pieces_when_it_takes_the_place_of_cached_ones() -> None:
+    manager = BlockManager(64, block_size=16)
+    for i in range(4):
+        old = prompt([i] * 256, root=bytes([i]))
+        compute(manager, old, 256)
+        manager.free(old)
+    new = prompt([9] * 300, root=b"new")
+    manager.allocate(new, 300)
+    assert stretches(new) == 2

@@ -4,11 +4,15 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import LlavaForConditionalGeneration
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
+from llm.logprobs import TokenLogprobs
 from llm.outputs import RequestOutput
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
@@ -92,3 +96,72 @@ def test_the_models_own_repetition_penalty_holds_unless_a_request_sets_another(s
     off = SamplingParams(max_tokens=30, ignore_eos=True, repetition_penalty=1.0)
     assert text(ask(penalized, a=default)["a"]) == text(ask(plain, a=own)["a"]) != text(ask(plain, a=default)["a"])
     assert text(ask(penalized, a=off)["a"]) == text(ask(plain, a=default)["a"])
+
+
+LONG_PROMPT = ProcessedPrompt([1, *range(20, 60)], [], [])
+
+
+@pytest.fixture(scope="module")
+def prompt_logprobs(shapes: str) -> torch.Tensor:
+    """(num_prompt_tokens - 1, vocab): of the token behind each, as the whole model has them."""
+    model = LlavaForConditionalGeneration.from_pretrained(shapes, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([LONG_PROMPT.prompt_token_ids])).logits
+    expected: torch.Tensor = logits[0, :-1].log_softmax(dim=-1)
+    return expected
+
+
+def check_prompt_logprobs(told: list[TokenLogprobs], expected: torch.Tensor, num_top: int) -> None:
+    token_ids = LONG_PROMPT.prompt_token_ids[1:]
+    assert [one.token_id for one in told] == token_ids
+    for one, row in zip(told, expected, strict=True):
+        assert one.logprob == pytest.approx(row[one.token_id].item(), abs=1e-4)
+        assert one.rank == int((row > row[one.token_id]).sum()) + 1
+        assert [value for _, value in one.top] == pytest.approx(row.topk(num_top).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 4}, {"kv_cache_bytes": 2**18}])
+def test_prompt_logprobs_are_those_of_the_whole_model(
+    shapes: str, prompt_logprobs: torch.Tensor, settings: dict[str, Any]
+) -> None:
+    """In chunks, beside others, after preemption, and with the prompt in the prefix cache already."""
+    engine = LLMEngine(EngineConfig(shapes, **{"block_size": 4, "max_num_seqs": 8, "max_model_len": 64, **settings}))
+    for _ in range(2):
+        for name, num_top in (("a", 0), ("b", 3), ("c", None)):
+            params = SamplingParams(max_tokens=12, ignore_eos=True, prompt_logprobs=num_top, n=2)
+            engine.add_request(name, LONG_PROMPT, [], params)
+        first: dict[tuple[str, int], RequestOutput] = {}
+        while engine.has_unfinished():
+            for output in engine.step():
+                if (key := (output.request_id, output.index)) in first:
+                    assert not output.prompt_logprobs
+                first.setdefault(key, output)
+        check_prompt_logprobs(first["a", 0].prompt_logprobs, prompt_logprobs, 0)
+        check_prompt_logprobs(first["b", 0].prompt_logprobs, prompt_logprobs, 3)
+        for key in (("c", 0), ("a", 1), ("b", 1), ("c", 1)):
+            assert not first[key].prompt_logprobs
+    engine.check_integrity()
+    assert (engine.stats.num_preemptions > 0) == ("kv_cache_bytes" in settings)
+
+
+def test_logprobs_come_with_their_tokens(engine: LLMEngine) -> None:
+    outputs = ask(engine, a=SamplingParams(max_tokens=5, logprobs=2, ignore_eos=True), b=SamplingParams(max_tokens=3))
+    for output in outputs["a"]:
+        (one,) = output.logprobs
+        assert [one.token_id] == output.token_ids
+        assert one.top[0] == (one.token_id, one.logprob)
+        assert len(one.top) == 2
+    assert not any(output.logprobs for output in outputs["b"])
+
+
+def test_answers_with_one_seed_differ_and_come_again(engine: LLMEngine) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.5, seed=5, n=3, ignore_eos=True)
+
+    def answers(**neighbours: SamplingParams) -> list[list[int]]:
+        outputs = ask(engine, a=params, **neighbours)["a"]
+        return [[token for output in outputs if output.index == i for token in output.token_ids] for i in range(3)]
+
+    alone = answers()
+    assert len({tuple(tokens) for tokens in alone}) == 3
+    busy = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
+    assert answers(b=busy, c=SamplingParams(max_tokens=3), d=busy) == alone
