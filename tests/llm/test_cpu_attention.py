@@ -100,14 +100,19 @@ def test_any_step_attends_as_defined(
         attention = CpuAttention(
             [layer], num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, windows_cut_spans=True
         )
-        ends = [own.sequence.last_whole(min(cut, len(own.keys))) for own, cut in zip(told, cuts, strict=False)]
-        first = attend(attention, told, ends, window, softcap) if any(ends) else [torch.empty(0)] * len(told)
-        rests = [len(own.keys) - end for own, end in zip(told, ends, strict=True)]
-        second = attend(attention, told, rests, window, softcap) if any(rests) else [torch.empty(0)] * len(told)
-    for own, end, *outputs in zip(told, ends, first, second, strict=True):
-        for output, start, stop in zip(outputs, (0, end), (end, len(own.keys)), strict=True):
-            if start < stop:
-                torch.testing.assert_close(output, reference(own, start, stop, window, softcap), rtol=1e-4, atol=1e-5)
+        # A cut anywhere, then all but the last position, then that one alone, where no span forbids it.
+        cut_ends = [own.sequence.last_whole(min(cut, len(own.keys) - 1)) for own, cut in zip(told, cuts, strict=False)]
+        ends_of_steps = [cut_ends, [own.sequence.last_whole(len(own.keys) - 1) for own in told]]
+        ends_of_steps.append([len(own.keys) for own in told])
+        starts = [0] * len(told)
+        for ends in ends_of_steps:
+            sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+            outputs = attend(attention, told, sizes, window, softcap) if any(sizes) else []
+            for own, start, end, output in zip(told, starts, ends, outputs, strict=False):
+                if start < end:
+                    expected = reference(own, start, end, window, softcap)
+                    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+            starts = ends
 
 
 def test_what_a_sequence_of_adjacent_blocks_has_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
