@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+# So many tokens are decoded with each new one, at most, where each completes a character.
+MAX_DECODED_TOKENS = 16
+
 Decode = Callable[[list[int]], str]
 
 
@@ -35,8 +38,9 @@ class Detokenizer:
         self._decode = decode
         self._stop = stop
         self._token_ids: list[int] = []
-        self._prefix_offset = 0
-        self._read_offset = 0
+        # Of the tokens from `_anchor` on, up to `_boundary`, `_text` is what has been told: whole characters.
+        self._anchor = self._boundary = 0
+        self._text = ""
         self._held_back = ""
         self.stopped = False
 
@@ -56,14 +60,17 @@ class Detokenizer:
         return text
 
     def _decode_new(self, *, final: bool = False) -> str:
-        prefix = self._decode(self._token_ids[self._prefix_offset : self._read_offset])
-        text = self._decode(self._token_ids[self._prefix_offset :])
-        if len(text) <= len(prefix) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
+        told, text = self._text, self._decode(self._token_ids[self._anchor :])
+        if len(text) <= len(told) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
             return ""
-        # From the last boundary on: never from inside a character, which some decoders spoil wholly.
-        self._prefix_offset = self._read_offset
-        self._read_offset = len(self._token_ids)
-        return text[len(prefix) :]
+        if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
+            # From the last boundary on: never from inside a character, which some decoders spoil wholly.
+            self._anchor = self._boundary
+            self._text = self._decode(self._token_ids[self._anchor :])
+        else:
+            self._text = text
+        self._boundary = len(self._token_ids)
+        return text[len(told) :]
 
     def _release(self, new_text: str) -> str:
         text = self._held_back + new_text
