@@ -122,13 +122,11 @@ class RankActors:
             wait(self._runs, timeout=_STOP_SECONDS)
 
     def _places(self) -> "list[ParallelConfig]":
-        """By rank. Ranks of one node talk over loopback; those of several over the addresses that Ray uses."""
+        """By rank."""
         from llm.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
-        hosts = [_node_address(), *_results(addresses)]
-        if len(set(hosts)) == 1:
-            hosts = [_LOOPBACK] * self._world_size
+        hosts = meeting_hosts([_node_address(), *_results(addresses)])
         return [ParallelConfig(rank, self._world_size, host, _LOAD_TIMEOUT_SECONDS) for rank, host in enumerate(hosts)]
 
     def _tell(self, rank: int, on_end: Callable[[Exception], None], run: "Future[None]") -> None:
@@ -138,6 +136,11 @@ class RankActors:
         reason = "it was told to stop" if error is None else _in_one_line(error)
         logger.error("rank %d ended: %s", rank, reason)
         on_end(RuntimeError(f"rank {rank} ended: {reason}"))
+
+
+def meeting_hosts(node_addresses: list[str]) -> list[str]:
+    """Where each rank talks to the others: over loopback on one node, else over the addresses that Ray uses."""
+    return [_LOOPBACK] * len(node_addresses) if len(set(node_addresses)) == 1 else node_addresses
 
 
 def _load_rank_0(config: "EngineConfig", place: "ParallelConfig", store: Any) -> "tuple[ProcessGroup, LLMEngine]":

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import GenerateConfig
-from deployments.generate_ranks import RankActors
+from deployments.generate_ranks import RankActors, meeting_hosts
 from deployments.local_cluster import free_port, local_ray
 from deployments.torch_setup import set_up_torch
 from tests.replicas import worker_pids
@@ -49,9 +49,9 @@ def killed_at(name: str, pid: int) -> Iterator[None]:
     """Kills the process when this one calls what has that name, `module.attribute`."""
     original = pkgutil.resolve_name(name)
 
-    def kill_and_call(*args: Any) -> Any:
+    def kill_and_call(*args: Any, **options: Any) -> Any:
         os.kill(pid, signal.SIGKILL)
-        return original(*args)
+        return original(*args, **options)
 
     with mock.patch(name, kill_and_call):
         yield
@@ -90,7 +90,7 @@ def test_ranks_end_in_good_order(shapes: str, replica: Any) -> None:
     assert ray.get(replica.stop.remote(), timeout=20) == ([], [True])
 
 
-@pytest.mark.parametrize("when", ["llm.parallel.listen", "llm.engine.LLMEngine"], ids=["before", "after"])
+@pytest.mark.parametrize("when", ["llm.parallel.listen", "llm.model_runner.probe_layers"], ids=["before", "after"])
 def test_a_rank_that_dies_before_or_after_the_ranks_have_met_ends_the_start(
     shapes: str, replica: Any, when: str
 ) -> None:
@@ -104,3 +104,8 @@ def test_a_rank_that_dies_before_or_after_the_ranks_have_met_ends_the_start(
 def test_a_model_that_is_not_there_ends_the_start(shapes: str, replica: Any) -> None:
     with pytest.raises(RuntimeError, match="rank [01] could not load: OSError: "):
         ray.get(replica.load.remote(f"{shapes}/nothing"), timeout=60)
+
+
+def test_ranks_of_one_node_talk_over_loopback_only() -> None:
+    assert meeting_hosts(["10.0.0.7"] * 3) == ["127.0.0.1"] * 3
+    assert meeting_hosts(["10.0.0.7", "10.0.0.7", "10.0.0.8"]) == ["10.0.0.7", "10.0.0.7", "10.0.0.8"]
