@@ -36,7 +36,7 @@ def build_app(config: AppConfig) -> Application:
         **_HEALTH,
     ).bind(config)
     encode = _engine_stage(Encode, config, config.encode, request_router_config=rendezvous_routing())
-    generate = _engine_stage(Generate, config, config.generate)
+    generate = _engine_stage(Generate, config, config.generate, **_bundles(config.generate))
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
@@ -59,3 +59,15 @@ def _engine_stage(
         **_HEALTH,
         **options,
     ).bind(config)
+
+
+def _bundles(settings: GenerateConfig) -> dict[str, Any]:
+    """A bundle for each rank, the replica's own first, on as few nodes as there is room on."""
+    if settings.tensor_parallel_size == 1:
+        return {}
+    reserved = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
+    bundle = {name: amount for name, amount in reserved.items() if amount}
+    return {
+        "placement_group_bundles": [bundle] * settings.tensor_parallel_size,
+        "placement_group_strategy": "PACK",
+    }

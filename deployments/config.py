@@ -114,10 +114,15 @@ class GenerateConfig(Settings):
     """The language stage."""
 
     num_replicas: int = Field(1, ge=1, description="replicas")
-    num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="ranks per replica that the model is divided among, each a process"
+    )
+    num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per rank, and its threads")
+    num_gpus: float = Field(
+        0.0, ge=0, description="GPUs per rank, 0 runs on the CPU; of several ranks none shares a GPU, so above 0.5"
+    )
     block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
-    kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache")
+    kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache per rank")
     prefix_caching: bool = Field(
         True, description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
     )
@@ -133,6 +138,16 @@ class GenerateConfig(Settings):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
                 f" max_num_seqs ({self.max_num_seqs}), for each decodes one token a step"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_places(self) -> "GenerateConfig":
+        if self.tensor_parallel_size == 1:
+            return self
+        if not self.num_cpus and not self.num_gpus:
+            raise ValueError("ranks are placed by what they reserve: num_cpus or num_gpus must be above 0")
+        if 0 < self.num_gpus <= 0.5:
+            raise ValueError(f"two ranks cannot share a GPU: num_gpus ({self.num_gpus}) must be above 0.5, or 0")
         return self
 
 
@@ -169,5 +184,5 @@ class AppConfig(Settings):
             self.ingress.num_cpus
             + self.preprocess.max_replicas * self.preprocess.num_cpus
             + self.encode.num_replicas * self.encode.num_cpus
-            + self.generate.num_replicas * self.generate.num_cpus
+            + self.generate.num_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus
         )

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _IDLE_BEAT_SECONDS = 0.5
+_CLOSE_SECONDS = 5.0
 
 
 class EngineOutput(Protocol):
@@ -50,6 +51,7 @@ class EngineLoop(Generic[OutputT]):
         self._loop = asyncio.get_running_loop()
         self._last_beat = time.monotonic()
         self._failure: Exception | None = None
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -85,6 +87,19 @@ class EngineLoop(Generic[OutputT]):
         if self.heartbeat_age > self._step_timeout_s:
             raise EngineDiedError(f"no step ended in {self.heartbeat_age:.0f} s")
 
+    def fail(self, error: Exception) -> None:
+        """From any thread: ends every stream and the thread, and fails the health, as if a step had raised `error`."""
+        self._failure = error
+        with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
+            self._loop.call_soon_threadsafe(self._fail_all)
+
+    def close(self) -> bool:
+        """Ends the thread after the step in work; false when that takes too long. Streams get nothing any more."""
+        self._is_closed = True
+        self._commands.put(lambda: None)  # wakes it
+        self._thread.join(_CLOSE_SECONDS)
+        return not self._thread.is_alive()
+
     @property
     def heartbeat_age(self) -> float:
         """Seconds since the engine's thread last showed life, between two steps or while idle."""
@@ -92,7 +107,7 @@ class EngineLoop(Generic[OutputT]):
 
     def _run(self) -> None:
         try:
-            while True:
+            while self._failure is None and not self._is_closed:
                 self._last_beat = time.monotonic()
                 self._obey_commands(wait=self._engine.is_idle)
                 outputs = [] if self._engine.is_idle else self._engine.step()
@@ -100,9 +115,7 @@ class EngineLoop(Generic[OutputT]):
                     self._loop.call_soon_threadsafe(self._deliver, outputs)
         except Exception as error:
             logger.exception("engine thread ended")
-            self._failure = error
-            with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
-                self._loop.call_soon_threadsafe(self._fail_all)
+            self.fail(error)
 
     def _obey_commands(self, *, wait: bool) -> None:
         with contextlib.suppress(queue.Empty):

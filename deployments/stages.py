@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.config import AppConfig
 from deployments.engine_loop import EngineLoop
+from deployments.generate_ranks import RankActors
 from deployments.metrics import EncodeMetrics, GenerateMetrics, PreprocessMetrics
 from deployments.pixel_scaling import PendingWork
 from deployments.tensor_wire import PackedItem, PackedTensor
+from deployments.torch_setup import set_up_torch
 from llm.sampling_params import SamplingParams
 from preprocess.pixel_count import work_pixels
 from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity, Prompt
@@ -79,7 +81,7 @@ class Preprocess:
     is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
-        _set_up_torch(config.preprocess.num_cpus)
+        set_up_torch(config.preprocess.num_cpus)
         import torch
 
         from preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -143,7 +145,7 @@ class Encode:
     """Batches waiting items through the vision half."""
 
     def __init__(self, config: AppConfig) -> None:
-        _set_up_torch(config.encode.num_cpus)
+        set_up_torch(config.encode.num_cpus)
         import torch
 
         from encoder.engine import EncoderEngine
@@ -189,37 +191,49 @@ class Encode:
 
 
 class Generate:
-    """Stitches embeddings into the prompt and decodes."""
+    """Stitches embeddings into the prompt and decodes; rank 0 where the model is divided among several."""
+
+    _ranks: RankActors | None = None  # also of one that could not load
 
     def __init__(self, config: AppConfig) -> None:
-        _set_up_torch(config.generate.num_cpus)
+        settings = config.generate
+        # First: their processes start while this one imports.
+        ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
+        set_up_torch(settings.num_cpus)
         import torch
 
         from llm.config import EngineConfig
         from llm.engine import LLMEngine
 
-        settings = config.generate
-        engine = LLMEngine(
-            EngineConfig(
-                model=config.model,
-                revision=config.revision,
-                dtype=getattr(torch, config.dtype_name(settings.num_gpus)),
-                device="cuda" if settings.num_gpus else "cpu",
-                block_size=settings.block_size,
-                kv_cache_bytes=settings.kv_cache_bytes,
-                max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
-                prefix_caching=settings.prefix_caching,
-            )
+        engine_config = EngineConfig(
+            model=config.model,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype_name(settings.num_gpus)),
+            device="cuda" if settings.num_gpus else "cpu",
+            block_size=settings.block_size,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            prefix_caching=settings.prefix_caching,
         )
+        engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
         self._engine = engine
         self._loop: EngineLoop[RequestOutput] = EngineLoop(
             engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
         )
+        if ranks is not None:
+            ranks.run(on_end=self._loop.fail)
+        self._ranks = ranks
         self._metrics = GenerateMetrics()
         self._num_preemptions = 0
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+
+    def __del__(self) -> None:
+        """Called by Ray Serve when it stops a replica that is well, after its last request."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None and self._loop.close():
+            ranks.stop()
 
     async def generate(
         self,
@@ -272,16 +286,6 @@ class Generate:
         if stats.num_preemptions > self._num_preemptions:
             self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
             self._num_preemptions = stats.num_preemptions
-
-
-def _set_up_torch(num_cpus: float) -> None:
-    """To be called in a replica before transformers is imported; bounds its threads to what it has reserved."""
-    import torch
-
-    from preprocess.torchvision_build import make_importable
-
-    make_importable()
-    torch.set_num_threads(max(1, int(num_cpus)))
 
 
 def _merge(outputs: "list[RequestOutput]") -> GeneratedText:

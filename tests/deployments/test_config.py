@@ -54,6 +54,9 @@ def test_every_setting_is_described(name: str, field: Any) -> None:
         {"dtype": "int4"},
         {"preprocess": {"num_cpus": -1}},
         {"generate": {"max_num_batched_tokens": 8, "max_num_seqs": 9}},
+        {"generate": {"tensor_parallel_size": 0}},
+        {"generate": {"tensor_parallel_size": 2, "num_cpus": 0}},
+        {"generate": {"tensor_parallel_size": 2, "num_gpus": 0.5}},
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
@@ -115,3 +118,8 @@ def test_dtypes_follow_the_device() -> None:
 def test_the_served_families_are_those_of_every_stage() -> None:
     families = set(encoder.models.FAMILIES) & set(llm.models.FAMILIES) & set(preprocess.models.FAMILIES)
     assert families == SERVED_FAMILIES
+
+
+def test_every_rank_reserves_its_cpus() -> None:
+    one, two = (AppConfig.model_validate({"generate": {"tensor_parallel_size": n, "num_cpus": 1.5}}) for n in (1, 2))
+    assert two.num_reserved_cpus - one.num_reserved_cpus == 1.5

@@ -148,3 +148,39 @@ async def test_a_hanging_step_fails_the_health_and_idling_does_not() -> None:
         loop.check_health()
     engine.may_step.set()
     await task
+
+
+async def test_a_failure_from_outside_ends_every_request_the_thread_and_the_health() -> None:
+    engine = CountingEngine()
+    loop: EngineLoop[Count] = EngineLoop(engine, name="of its own", step_timeout_s=10)
+    task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
+    await until(lambda: bool(engine.counts))
+    threading.Thread(target=loop.fail, args=(RuntimeError("a rank is gone"),)).start()
+    with pytest.raises(EngineDiedError):
+        await task
+    with pytest.raises(EngineDiedError, match="stopped") as caught:
+        loop.check_health()
+    assert str(caught.value.__cause__) == "a rank is gone"
+    await until(lambda: "of its own" not in {thread.name for thread in threading.enumerate()})
+
+
+async def test_a_step_in_work_ends_before_a_loop_is_closed() -> None:
+    engine, loop = make()
+    task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
+    await until(lambda: bool(engine.counts))
+    assert loop.close()
+    counts = dict(engine.counts)
+    time.sleep(0.05)
+    assert engine.counts == counts
+    task.cancel()
+
+
+async def test_a_loop_whose_step_hangs_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.engine_loop._CLOSE_SECONDS", 0.1)
+    engine, loop = make()
+    engine.may_step.clear()
+    task = asyncio.create_task(count_to(engine, loop, "a", 10**9))
+    await until(lambda: bool(engine.counts))
+    assert not loop.close()
+    task.cancel()
+    engine.may_step.set()

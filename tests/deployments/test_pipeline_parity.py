@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 from openai import OpenAI
-from transformers import AutoProcessor, LlavaForConditionalGeneration
+from transformers import AutoProcessor
 
 from deployments.config import AppConfig
 from deployments.local_cluster import deployed_app, free_port, local_ray
+from tests.generate_oracle import Oracle, generate_oracle
 from tests.pictures import disc, encoded, user_message
 
 NUM_TOKENS = 24
@@ -40,23 +40,8 @@ def client(request: pytest.FixtureRequest, shapes: str, port: int) -> Iterator[O
 
 
 @pytest.fixture(scope="module")
-def oracle(shapes: str) -> Any:
-    """What `generate` answers: (prompt ids, answer ids) of a question over coloured discs."""
-    model = LlavaForConditionalGeneration.from_pretrained(shapes, dtype=torch.float32).eval()
-    processor = AutoProcessor.from_pretrained(shapes)
-
-    def answer(prompt_token_ids: list[int], colours: list[str]) -> list[int]:
-        inputs = {"input_ids": torch.tensor([prompt_token_ids])}
-        if colours:
-            images = [disc(colour, (96, 96), (36, 36)) for colour in colours]
-            inputs["pixel_values"] = processor.image_processor(images, return_tensors="pt")["pixel_values"]
-        with torch.inference_mode():
-            output = model.generate(
-                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
-            )
-        return output[0, len(prompt_token_ids) :].tolist()  # type: ignore[no-any-return]
-
-    return answer
+def oracle(shapes: str) -> Oracle:
+    return generate_oracle(shapes, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +70,14 @@ def ask(client: OpenAI, text: str, colours: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(("text", "colours"), QUESTIONS, ids=lambda value: value if isinstance(value, str) else "")
-def test_each_alone(client: OpenAI, oracle: Any, hf_prompt: Any, text: str, colours: list[str]) -> None:
+def test_each_alone(client: OpenAI, oracle: Oracle, hf_prompt: Any, text: str, colours: list[str]) -> None:
     completion = ask(client, text, colours)
     if "<image>" not in text:
         assert completion.prompt_token_ids == hf_prompt(text, colours)
     assert completion.choices[0].token_ids == oracle(completion.prompt_token_ids, colours)
 
 
-def test_a_mixed_batch(client: OpenAI, oracle: Any) -> None:
+def test_a_mixed_batch(client: OpenAI, oracle: Oracle) -> None:
     requests = QUESTIONS * 2
     with ThreadPoolExecutor(len(requests)) as pool:
         completions = list(pool.map(lambda request: ask(client, *request), requests))
