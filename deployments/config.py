@@ -123,6 +123,12 @@ class GenerateConfig(Settings):
     )
     block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
     kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache per rank")
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float8_e4m3fn"] = Field(
+        "auto", description="numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"
+    )
+    quantization: Literal["int8"] | None = Field(
+        None, description="int8: the decoder's weights in 8 bits, with a scale for each output"
+    )
     prefix_caching: bool = Field(
         True, description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
     )
@@ -144,6 +150,8 @@ class GenerateConfig(Settings):
     def _ranks_have_places(self) -> "GenerateConfig":
         if self.tensor_parallel_size == 1:
             return self
+        if self.quantization is not None:
+            raise ValueError("quantization: weights divided among ranks cannot be quantized")
         if not self.num_cpus and not self.num_gpus:
             raise ValueError("ranks are placed by what they reserve: num_cpus or num_gpus must be above 0")
         if 0 < self.num_gpus <= 0.5:

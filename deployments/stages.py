@@ -216,6 +216,8 @@ class Generate:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=config.max_model_len,
             prefix_caching=settings.prefix_caching,
+            quantization=settings.quantization,
+            kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
         )
         engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
         self._engine = engine

@@ -57,6 +57,7 @@ def test_every_setting_is_described(name: str, field: Any) -> None:
         {"generate": {"tensor_parallel_size": 0}},
         {"generate": {"tensor_parallel_size": 2, "num_cpus": 0}},
         {"generate": {"tensor_parallel_size": 2, "num_gpus": 0.5}},
+        {"generate": {"tensor_parallel_size": 2, "quantization": "int8"}},
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
