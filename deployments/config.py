@@ -119,7 +119,7 @@ class GenerateConfig(Settings):
     )
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per rank, and its threads")
     num_gpus: float = Field(
-        0.0, ge=0, description="GPUs per rank, 0 runs on the CPU; of several ranks none shares a GPU, so above 0.5"
+        0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5: none shares one); 0: CPU"
     )
     block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
     kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache per rank")
