@@ -65,42 +65,44 @@ def paged_decode(
         sums = torch.empty(shape, dtype=torch.float32, device=queries.device)
     tile_keys, tile_values = _padded(key_dim), _padded(value_dim)
     position_bytes = (tile_keys + tile_values) * max(queries.itemsize, keys.itemsize)
-    _attend_split[(num_sequences, kv_heads, num_splits)](
-        queries,
-        keys,
-        values,
-        contexts.block_tables,
-        contexts.lengths,
-        partials,
-        sums,
-        contexts.block_tables.stride(0),
-        contexts.lengths.stride(0),
-        scaling,
-        0.0 if softcap is None else softcap,
-        window or 0,
-        num_splits,
-        kv_heads=kv_heads,
-        groups=heads // kv_heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        block_size=keys.shape[1],
-        has_softcap=softcap is not None,
-        has_window=window is not None,
-        tile_groups=_padded(heads // kv_heads),
-        tile_keys=tile_keys,
-        tile_values=tile_values,
-        tile_positions=_tile_positions(position_bytes),
-    )
-    if num_splits > 1:
-        _merge_splits[(num_sequences, heads)](
+    # Triton launches on the current device, whichever the tensors are on.
+    with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
+        _attend_split[(num_sequences, kv_heads, num_splits)](
+            queries,
+            keys,
+            values,
+            contexts.block_tables,
+            contexts.lengths,
             partials,
             sums,
-            output,
+            contexts.block_tables.stride(0),
+            contexts.lengths.stride(0),
+            scaling,
+            0.0 if softcap is None else softcap,
+            window or 0,
             num_splits,
+            kv_heads=kv_heads,
+            groups=heads // kv_heads,
+            key_dim=key_dim,
             value_dim=value_dim,
-            tile_splits=triton.next_power_of_2(num_splits),
-            tile_values=triton.next_power_of_2(value_dim),
+            block_size=keys.shape[1],
+            has_softcap=softcap is not None,
+            has_window=window is not None,
+            tile_groups=_padded(heads // kv_heads),
+            tile_keys=tile_keys,
+            tile_values=tile_values,
+            tile_positions=_tile_positions(position_bytes),
         )
+        if num_splits > 1:
+            _merge_splits[(num_sequences, heads)](
+                partials,
+                sums,
+                output,
+                num_splits,
+                value_dim=value_dim,
+                tile_splits=triton.next_power_of_2(num_splits),
+                tile_values=triton.next_power_of_2(value_dim),
+            )
 
 
 def _padded(size: int) -> int:

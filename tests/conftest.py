@@ -24,6 +24,11 @@ make_importable()
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+
+
 @pytest.fixture(scope="session")
 def shapes() -> str:
     """The folder of the bundled checkpoint."""

@@ -1,16 +1,15 @@
 """What attention over a paged cache is compared with: sequences on blocks anywhere, and the definition."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from hypothesis import strategies as st
 
-from llm.attention import AttentionBackend, AttentionCall, LayerShape
+from llm.attention import AttentionCall, LayerShape, PagedAttention
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
-from llm.step_input import StepInput, build_step
+from llm.step_input import build_step
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
 CPU = torch.device("cpu")
@@ -40,10 +39,6 @@ class Told:
     def random(cls, sequence: Sequence, shape: Shape, generator: torch.Generator) -> "Told":
         sizes = ((shape.heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim))
         return cls(sequence, *(torch.randn(sequence.num_tokens, *size, generator=generator) for size in sizes))
-
-
-class Attention(Protocol):
-    def prepare(self, step: StepInput) -> AttentionBackend: ...
 
 
 def reference(told: Told, start: int, end: int, window: int | None, softcap: float | None) -> torch.Tensor:
@@ -82,7 +77,7 @@ def sequences(draw: st.DrawFn, shape: Shape) -> list[Told]:
 
 
 def attend(
-    attention: Attention,
+    attention: PagedAttention,
     told: list[Told],
     sizes: list[int],
     window: int | None,
@@ -112,7 +107,7 @@ def attend(
 
 
 def check_in_two_steps(
-    attention: Attention,
+    attention: PagedAttention,
     told: list[Told],
     cuts: list[int],
     window: int | None,

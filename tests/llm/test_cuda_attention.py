@@ -104,7 +104,7 @@ def decode(
     )
     tables = torch.full((len(lengths), max(widths) + 1), sum(widths), dtype=torch.int32)
     expected, queries = [], []
-    for row, (length, blocks) in enumerate(zip(lengths, order.split(widths), strict=True)):
+    for row, (length, blocks) in enumerate(zip(lengths, torch.split(order, widths), strict=True)):
         tables[row, : len(blocks)] = blocks
         sequence = Sequence("a", [0] * length, length, [], length)
         told = Told.random(sequence, shape, generator)
