@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 from llm.cuda_attention import CudaAttention
 from llm.decode_graphs import DecodeGraphs, Outputs, Replay, batch_sizes
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_LENGTH = 4, 6, 200
 
 
@@ -49,7 +49,7 @@ class Recorder:
 
 @torch.inference_mode()
 def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
-    """Gives an engine on the CPU what one on a GPU has."""
+    """Gives an engine on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
     runner = engine._runner
     config = runner._model.config.get_text_config()
     layers = probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
@@ -59,7 +59,7 @@ def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
         block_size=BLOCK_SIZE,
         dtype=torch.float32,
         windows_cut_spans=runner._family.windows_cut_spans,
-        device=CPU,
+        device=DEVICE,
     )
     runner._attention = attention
     runner._graphs = DecodeGraphs(
@@ -68,16 +68,21 @@ def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
         max_num_seqs=MAX_NUM_SEQS,
         max_length=MAX_LENGTH,
         num_rope_axes=runner._family.num_rope_axes,
-        device=CPU,
+        device=DEVICE,
         capture=recorder.capture,
     )
     return attention
 
 
-def make_engine(checkpoint: str) -> LLMEngine:
+def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
     return LLMEngine(
         EngineConfig(
-            checkpoint, kv_cache_bytes=2**20, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=2048, block_size=4
+            checkpoint,
+            device=DEVICE.type,
+            kv_cache_bytes=2**20,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=budget,
+            block_size=BLOCK_SIZE,
         )
     )
 
@@ -99,6 +104,18 @@ def test_recorded_answers_equal_generate(tmp_path: Path, model_type: str, text_c
     assert answers(engine, requests) == [one.expected for one in requests]
     # The first token of each answer is the prompt's.
     assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
+
+
+def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str) -> None:
+    """Some steps decode only, some compute a chunk as well, behind what the cache has of its prompt."""
+    model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
+    requests = small_requests("llava", model)
+    engine, recorder = make_engine(checkpoint, budget=11), Recorder()
+    with_graphs(engine, recorder)
+    for _ in range(2):  # the second time their beginnings are cached
+        recorder.replayed.clear()
+        assert answers(engine, requests) == [one.expected for one in requests]
+        assert recorder.replayed
 
 
 def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
