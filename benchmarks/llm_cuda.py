@@ -118,7 +118,7 @@ def random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tupl
 
 
 def make_engine(folder: Path, device: torch.device) -> LLMEngine:
-    num_tokens = max(BATCHES) * (PROMPT_TOKENS + NEW_TOKENS) + 2 * LONG_PROMPT_TOKENS
+    num_tokens = max(max(BATCHES) * (PROMPT_TOKENS + NEW_TOKENS), 2 * LONG_PROMPT_TOKENS)
     with patch("llm.model_runner.load_language_half", random_half):
         return LLMEngine(
             EngineConfig(

@@ -73,13 +73,14 @@ def test_any_step_attends_as_defined(
     check_in_two_steps(make_attention(SHAPE, window), told, cuts, window, softcap, DEVICE)
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("softcap", [None, 0.5])
-@pytest.mark.parametrize("cut", [0, 1, 16, 29])
-def test_chunks_without_spans_or_windows_need_no_mask(cut: int, softcap: float | None) -> None:
+@pytest.mark.parametrize("cut", [0, 1, 16, 29, 32])
+def test_a_sequence_without_spans_attends_as_defined(cut: int, softcap: float | None, window: int | None) -> None:
+    """In a chunk behind others, and, where 32 of its 33 positions are in the cache, in decoding."""
     sequence = Sequence("a", [0] * 33, 33, [], 100, block_table=list(range(9)))
     told = Told.random(sequence, SHAPE, torch.Generator().manual_seed(0))
-    attention = make_attention(SHAPE)
-    check_in_two_steps(attention, [told], [cut], None, softcap, DEVICE)
+    check_in_two_steps(make_attention(SHAPE, window), [told], [cut], window, softcap, DEVICE)
 
 
 def decode(
