@@ -206,14 +206,14 @@ def test_one_long_context_keeps_all_processors_busy_and_many_are_not_split() -> 
 
 
 def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
+    asked: list[tuple[int, ...]] = []
 
     def count(*args: int) -> int:
-        counts.append(3)
-        return counts[-1]
+        asked.append(args[:2])
+        return 3
 
     monkeypatch.setattr(cuda_attention, "count_splits", count)
     sequence = Sequence("a", [0] * 140, 140, [], 200, block_table=list(range(39, 4, -1)))
     told = Told.random(sequence, SHAPE, torch.Generator().manual_seed(0))
     check_in_two_steps(make_attention(SHAPE), [told], [139], None, None, DEVICE)
-    assert counts == [3]
+    assert asked == [(SHAPE.kv_heads, 140)]

@@ -208,6 +208,7 @@ def test_only_steps_that_just_decode_are_replayed(decoding: Decoding) -> None:
         lambda step: replace(step, logits_rows=torch.tensor([0])),
         lambda step: replace(step, query_lengths=[1, 4]),
         lambda step: replace(step, query_lengths=[4, 1]),
+        lambda step: replace(step, query_lengths=[1, 4], logits_rows=torch.tensor([0])),
     ]
     assert [fits(change(step)) for change in others] == [False] * len(others)
 
