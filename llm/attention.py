@@ -1,7 +1,8 @@
 """Attention over a paged KV cache, plugged into transformers' models under the name `raylens_paged`.
 
 All sequences of a step lie flattened on one axis of `num_tokens` positions: first the decoding ones, a single
-token each, then the prefill chunks one after another. How they attend is up to the device: `cpu_attention`.
+token each, then the prefill chunks one after another. How they attend is up to the device: `cpu_attention`,
+`cuda_attention`.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from llm.step_input import StepInput
 
 ATTENTION_NAME = "raylens_paged"
 
@@ -55,6 +58,13 @@ class AttentionBackend(Protocol):
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Stores the new keys and values, attends over all that are seen, returns (num_tokens, heads, value_dim)."""
+
+
+class PagedAttention(Protocol):
+    """The KV cache and what attends over it, on one kind of device."""
+
+    def prepare(self, step: StepInput) -> AttentionBackend:
+        """What all layers share in attending to the step's tokens, whose tensors are on the device."""
 
 
 # Arguments of transformers' attention functions that change nothing here.

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from llm.attention import AttentionCall, LayerShape
 from llm.attention_masks import prefill_mask
+from llm.chunk_attention import attend_chunk, scaled_scores
 from llm.step_input import StepInput
 
 # A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
@@ -135,7 +135,7 @@ def _decode(
     groups = query.view(keys.shape[0], -1, query.shape[-1])
     scores = [torch.bmm(groups, part.transpose(1, 2)) for part in _read(keys, stretches, query.dtype)]
     whole = scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
-    weights = _scaled(call, whole).softmax(dim=-1).to(query.dtype)
+    weights = scaled_scores(call, whole).softmax(dim=-1).to(query.dtype)
     parts = _read(values, stretches, query.dtype)
     if len(parts) == 1:
         return torch.bmm(weights, parts[0]).view(len(query), -1)
@@ -144,36 +144,10 @@ def _decode(
     return torch.stack(products).sum(dim=0).view(len(query), -1)
 
 
-def _scaled(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
-    """float32, scaled and capped."""
-    scores = scores.float() * (call.queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
-    return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
-
-
 def _prefill(call: AttentionCall, chunk: _Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The chunk's rows of (num_tokens, heads, value_dim)."""
-    queries = call.queries[chunk.rows].transpose(0, 1)
     own_keys, own_values = (
         torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-        for parts in (_read(cache, chunk.stretches, queries.dtype) for cache in (keys, values))
+        for parts in (_read(cache, chunk.stretches, call.queries.dtype) for cache in (keys, values))
     )
-    mask = chunk.masks[call.window]
-    if call.softcap is None:
-        output = scaled_dot_product_attention(
-            queries[None],
-            own_keys[None],
-            own_values[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=call.scaling,
-            enable_gqa=True,
-        )[0]
-        return output.transpose(0, 1)
-    # PyTorch's own function has no soft cap.
-    groups = queries.reshape(len(own_keys), -1, *queries.shape[1:])
-    scores = groups.flatten(1, 2) @ own_keys.transpose(1, 2)
-    is_seen = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool).tril() if mask is None else mask
-    scores = scores.view(*groups.shape[:3], -1)
-    scores = _scaled(call, scores).masked_fill_(~is_seen, -torch.inf)
-    weights = scores.softmax(dim=-1).to(own_values.dtype).flatten(1, 2)
-    return (weights @ own_values).view(*groups.shape[:3], -1).flatten(0, 1).transpose(0, 1)
+    return attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, chunk.masks[call.window])

@@ -1,11 +1,13 @@
 """Runs the language half over the chunks of one step."""
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from llm.attention import AttentionBackend, block_bytes
+from llm.attention import AttentionBackend, LayerShape, PagedAttention, block_bytes
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
 from llm.layer_probe import probe_layers
@@ -20,6 +22,11 @@ from llm.scheduler import ScheduledChunk
 from llm.step_input import StepInput, build_step
 from llm.step_output import StepOutput
 from preprocess.schema import ProcessedPrompt
+
+if TYPE_CHECKING:
+    from llm.decode_graphs import DecodeGraphs
+
+logger = logging.getLogger(__name__)
 
 # Logits of a prompt are made for so many of its tokens at once: a vocabulary is large.
 _SCORED_AT_ONCE = 128
@@ -50,13 +57,45 @@ class ModelRunner:
         self.num_blocks = config.kv_cache_bytes // block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
         if self.num_blocks == 0:
             raise ValueError(f"kv_cache_bytes ({config.kv_cache_bytes}) does not hold a single block")
-        self._attention = CpuAttention(
+        self._attention = self._make_attention(layers, config)
+        # Ranks launch their collectives one by one.
+        self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
+
+    def _make_attention(self, layers: Sequence[LayerShape], config: EngineConfig) -> PagedAttention:
+        make: Callable[..., PagedAttention] = CpuAttention
+        if self._device.type == "cuda":
+            from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
+
+            make = partial(CudaAttention, device=self._device)
+        return make(
             layers,
             num_blocks=self.num_blocks,
             block_size=config.block_size,
-            dtype=cache_dtype,
+            dtype=config.kv_cache_dtype or config.dtype,
             windows_cut_spans=self._family.windows_cut_spans,
         )
+
+    @torch.inference_mode()
+    def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
+        """None for a model that cannot be recorded, since the host decides something in the middle of it."""
+        from llm.cuda_attention import CudaAttention
+        from llm.decode_graphs import CudaCapture, DecodeGraphs
+
+        assert isinstance(self._attention, CudaAttention)
+        max_length = min(config.max_model_len or self.max_position_embeddings, self.num_blocks * config.block_size)
+        try:
+            return DecodeGraphs(
+                self.forward,
+                self._attention,
+                max_num_seqs=config.max_num_seqs,
+                max_length=max_length,
+                num_rope_axes=self._family.num_rope_axes,
+                device=self._device,
+                capture=CudaCapture(self._device),
+            )
+        except RuntimeError:
+            logger.warning("this model cannot run as CUDA graphs; decoding will be slower", exc_info=True)
+            return None
 
     @property
     def embedding_size(self) -> int:
@@ -81,6 +120,9 @@ class ModelRunner:
     @torch.inference_mode()
     def run_step(self, step: StepInput) -> StepOutput:
         """The part of `run` that every rank does."""
+        if self._graphs is not None and self._graphs.fits(step):
+            _, logits = self._graphs.run(step)
+            return StepOutput(logits, [])
         step = step.to(self._device)
         hidden, logits = self.forward(step, self._attention.prepare(step))
         return StepOutput(logits, self._score(hidden, step))

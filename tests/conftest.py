@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from preprocess.torchvision_build import make_importable
 
@@ -13,10 +14,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Handles of a session that has ended push metrics once more, for which Ray would start a new one behind our backs.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
+# Triton's kernels run in its interpreter where there is no GPU; it asks for this when they are imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Before any test imports transformers' own processors, which it compares ours with.
 make_importable()
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
 
 
 @pytest.fixture(scope="session")

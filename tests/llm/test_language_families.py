@@ -247,6 +247,24 @@ def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExec
         other.result(timeout=20)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_answers_on_a_gpu_equal_generate(small: Small, has_graphs: bool) -> None:
+    longest_span = span_length(small, small.engine())
+    for budget in (2048, max(7, longest_span + 6)):
+        engine = small.engine(device="cuda", max_num_batched_tokens=budget, block_size=4)
+        if not has_graphs:
+            engine._runner._graphs = None
+        for one in small.requests:
+            assert answers(engine, [one]) == [one.expected]
+        assert answers(engine, small.requests) == expected(small)
+
+
+@pytest.mark.gpu
+def test_decoding_on_a_gpu_is_recorded(small: Small) -> None:
+    assert small.engine(device="cuda")._runner._graphs is not None
+
+
 def test_logits_are_those_of_the_whole_model(small: Small) -> None:
     runner = ModelRunner(EngineConfig(small.checkpoint, kv_cache_bytes=2**22))
     for one in small.requests:

@@ -1,0 +1,47 @@
+"""Attention of a prefill chunk, on any device, once all that it may see lies in one piece."""
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from llm.attention import AttentionCall
+
+
+def scaled_scores(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
+    """float32, scaled and capped."""
+    scores = scores.float() * (call.queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
+    return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
+
+
+def attend_chunk(
+    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """`queries` (num_queries, heads, key_dim), `keys` and `values` (kv_heads, num_positions, dim) of the same dtype.
+
+    `mask`: bool, (num_queries, num_positions), who sees whom; None: the queries are those of the last positions, and
+    each sees all up to its own. Returns (num_queries, heads, value_dim).
+    """
+    queries = queries.transpose(0, 1)
+    if call.softcap is None:
+        is_square = queries.shape[1] == keys.shape[1]
+        # Without a mask that lies in memory the fastest kernels can run.
+        bias = causal_lower_right(queries.shape[1], keys.shape[1]) if mask is None and not is_square else mask
+        output = scaled_dot_product_attention(
+            queries[None],
+            keys[None],
+            values[None],
+            attn_mask=bias,
+            is_causal=bias is None,
+            scale=call.scaling,
+            enable_gqa=True,
+        )[0]
+        return output.transpose(0, 1)
+    # PyTorch's own function has no soft cap.
+    groups = queries.reshape(len(keys), -1, *queries.shape[1:])
+    scores = (groups.flatten(1, 2) @ keys.transpose(1, 2)).view(*groups.shape[:3], -1)
+    if mask is None:
+        size = scores.shape[-2:]
+        mask = torch.ones(size, dtype=torch.bool, device=scores.device).tril(size[1] - size[0])
+    weights = scaled_scores(call, scores).masked_fill_(~mask, -torch.inf).softmax(dim=-1)
+    output = weights.to(values.dtype).flatten(1, 2) @ values
+    return output.view(*groups.shape[:3], -1).flatten(0, 1).transpose(0, 1)

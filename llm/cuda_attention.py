@@ -1,0 +1,151 @@
+"""Attention on a GPU: decoding reads the cache block by block, a prefill chunk reads a copy of what it sees."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llm.attention import AttentionCall, LayerShape
+from llm.attention_masks import prefill_mask
+from llm.chunk_attention import attend_chunk
+from llm.decode_kernels import PagedContexts, count_splits, paged_decode
+from llm.step_input import StepInput
+
+
+class CudaAttention:
+    """The KV cache and what attends over it: per layer keys and values, (num_blocks + 1, block_size, kv_heads, dim).
+
+    Nobody reads the last block, which is there beyond `num_blocks`: rows that only fill up a CUDA graph write to it.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        windows_cut_spans: bool,
+        device: torch.device,
+    ) -> None:
+        self._keys, self._values = (
+            [
+                torch.zeros(num_blocks + 1, block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
+                for layer, dim in zip(layers, dims, strict=True)
+            ]
+            for dims in ([layer.key_dim for layer in layers], [layer.value_dim for layer in layers])
+        )
+        self._windows = {layer.window for layer in layers}
+        self.block_size = block_size
+        self.padding_block = num_blocks
+        self._windows_cut_spans = windows_cut_spans
+        self._device = device
+        self._num_processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        )
+
+    def prepare(self, step: StepInput) -> "CudaStep":
+        """What all layers share in attending to the step's tokens."""
+        num_decodes = step.num_decodes
+        prefills, row = [], num_decodes
+        for index in range(num_decodes, len(step.query_lengths)):
+            length, end = step.query_lengths[index], step.context_lengths[index]
+            masks = {window: self._mask(step, index, end - length, end, window) for window in self._windows}
+            prefills.append(_Prefill(slice(row, row + length), self._slots(step.block_tables[index], end), masks))
+            row += length
+        lengths = step.context_lengths[:num_decodes]
+        contexts = self._contexts(step.block_tables[:num_decodes], lengths)
+        return self.prepare_decodes(step.slot_mapping, contexts, max(lengths, default=0), prefills)
+
+    def prepare_decodes(
+        self, slot_mapping: torch.Tensor, contexts: PagedContexts, max_length: int, prefills: "Sequence[_Prefill]" = ()
+    ) -> "CudaStep":
+        """The same from what is on the device already. It is read when layers attend, so that a graph may read
+        something else each time; `max_length` bounds the contexts' lengths for good."""
+        return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
+
+    def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:
+        # Lengths and tables in one copy to the device.
+        rows = np.zeros((len(lengths), 1 + max(map(len, block_tables), default=0)), dtype=np.int32)
+        rows[:, 0] = lengths
+        for row, blocks in zip(rows, block_tables, strict=True):
+            row[1 : 1 + len(blocks)] = blocks
+        on_device = torch.from_numpy(rows).to(self._device)
+        return PagedContexts(on_device[:, 1:], on_device[:, 0])
+
+    def _slots(self, blocks: list[int], end: int) -> torch.Tensor:
+        """Where the positions up to `end` of a sequence lie: (end,), int64."""
+        positions = np.arange(end)
+        slots = np.array(blocks)[positions // self.block_size] * self.block_size + positions % self.block_size
+        return torch.from_numpy(slots).to(self._device)
+
+    def _mask(self, step: StepInput, index: int, start: int, end: int, window: int | None) -> torch.Tensor | None:
+        """None where each position sees all up to itself."""
+        spans = step.spans_of(index)
+        if not spans and (window is None or window >= end):
+            return None
+        return prefill_mask(start, end, spans, window, windows_cut_spans=self._windows_cut_spans, device=self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """Rows of the flattened tokens, slots of all positions up to the last of them, and masks by window."""
+
+    rows: slice
+    slots: torch.Tensor
+    masks: Mapping[int | None, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """One step's `AttentionBackend`: decodes, the rows of `contexts`, lie in front of the prefill chunks."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    slot_mapping: torch.Tensor
+    contexts: PagedContexts
+    max_length: int
+    prefills: Sequence[_Prefill]
+    num_processors: int
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Writes the new keys and values into the cache, then attends over it."""
+        keys, values = self.keys[call.layer], self.values[call.layer]
+        _write(keys, self.slot_mapping, call.keys)
+        _write(values, self.slot_mapping, call.values)
+        output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
+        if num_decodes := len(self.contexts.lengths):
+            paged_decode(
+                call.queries[:num_decodes].contiguous(),
+                keys,
+                values,
+                self.contexts,
+                output[:num_decodes],
+                scaling=call.queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling,
+                softcap=call.softcap,
+                window=call.window,
+                num_splits=count_splits(num_decodes * keys.shape[2], self.max_length, self.num_processors),
+            )
+        for chunk in self.prefills:
+            own_keys, own_values = (
+                _read(cache, chunk.slots).to(call.queries.dtype).transpose(0, 1) for cache in (keys, values)
+            )
+            queries = call.queries[chunk.rows]
+            output[chunk.rows] = attend_chunk(call, queries, own_keys, own_values, chunk.masks[call.window])
+        return output
+
+
+def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    """Puts (num_tokens, kv_heads, dim) into the cache."""
+    _movable(cache).flatten(0, 1).index_copy_(0, slots, _movable(new.to(cache.dtype)))
+
+
+def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """(num_slots, kv_heads, dim)"""
+    return _movable(cache).flatten(0, 1)[slots].view(cache.dtype)
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """PyTorch copies bytes from and to any place, but no float8."""
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor

@@ -1,0 +1,151 @@
+"""Decode steps as CUDA graphs: what the host would launch kernel by kernel, recorded once and started as a whole.
+
+A graph reads and writes the same memory each time. So there is one graph for each of some batch sizes, all reading
+one buffer of inputs; a step takes the smallest that holds it and fills the rest of its rows with padding.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from llm.attention import AttentionBackend
+from llm.cuda_attention import CudaAttention
+from llm.decode_kernels import PagedContexts
+from llm.step_input import StepInput
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+Forward = Callable[[StepInput, AttentionBackend], Outputs]
+Replay = Callable[[], Outputs]
+"""Computes once more, from what the inputs hold now, into the same outputs."""
+
+# Columns of the inputs in front of the rotary positions and the block table.
+_TOKEN, _SLOT, _LENGTH, _NUM_FIXED = range(4)
+_STEP_BETWEEN_SIZES = 8
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Those that have a graph: 1, 2, 4, then every eighth up to the largest."""
+    sizes = [1, 2, 4, *range(_STEP_BETWEEN_SIZES, max_num_seqs, _STEP_BETWEEN_SIZES)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+class CudaCapture:
+    """Records what a function launches. All that it records shares one pool of memory: only the latest replay's
+    outputs are valid."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Replay) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        # The outer stream context puts back the current stream where recording fails halfway.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            # What is made at the first call only, compiled kernels and libraries' workspaces, must not be recorded.
+            warm_up, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            warm_up.wait_stream(current)
+            with torch.cuda.stream(warm_up):
+                function()
+            current.wait_stream(warm_up)
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = function()
+
+        def replay() -> Outputs:
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+class DecodeGraphs:
+    """Runs `forward` for steps in which all sequences decode. `capture` makes a function's replay, see `CudaCapture`.
+
+    `max_length` bounds the positions of a sequence.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        attention: CudaAttention,
+        *,
+        max_num_seqs: int,
+        max_length: int,
+        num_rope_axes: int,
+        device: torch.device,
+        capture: Callable[[Replay], Replay],
+    ) -> None:
+        self._forward = forward
+        self._attention = attention
+        self._max_length = max_length
+        self._num_rope_axes = num_rope_axes
+        self._table_start = _NUM_FIXED + num_rope_axes
+        num_columns = self._table_start + -(-max_length // attention.block_size)
+        # A row a sequence, so that the rows of a batch are one copy to the device.
+        self._host = torch.zeros(max_num_seqs, num_columns, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._rows = self._host.numpy()
+        self._pad(slice(None))
+        self._inputs = self._host.to(device)
+        self._logits_rows = torch.arange(max_num_seqs, device=device)
+        # The largest first: the smaller ones find room in the memory that it took.
+        self._replays = {size: capture(self._computation(size)) for size in reversed(batch_sizes(max_num_seqs))}
+
+    def fits(self, step: StepInput) -> bool:
+        """Whether the step does nothing but decode, a token for each of its sequences."""
+        num_chunks = len(step.query_lengths)
+        return (
+            step.num_decodes == num_chunks == len(step.logits_rows) <= len(self._rows)
+            and not step.scored
+            and not len(step.embed_rows)
+            and max(step.context_lengths) <= self._max_length
+        )
+
+    def run(self, step: StepInput) -> Outputs:
+        """What `forward` gives for a step that fits, whose tensors are on the CPU: hidden states and logits, valid
+        until the next run."""
+        num_seqs = len(step.query_lengths)
+        size = min(size for size in self._replays if size >= num_seqs)
+        self._fill(step, num_seqs)
+        self._pad(slice(num_seqs, size))
+        self._inputs[:size].copy_(self._host[:size])
+        hidden, logits = self._replays[size]()
+        return hidden[:num_seqs], logits[:num_seqs]
+
+    def _fill(self, step: StepInput, num_seqs: int) -> None:
+        rows = self._rows[:num_seqs]
+        rows[:, _TOKEN] = step.token_ids
+        rows[:, _SLOT] = step.slot_mapping
+        rows[:, _LENGTH] = step.context_lengths
+        rows[:, _NUM_FIXED : self._table_start] = step.positions.T
+        for row, blocks in zip(rows, step.block_tables, strict=True):
+            row[self._table_start : self._table_start + len(blocks)] = blocks
+
+    def _pad(self, rows: slice) -> None:
+        """Makes rows of the host's buffer a sequence of one token in the block that nobody reads."""
+        padding = self._rows[rows]
+        padding[:, : self._table_start] = 0
+        padding[:, _SLOT] = self._attention.padding_block * self._attention.block_size
+        padding[:, _LENGTH] = 1
+        padding[:, self._table_start] = self._attention.padding_block
+
+    def _computation(self, size: int) -> Replay:
+        inputs = self._inputs[:size]
+        contexts = PagedContexts(inputs[:, self._table_start :], inputs[:, _LENGTH])
+
+        def compute() -> Outputs:
+            wide = inputs[:, : self._table_start].long()
+            step = StepInput(
+                token_ids=wide[:, _TOKEN],
+                positions=wide[:, _NUM_FIXED:].T.contiguous(),
+                slot_mapping=wide[:, _SLOT].contiguous(),
+                logits_rows=self._logits_rows[:size],
+                embed_rows=self._logits_rows[:0],
+                embeds=inputs.new_empty(0, 0),
+                block_tables=[],
+                query_lengths=[],
+                context_lengths=[],
+                span_members=[],
+                scored=[],
+            )
+            return self._forward(step, self._attention.prepare_decodes(step.slot_mapping, contexts, self._max_length))
+
+        return compute

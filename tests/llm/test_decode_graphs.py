@@ -1,0 +1,225 @@
+"""Recorded decode steps compute what the same steps compute otherwise. Without a GPU a record is a function that runs
+once more over the same memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from llm.layer_probe import probe_layers
+from llm.sampling_params import SamplingParams
+from llm.scheduler import ScheduledChunk
+from llm.sequence import Sequence
+from llm.step_input import StepInput, build_step
+from tests.llm.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
+
+pytest.importorskip("triton")
+
+from llm.cuda_attention import CudaAttention
+from llm.decode_graphs import DecodeGraphs, Outputs, Replay, batch_sizes
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BLOCK_SIZE, MAX_NUM_SEQS, MAX_LENGTH = 4, 6, 200
+
+
+@dataclass
+class Recorder:
+    """Stands in for CUDA: runs what was recorded again, notes how large it was and reuses its outputs' memory."""
+
+    sizes: list[int] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)
+
+    def capture(self, function: Replay) -> Replay:
+        outputs = function()
+        size = len(outputs[0])
+        self.sizes.append(size)
+
+        def replay() -> Outputs:
+            self.replayed.append(size)
+            for kept, new in zip(outputs, function(), strict=True):
+                kept.copy_(new)
+            return outputs
+
+        return replay
+
+
+@torch.inference_mode()
+def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
+    """Gives an engine on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
+    runner = engine._runner
+    config = runner._model.config.get_text_config()
+    layers = probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
+    attention = CudaAttention(
+        layers,
+        num_blocks=runner.num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=torch.float32,
+        windows_cut_spans=runner._family.windows_cut_spans,
+        device=DEVICE,
+    )
+    runner._attention = attention
+    runner._graphs = DecodeGraphs(
+        runner.forward,
+        attention,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_length=MAX_LENGTH,
+        num_rope_axes=runner._family.num_rope_axes,
+        device=DEVICE,
+        capture=recorder.capture,
+    )
+    return attention
+
+
+def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
+    return LLMEngine(
+        EngineConfig(
+            checkpoint,
+            device=DEVICE.type,
+            kv_cache_bytes=2**20,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=budget,
+            block_size=BLOCK_SIZE,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "text_config"),
+    [
+        ("llava", {}),
+        ("qwen3_vl", {}),
+        ("gemma3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}),
+    ],
+)
+def test_recorded_answers_equal_generate(tmp_path: Path, model_type: str, text_config: dict[str, object]) -> None:
+    checkpoint = make_checkpoint(model_type, tmp_path, text_config)
+    model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
+    requests = small_requests(model_type, model)
+    engine, recorder = make_engine(checkpoint), Recorder()
+    with_graphs(engine, recorder)
+    assert answers(engine, requests) == [one.expected for one in requests]
+    # The first token of each answer is the prompt's.
+    assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
+
+
+def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str) -> None:
+    """Some steps decode only, some compute a chunk as well, behind what the cache has of its prompt."""
+    model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
+    requests = small_requests("llava", model)
+    engine, recorder = make_engine(checkpoint, budget=11), Recorder()
+    with_graphs(engine, recorder)
+    for _ in range(2):  # the second time their beginnings are cached
+        recorder.replayed.clear()
+        assert answers(engine, requests) == [one.expected for one in requests]
+        assert recorder.replayed
+
+
+def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    for index, one in enumerate(requests):
+        engine.add_request(str(index), one.prompt, one.embeddings, params)
+    collected: list[list[int]] = [[] for _ in requests]
+    while engine.has_unfinished():
+        for output in engine.step():
+            collected[int(output.request_id)] += output.token_ids
+    return collected
+
+
+@dataclass
+class Decoding:
+    """Sequences of `lengths` of which all but the last token are in the cache, whose numbers are random."""
+
+    engine: LLMEngine
+    recorder: Recorder
+    attention: CudaAttention
+
+    def step(self, lengths: list[int], first_block: int = 0) -> StepInput:
+        chunks = []
+        for index, length in enumerate(lengths):
+            num_blocks = -(-length // BLOCK_SIZE)
+            sequence = Sequence(str(index), list(range(5, 5 + length)), length - 1, [], MAX_LENGTH)
+            sequence.num_computed_tokens = length - 1
+            sequence.block_table = list(range(first_block, first_block + num_blocks))
+            first_block += num_blocks
+            chunks.append(ScheduledChunk(sequence, 1))
+        return build_step(chunks, block_size=BLOCK_SIZE, num_rope_axes=1, embedding_size=1, keeps_tokens=False)
+
+    def cache(self) -> list[torch.Tensor]:
+        return [*self.attention._keys, *self.attention._values]
+
+    @torch.inference_mode()
+    def fill(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for tensor in self.cache():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+
+    @property
+    def graphs(self) -> DecodeGraphs:
+        assert self.engine._runner._graphs is not None
+        return self.engine._runner._graphs
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_checkpoint("llava", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def decoding(checkpoint: str) -> Decoding:
+    engine, recorder = make_engine(checkpoint), Recorder()
+    return Decoding(engine, recorder, with_graphs(engine, recorder))
+
+
+def test_padding_changes_nothing(decoding: Decoding) -> None:
+    """Logits and cache are those of the step itself, after a larger one has left its numbers in the inputs."""
+    decoding.fill()
+    decoding.engine._runner.run_step(decoding.step([9, 1, 30, 2, 7, 5], first_block=20))
+    for lengths, size in (([7, 13, 20], 4), ([3], 1), ([60, 1], 2), ([5] * 5, 6)):
+        results = []
+        for has_graphs in (True, False):
+            decoding.fill()
+            runner = decoding.engine._runner
+            graphs = decoding.graphs
+            if not has_graphs:
+                runner._graphs = None
+            logits = runner.run_step(decoding.step(lengths)).logits.clone()
+            runner._graphs = graphs
+            # The last block is nobody's.
+            results.append([logits, *(tensor[:-1].clone() for tensor in decoding.cache())])
+        for own, expected in zip(*results, strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+        assert decoding.recorder.replayed[-1] == size
+
+
+def test_only_steps_that_just_decode_are_replayed(decoding: Decoding) -> None:
+    fits, step = decoding.graphs.fits, decoding.step([5, 9])
+    assert fits(step)
+    assert fits(decoding.step([MAX_LENGTH]))
+    assert not fits(decoding.step([MAX_LENGTH + 1]))
+    assert fits(decoding.step([2] * MAX_NUM_SEQS))
+    assert not fits(decoding.step([2] * (MAX_NUM_SEQS + 1)))
+    others: list[Callable[[StepInput], StepInput]] = [
+        lambda step: replace(step, scored=[(0, 5, 1)]),
+        lambda step: replace(step, embed_rows=torch.tensor([0]), embeds=torch.zeros(1, 1)),
+        lambda step: replace(step, logits_rows=torch.tensor([0])),
+        lambda step: replace(step, query_lengths=[1, 4]),
+        lambda step: replace(step, query_lengths=[4, 1]),
+        lambda step: replace(step, query_lengths=[1, 4], logits_rows=torch.tensor([0])),
+    ]
+    assert [fits(change(step)) for change in others] == [False] * len(others)
+
+
+def test_the_largest_batch_is_recorded_first(decoding: Decoding) -> None:
+    assert decoding.recorder.sizes == [6, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (20, [1, 2, 4, 8, 16, 20]), (32, [1, 2, 4, 8, 16, 24, 32])],
+)
+def test_sizes_go_up_to_the_largest_batch(max_num_seqs: int, sizes: list[int]) -> None:
+    assert batch_sizes(max_num_seqs) == sizes
