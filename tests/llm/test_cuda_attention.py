@@ -1,6 +1,10 @@
 """Attention on a GPU is that of the definition. Without one its kernels run in Triton's interpreter, on the CPU."""
 
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,7 @@ from llm.decode_kernels import PagedContexts, count_splits, paged_decode
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = Shape()
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +222,11 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told.random(sequence, SHAPE, torch.Generator().manual_seed(0))
     check_in_two_steps(make_attention(SHAPE), [told], [139], None, None, DEVICE)
     assert asked == [(SHAPE.kv_heads, 140)]
+
+
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.llm.compile_kernels"]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
