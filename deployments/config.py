@@ -122,7 +122,14 @@ class GenerateConfig(Settings):
         0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5: none shares one); 0: CPU"
     )
     block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
-    kv_cache_bytes: int = Field(512 * 2**20, ge=1, description="bytes of the KV cache per rank")
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="bytes of the KV cache per rank; default: what memory_fraction of a GPU leaves, 512 MiB on the CPU",
+    )
+    memory_fraction: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory for weights, the largest step and the KV cache together"
+    )
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float8_e4m3fn"] = Field(
         "auto", description="numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"
     )

@@ -212,6 +212,7 @@ class Generate:
             device="cuda" if settings.num_gpus else "cpu",
             block_size=settings.block_size,
             kv_cache_bytes=settings.kv_cache_bytes,
+            memory_fraction=settings.memory_fraction,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=config.max_model_len,

@@ -9,7 +9,8 @@ import torch
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
-    `kv_cache_bytes` is the size of the paged KV cache, all layers together. `prefix_caching`: requests take up
+    `kv_cache_bytes` is the size of the paged KV cache, all layers together; None: on a GPU what `memory_fraction` of
+    its memory leaves beside the weights and the largest step, on the CPU 512 MiB. `prefix_caching`: requests take up
     what others have left in the KV cache of the same beginning.
 
     `quantization`: 8-bit weights of the decoder's layers. `kv_cache_dtype` None is `dtype`; a smaller one holds more
@@ -20,7 +21,8 @@ class EngineConfig:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     block_size: int = 16
-    kv_cache_bytes: int = 512 * 2**20
+    kv_cache_bytes: int | None = None
+    memory_fraction: float = 0.9
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
@@ -30,8 +32,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
         if self.quantization not in (None, "int8"):
             raise ValueError(f"quantization must be 'int8' or None, got {self.quantization!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:

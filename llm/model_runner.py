@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llm.attention import AttentionBackend, LayerShape, PagedAttention, block_bytes
+from llm.cache_size import bytes_left_for_cache, worst_step
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
 from llm.layer_probe import probe_layers
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Logits of a prompt are made for so many of its tokens at once: a vocabulary is large.
 _SCORED_AT_ONCE = 128
+_CPU_CACHE_BYTES = 512 * 2**20
 
 
 class ModelRunner:
@@ -53,15 +55,40 @@ class ModelRunner:
         self._hidden_size: int = text_config.hidden_size
         self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
         layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
-        cache_dtype = config.kv_cache_dtype or config.dtype
-        self.num_blocks = config.kv_cache_bytes // block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
-        if self.num_blocks == 0:
-            raise ValueError(f"kv_cache_bytes ({config.kv_cache_bytes}) does not hold a single block")
-        self._attention = self._make_attention(layers, config)
+        self.num_blocks = self._count_blocks(layers, config)
+        self._attention = self._make_attention(layers, self.num_blocks, config)
         # Ranks launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
 
-    def _make_attention(self, layers: Sequence[LayerShape], config: EngineConfig) -> PagedAttention:
+    def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
+        """Blocks of the KV cache, the same number on every rank."""
+        cache_dtype = config.kv_cache_dtype or config.dtype
+        num_bytes = config.kv_cache_bytes or self._cache_bytes(layers, config)
+        num_blocks = num_bytes // block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
+        if num_blocks == 0:
+            raise ValueError(f"kv_cache_bytes ({num_bytes}) does not hold a single block")
+        if self._group is None:
+            return num_blocks
+        return int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
+
+    @torch.inference_mode()
+    def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
+        if self._device.type == "cpu":
+            return _CPU_CACHE_BYTES
+        step = worst_step(
+            num_tokens=config.max_num_batched_tokens,
+            num_positions=config.max_model_len or self.max_position_embeddings,
+            num_logits=config.max_num_seqs,
+            num_rope_axes=self._family.num_rope_axes,
+            block_size=config.block_size,
+        ).to(self._device)
+
+        def run() -> None:
+            self.forward(step, self._make_attention(layers, 1, config).prepare(step))
+
+        return bytes_left_for_cache(run, self._device, config.memory_fraction)
+
+    def _make_attention(self, layers: Sequence[LayerShape], num_blocks: int, config: EngineConfig) -> PagedAttention:
         make: Callable[..., PagedAttention] = CpuAttention
         if self._device.type == "cuda":
             from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
@@ -69,7 +96,7 @@ class ModelRunner:
             make = partial(CudaAttention, device=self._device)
         return make(
             layers,
-            num_blocks=self.num_blocks,
+            num_blocks=num_blocks,
             block_size=config.block_size,
             dtype=config.kv_cache_dtype or config.dtype,
             windows_cut_spans=self._family.windows_cut_spans,

@@ -106,7 +106,7 @@ def attend(
     return [by_chunk.get(id(own.sequence), nothing) for own in told]
 
 
-def check_in_two_steps(
+def check_in_steps(
     attention: PagedAttention,
     told: list[Told],
     cuts: list[int],

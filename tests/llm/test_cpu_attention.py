@@ -16,7 +16,7 @@ from tests.llm.attention_reference import (
     Shape,
     Told,
     attend,
-    check_in_two_steps,
+    check_in_steps,
     reference,
     sequences,
 )
@@ -43,7 +43,7 @@ def test_any_step_attends_as_defined(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_attention, "MAX_STRETCHES", max_stretches)
-        check_in_two_steps(make_attention(window), told, cuts, window, softcap)
+        check_in_steps(make_attention(window), told, cuts, window, softcap)
 
 
 def test_what_a_sequence_of_adjacent_blocks_has_is_read_in_place() -> None:

@@ -20,7 +20,7 @@ from tests.llm.attention_reference import (
     Shape,
     Told,
     attend,
-    check_in_two_steps,
+    check_in_steps,
     reference,
     sequences,
 )
@@ -75,7 +75,7 @@ def make_attention(shape: Shape, window: int | None = None, dtype: torch.dtype =
 def test_any_step_attends_as_defined(
     told: list[Told], cuts: list[int], window: int | None, softcap: float | None
 ) -> None:
-    check_in_two_steps(make_attention(SHAPE, window), told, cuts, window, softcap, DEVICE)
+    check_in_steps(make_attention(SHAPE, window), told, cuts, window, softcap, DEVICE)
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -85,7 +85,7 @@ def test_a_sequence_without_spans_attends_as_defined(cut: int, softcap: float | 
     """In a chunk behind others, and, where 32 of its 33 positions are in the cache, in decoding."""
     sequence = Sequence("a", [0] * 33, 33, [], 100, block_table=list(range(9)))
     told = Told.random(sequence, SHAPE, torch.Generator().manual_seed(0))
-    check_in_two_steps(make_attention(SHAPE, window), [told], [cut], window, softcap, DEVICE)
+    check_in_steps(make_attention(SHAPE, window), [told], [cut], window, softcap, DEVICE)
 
 
 def decode(
@@ -220,7 +220,7 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_attention, "count_splits", count)
     sequence = Sequence("a", [0] * 140, 140, [], 200, block_table=list(range(39, 4, -1)))
     told = Told.random(sequence, SHAPE, torch.Generator().manual_seed(0))
-    check_in_two_steps(make_attention(SHAPE), [told], [139], None, None, DEVICE)
+    check_in_steps(make_attention(SHAPE), [told], [139], None, None, DEVICE)
     assert asked == [(SHAPE.kv_heads, 140)]
 
 

@@ -1,0 +1,84 @@
+"""The KV cache gets what is left of a GPU, and never more than was allowed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from llm.cache_size import bytes_left_for_cache, worst_step
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from llm.model_runner import ModelRunner
+from llm.models import FAMILIES
+from tests.llm.small_models import make_checkpoint
+
+DEVICE = torch.device("cuda", 0)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, total: int, free: int, reserved: int, peak: int) -> list[str]:
+    """A GPU of whose memory so much is taken; returns what happens in which order."""
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: events.append("reset"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("wait"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    return events
+
+
+def test_what_is_left_is_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
+    # Others hold 1000 - 650 - 200 = 150.
+    assert bytes_left_for_cache(lambda: events.append("run"), DEVICE, 0.9) == 900 - 150 - 300
+    assert events == ["empty", "reset", "run", "wait", "empty"]
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
+    with pytest.raises(ValueError, match=r"memory_fraction \(0.45\) of 1000 bytes .* take 300, others 150"):
+        bytes_left_for_cache(lambda: None, DEVICE, 0.45)
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen3_vl", "gemma3", "blip-2"])
+def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, model_type: str) -> None:
+    runner = ModelRunner(EngineConfig(make_checkpoint(model_type, tmp_path), block_size=4, kv_cache_bytes=2**16))
+    step = worst_step(
+        num_tokens=24,
+        num_positions=50,
+        num_logits=9,
+        num_rope_axes=FAMILIES[model_type].num_rope_axes,
+        block_size=4,
+    )
+    assert (step.query_lengths, step.context_lengths) == ([24], [50])
+    assert set(step.block_tables[0]) == {0}
+    assert len(runner.run_step(step).logits) == 9
+
+
+def test_a_short_context_bounds_the_worst_step() -> None:
+    step = worst_step(num_tokens=512, num_positions=50, num_logits=2, num_rope_axes=3, block_size=16)
+    assert step.positions.shape == (3, 50)
+    assert len(step.block_tables[0]) == 4
+
+
+def test_the_cache_is_never_larger_than_configured(tmp_path: Path) -> None:
+    for kv_cache_bytes in (2**16, 10**5):
+        runner = ModelRunner(EngineConfig(make_checkpoint("llava", tmp_path), kv_cache_bytes=kv_cache_bytes))
+        attention = runner._attention
+        held = sum(cache.nbytes for name in ("_keys", "_values") for cache in getattr(attention, name))
+        assert 0.8 * kv_cache_bytes < held <= kv_cache_bytes
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.5])
+def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match="memory_fraction must be above 0 and at most 1"):
+        EngineConfig("model", memory_fraction=fraction)
+
+
+@pytest.mark.gpu
+def test_an_engine_stays_within_its_share_of_the_gpu(tmp_path: Path) -> None:
+    total = torch.cuda.mem_get_info()[1]
+    engine = LLMEngine(EngineConfig(make_checkpoint("llava", tmp_path), device="cuda", memory_fraction=0.3))
+    free = torch.cuda.mem_get_info()[0]
+    assert engine._runner.num_blocks > 1000
+    assert 0.2 * total < total - free < 0.33 * total
