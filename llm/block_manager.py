@@ -73,8 +73,11 @@ class BlockManager:
 
     def commit(self, sequence: Sequence) -> None:
         """To be called when more of the sequence has been computed: its full blocks can be found from now on."""
+        num_full = sequence.num_computed_tokens // self.block_size
+        if not num_full or self._hash_of[sequence.block_table[num_full - 1]] is not None:
+            return  # as with most tokens
         extend_block_hashes(sequence, self.block_size)
-        for index in range(sequence.num_computed_tokens // self.block_size - 1, -1, -1):
+        for index in range(num_full - 1, -1, -1):
             block_id, block_hash = sequence.block_table[index], sequence.block_hashes[index]
             if self._hash_of[block_id] is not None:
                 break  # and so have those before it

@@ -42,19 +42,24 @@ class CpuAttention:
 
     def prepare(self, step: StepInput) -> "CpuStep":
         """What all layers share in attending to the step's tokens."""
-        decodes: list[Mapping[int | None, Stretches]] = []
-        prefills: list[_Prefill] = []
-        num_decodes, row = step.num_decodes, 0
-        chunks = zip(step.block_tables, step.query_lengths, step.context_lengths, strict=True)
-        for index, (blocks, length, end) in enumerate(chunks):
-            if index < num_decodes:
-                starts = {window: max(0, end - (window or end)) for window in self._windows}
-                decodes.append({window: self._stretches(blocks, start, end) for window, start in starts.items()})
-            else:
-                masks = {window: self._mask(step, index, end - length, end, window) for window in self._windows}
-                prefills.append(_Prefill(slice(row, row + length), self._stretches(blocks, 0, end), masks))
+        num_decodes = step.num_decodes
+        tables, ends = step.block_tables[:num_decodes], step.context_lengths[:num_decodes]
+        decodes = {window: self._seen(tables, ends, window) for window in self._windows}
+        prefills, row = [], num_decodes
+        for index in range(num_decodes, len(step.query_lengths)):
+            length, end = step.query_lengths[index], step.context_lengths[index]
+            masks = {window: self._mask(step, index, end - length, end, window) for window in self._windows}
+            stretches = self._stretches(step.block_tables[index], 0, end)
+            prefills.append(_Prefill(slice(row, row + length), stretches, masks))
             row += length
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
+
+    def _seen(self, tables: Sequence[list[int]], ends: Sequence[int], window: int | None) -> list[Stretches]:
+        """Where the positions lie that the last ones of sequences see."""
+        return [
+            self._stretches(blocks, 0 if window is None else max(0, end - window), end)
+            for blocks, end in zip(tables, ends, strict=True)
+        ]
 
     def _stretches(self, blocks: list[int], start: int, end: int) -> Stretches:
         """Where the positions [start, end) of a sequence lie."""
@@ -92,12 +97,12 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class CpuStep:
-    """One step's `AttentionBackend`. `decodes`: for each sequence, by window, where the positions lie that it sees."""
+    """One step's `AttentionBackend`. `decodes`: by window, for each sequence where the positions lie that it sees."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     slot_mapping: torch.Tensor
-    decodes: list[Mapping[int | None, Stretches]]
+    decodes: Mapping[int | None, list[Stretches]]
     prefills: list[_Prefill]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
@@ -106,8 +111,8 @@ class CpuStep:
         _write(keys, self.slot_mapping, call.keys)
         _write(values, self.slot_mapping, call.values)
         output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
-        for row, stretches in enumerate(self.decodes):
-            output[row] = _decode(call, call.queries[row], keys, values, stretches[call.window])
+        for row, stretches in enumerate(self.decodes[call.window]):
+            output[row] = _decode(call, call.queries[row], keys, values, stretches)
         for chunk in self.prefills:
             output[chunk.rows] = _prefill(call, chunk, keys, values)
         return output

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
@@ -10,23 +10,21 @@ from llm.sequence import FinishReason, Sequence, SequenceStatus
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """The next `num_tokens` uncomputed positions of a sequence."""
+    """The next `num_tokens` uncomputed positions of a sequence, [start, end).
+
+    `samples`: whether it reaches the sequence's last token, so that the next one can be sampled.
+    """
 
     sequence: Sequence
     num_tokens: int
+    start: int = field(init=False)
+    end: int = field(init=False)
+    samples: bool = field(init=False)
 
-    @property
-    def start(self) -> int:
-        return self.sequence.num_computed_tokens
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Whether the chunk reaches the sequence's last token, so that the next one can be sampled."""
-        return self.end == self.sequence.num_tokens
+    def __post_init__(self) -> None:
+        self.start = self.sequence.num_computed_tokens
+        self.end = self.start + self.num_tokens
+        self.samples = self.end == len(self.sequence.token_ids)
 
     @property
     def scored_tokens(self) -> range:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -12,6 +13,11 @@ from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence as SequenceState
 
 _NONE = torch.empty(0, dtype=torch.int64)
+
+
+@cache
+def _no_embeds(embedding_size: int) -> torch.Tensor:
+    return torch.empty(0, embedding_size)
 
 
 @dataclass(slots=True)
@@ -146,7 +152,7 @@ class _StepBuilder:
         if not keeps_tokens:
             for row in self._embed_rows:
                 self._token_ids[row] = 0
-        embed_rows, embeds = _NONE, torch.empty(0, embedding_size)
+        embed_rows, embeds = _NONE, _no_embeds(embedding_size)
         if self._embeds:
             embed_rows, order = torch.tensor(self._embed_rows).sort()
             embeds = torch.cat(self._embeds)[order]

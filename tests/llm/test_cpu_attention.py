@@ -52,8 +52,7 @@ def test_what_a_sequence_of_adjacent_blocks_has_is_read_in_place() -> None:
     step = build_step(
         [ScheduledChunk(sequence, 1)], block_size=BLOCK_SIZE, num_rope_axes=1, embedding_size=1, keeps_tokens=False
     )
-    (stretches,) = make_attention().prepare(step).decodes
-    assert stretches == {None: [slice(12, 113)]}
+    assert make_attention().prepare(step).decodes == {None: [[slice(12, 113)]]}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
