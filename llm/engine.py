@@ -5,7 +5,7 @@ A step is `schedule`, `run`, `sample`, and what comes of it for each request.
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -22,33 +22,15 @@ from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
 from llm.parallel import ProcessGroup, RankDiedError
 from llm.prefix_cache import private_root, shared_root
-from llm.prompt_layout import PromptLayout
+from llm.request import Answer, Request, make_items
 from llm.sampler import SampledToken, sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import FinishReason, PromptItem, Sequence
-from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from llm.sequence import FinishReason, Sequence
+from preprocess.schema import ProcessedPrompt
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """One answer on its way. `prompt_logprobs`: of the prompt's tokens so far, where they are asked for."""
-
-    detokenizer: Detokenizer
-    sampler_state: SamplerState
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """`answers`: those that are unfinished."""
-
-    prompt: ProcessedPrompt
-    items: list[PromptItem]
-    answers: dict[Sequence, _Answer]
 
 
 class LLMEngine:
@@ -66,7 +48,7 @@ class LLMEngine:
         self._eos_token_ids = eos_token_ids(generation, tokenizer.eos_token_id)
         self._default_sampling = default_sampling(generation)
         self.grammar_compiler = GrammarCompiler(tokenizer, self._runner.vocab_size, self._eos_token_ids)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._is_stalled = False
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
@@ -90,17 +72,17 @@ class LLMEngine:
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is in the engine already")
-        items = self._check_items(prompt, embeddings)
+        items = make_items(prompt, embeddings, self._runner.embedding_size)
         check_room(len(prompt.prompt_token_ids), params, self.max_model_len)
         layout = self._runner.prompt_layout(prompt)
         check_spans(layout, self._scheduler.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt) if shares_prefix else private_root()
         states = self._sampler_states(prompt, self._with_defaults(params))
-        request = _Request(prompt, items, {})
-        sequences = self._make_sequences(request_id, request, params, layout, root)
+        request = Request(prompt, items, {})
+        sequences = request.make_sequences(request_id, params, layout, root, self.max_model_len)
         for sequence, state in zip(sequences, states, strict=True):
-            request.answers[sequence] = _Answer(Detokenizer(self._decode, params.stop), state)
+            request.answers[sequence] = Answer(Detokenizer(self._decode, params.stop), state)
             self._scheduler.add(sequence)
         self._requests[request_id] = request
         self._is_stalled = False
@@ -192,7 +174,7 @@ class LLMEngine:
                 self._answer(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
                 chunk.sequence.num_scored_tokens = chunk.start + scored.stop
 
-    def _answer(self, sequence: Sequence) -> _Answer:
+    def _answer(self, sequence: Sequence) -> Answer:
         return self._requests[sequence.request_id].answers[sequence]
 
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
@@ -210,47 +192,11 @@ class LLMEngine:
             for index in range(params.n)
         ]
 
-    def _make_sequences(
-        self, request_id: str, request: _Request, params: SamplingParams, layout: PromptLayout, prefix_root: bytes
-    ) -> list[Sequence]:
-        """One an answer. The first computes the prompt, the others take it up from the prefix cache."""
-        prompt_token_ids = request.prompt.prompt_token_ids
-        room = params.max_tokens or self.max_model_len - len(prompt_token_ids)
-        sequences: list[Sequence] = []
-        for index in range(params.n):
-            sequence = Sequence(
-                request_id=request_id,
-                token_ids=list(prompt_token_ids),
-                num_prompt_tokens=len(prompt_token_ids),
-                items=request.items,
-                max_num_tokens=len(prompt_token_ids) + room,
-                layout=layout,
-                index=index,
-                parent=sequences[0] if sequences else None,
-                prefix_root=prefix_root,
-                num_prompt_logprobs=None if sequences else params.prompt_logprobs,
-            )
-            sequences.append(sequence)
-        return sequences
-
     def _with_defaults(self, params: SamplingParams) -> SamplingParams:
         unset = {name: value for name, value in self._default_sampling.items() if getattr(params, name) is None}
         return replace(params, **unset)
 
-    def _check_items(self, prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None]) -> list[PromptItem]:
-        if len(embeddings) != len(prompt.placeholders):
-            raise InvalidRequestError(
-                f"{len(prompt.placeholders)} placeholders but {len(embeddings)} items",
-                field="messages",
-            )
-        items = []
-        for placeholder, mm_hash, item in zip(prompt.placeholders, prompt.mm_hashes, embeddings, strict=True):
-            if item is not None:
-                check_embeddings(placeholder, item, self._runner.embedding_size)
-            items.append(PromptItem.at(placeholder, mm_hash, item))
-        return items
-
-    def _advance(self, sequence: Sequence, answer: _Answer, token: SampledToken) -> RequestOutput:
+    def _advance(self, sequence: Sequence, answer: Answer, token: SampledToken) -> RequestOutput:
         """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
         detokenizer, state = answer.detokenizer, answer.sampler_state
         sequence.append_token(token.token_id)
@@ -266,7 +212,7 @@ class LLMEngine:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
         is_first = sequence.num_output_tokens == 1
-        return _output(sequence, text, token, answer.prompt_logprobs if is_first else [])
+        return RequestOutput.of(sequence, text, token, answer.prompt_logprobs if is_first else [])
 
     def _forget(self, sequence: Sequence) -> None:
         answers = self._requests[sequence.request_id].answers
@@ -283,25 +229,7 @@ class LLMEngine:
             self._block_manager.disown(sequence)
         return self._finish_all(request, FinishReason.ERROR)
 
-    def _finish_all(self, request: _Request, reason: FinishReason) -> list[RequestOutput]:
+    def _finish_all(self, request: Request, reason: FinishReason) -> list[RequestOutput]:
         for sequence in request.answers:
             self._scheduler.finish(sequence, reason)
-        return [_output(sequence, "", None, []) for sequence in request.answers]
-
-
-def _output(
-    sequence: Sequence, text: str, token: SampledToken | None, prompt_logprobs: list[TokenLogprobs]
-) -> RequestOutput:
-    return RequestOutput(
-        request_id=sequence.request_id,
-        index=sequence.index,
-        text=text,
-        token_ids=[] if token is None else [token.token_id],
-        logprobs=[] if token is None or token.logprobs is None else [token.logprobs],
-        prompt_logprobs=prompt_logprobs,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_cached_tokens=sequence.num_cached_tokens,
-        num_output_tokens=sequence.num_output_tokens,
-        finish_reason=sequence.finish_reason,
-        times=sequence.times,
-    )
+        return [RequestOutput.of(sequence, "", None, []) for sequence in request.answers]

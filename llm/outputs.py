@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from llm.logprobs import TokenLogprobs
-from llm.sequence import FinishReason, SequenceTimes
+from llm.sampler import SampledToken
+from llm.sequence import FinishReason, Sequence, SequenceTimes
 
 
 @dataclass(slots=True)
@@ -26,6 +27,25 @@ class RequestOutput:
     num_output_tokens: int
     finish_reason: FinishReason | None
     times: SequenceTimes
+
+    @classmethod
+    def of(
+        cls, sequence: Sequence, text: str, token: SampledToken | None, prompt_logprobs: list[TokenLogprobs]
+    ) -> "RequestOutput":
+        """What `sequence`, to which `token` has been appended, has to tell."""
+        return cls(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            text=text,
+            token_ids=[] if token is None else [token.token_id],
+            logprobs=[] if token is None or token.logprobs is None else [token.logprobs],
+            prompt_logprobs=prompt_logprobs,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            finish_reason=sequence.finish_reason,
+            times=sequence.times,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""A request inside the engine: its prompt and items, and the answers that it wants, a sequence each."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+
+from llm.admission import check_embeddings
+from llm.detokenizer import Detokenizer
+from llm.logprobs import TokenLogprobs
+from llm.prompt_layout import PromptLayout
+from llm.sampler_state import SamplerState
+from llm.sampling_params import SamplingParams
+from llm.sequence import PromptItem, Sequence
+from preprocess.schema import InvalidRequestError, ProcessedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer on its way. `prompt_logprobs`: of the prompt's tokens so far, where they are asked for."""
+
+    detokenizer: Detokenizer
+    sampler_state: SamplerState
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`answers`: those that are unfinished."""
+
+    prompt: ProcessedPrompt
+    items: list[PromptItem]
+    answers: dict[Sequence, Answer]
+
+    def make_sequences(
+        self, request_id: str, params: SamplingParams, layout: PromptLayout, prefix_root: bytes, max_model_len: int
+    ) -> list[Sequence]:
+        """One an answer. The first computes the prompt, the others take it up from the prefix cache."""
+        prompt_token_ids = self.prompt.prompt_token_ids
+        room = params.max_tokens or max_model_len - len(prompt_token_ids)
+        sequences: list[Sequence] = []
+        for index in range(params.n):
+            sequence = Sequence(
+                request_id=request_id,
+                token_ids=list(prompt_token_ids),
+                num_prompt_tokens=len(prompt_token_ids),
+                items=self.items,
+                max_num_tokens=len(prompt_token_ids) + room,
+                layout=layout,
+                index=index,
+                parent=sequences[0] if sequences else None,
+                prefix_root=prefix_root,
+                num_prompt_logprobs=None if sequences else params.prompt_logprobs,
+            )
+            sequences.append(sequence)
+        return sequences
+
+
+def make_items(prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None], embedding_size: int) -> list[PromptItem]:
+    """The prompt's items with their embeddings, None for those that come later.
+
+    Raises InvalidRequestError where they do not fit the placeholders.
+    """
+    if len(embeddings) != len(prompt.placeholders):
+        raise InvalidRequestError(
+            f"{len(prompt.placeholders)} placeholders but {len(embeddings)} items", field="messages"
+        )
+    items = []
+    for placeholder, mm_hash, item in zip(prompt.placeholders, prompt.mm_hashes, embeddings, strict=True):
+        if item is not None:
+            check_embeddings(placeholder, item, embedding_size)
+        items.append(PromptItem.at(placeholder, mm_hash, item))
+    return items
