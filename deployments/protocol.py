@@ -3,10 +3,11 @@
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from deployments.media_items import MediaSource
 from llm.sampling_params import SamplingParams
+from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
 
 
@@ -77,8 +78,44 @@ class StreamOptions(WireModel):
     include_usage: bool = False
 
 
+class JsonSchema(WireModel):
+    """`strict` is a hint: the answer always is valid against the schema."""
+
+    name: Text
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(WireModel):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_goes_with_its_type(self) -> "ResponseFormat":
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError('json_schema has to be set where type is "json_schema", and only there')
+        return self
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        if self.json_schema is not None and self.json_schema.json_schema is not None:
+            return StructuredOutput(json_schema=self.json_schema.json_schema)
+        return None if self.type == "text" else StructuredOutput(json_object=True)
+
+
+class StructuredOutputs(WireModel):
+    """Forms of answers beyond OpenAI's API, named as by vLLM; exactly one is to be set."""
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+
+    @property
+    def structured_output(self) -> StructuredOutput:
+        choice = None if self.choice is None else tuple(self.choice)
+        return StructuredOutput(json_schema=self.json_schema, regex=self.regex, choice=choice, grammar=self.grammar)
 
 
 class ChatCompletionRequest(WireModel):
@@ -94,8 +131,14 @@ class ChatCompletionRequest(WireModel):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = Field(None, description="added to the logits, by token id")
     seed: int | None = None
     stop: Text | list[Text] | None = None
+    stop_token_ids: list[int] = Field([], description="tokens that end the answer, as the model's end tokens do")
     ignore_eos: bool = False
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
@@ -104,28 +147,36 @@ class ChatCompletionRequest(WireModel):
     )
     n: Literal[1] | None = 1
     logprobs: Literal[False] | None = None
-    presence_penalty: Literal[0] | None = None
-    frequency_penalty: Literal[0] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     store: Literal[False] | None = None
     metadata: dict[str, str] | None = None
 
-    @field_validator("presence_penalty", "frequency_penalty", mode="before")
-    @classmethod
-    def _zero_is_zero(cls, value: Any) -> Any:
-        return 0 if value == 0 else value
+    @model_validator(mode="after")
+    def _has_one_form(self) -> "ChatCompletionRequest":
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("response_format and structured_outputs cannot both be set")
+        return self
 
     def sampling_params(self) -> SamplingParams:
+        form = self.structured_outputs or self.response_format
         return SamplingParams(
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
             seed=self.seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            structured_output=None if form is None else form.structured_output,
         )
 
     def template_messages(self) -> list[dict[str, Any]]:

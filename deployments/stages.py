@@ -253,6 +253,9 @@ class Generate:
         """
         transfer_seconds = max(0.0, time.time() - sent_at)
         embeddings = [item.unpack() for item in items]
+        if params.structured_output is not None:
+            # Up to a second, in which nobody's stream may stand still; then the engine finds it compiled.
+            await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         is_first = True
         async with aclosing(
             self._loop.stream(

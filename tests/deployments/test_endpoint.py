@@ -1,6 +1,7 @@
 """The endpoint as clients meet it: the official client, raw HTTP, good requests and bad ones."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,49 @@ def test_sampling_options_reach_the_engine(client: OpenAI) -> None:
     ]
     assert drawn[0].choices[0].message.content == drawn[1].choices[0].message.content
     assert drawn[0].usage.completion_tokens == 20
+
+
+COLOUR_SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_has_the_form_that_was_asked_for(client: OpenAI) -> None:
+    question = ("What colour is the circle?", BLUE)
+    schema = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR_SCHEMA, "strict": True}}
+    answer = json.loads(ask(client, *question, response_format=schema).choices[0].message.content)
+    assert answer.keys() == {"colour", "sure"}
+    assert answer["colour"] in ("red", "blue")
+    for form, pattern in (
+        ({"regex": "colour: (red|blue)"}, "colour: (red|blue)"),
+        ({"choice": ["it is blue", "it is red"]}, "it is (blue|red)"),
+        ({"json": COLOUR_SCHEMA}, r"\{.*\}"),
+        ({"grammar": 'start: "a" | "b"'}, "[ab]"),
+    ):
+        choice = ask(client, *question, extra_body={"structured_outputs": form}).choices[0]
+        assert re.fullmatch(pattern, choice.message.content)
+        assert choice.finish_reason == "stop"
+
+
+def test_any_json_object_may_be_asked_for(client: OpenAI) -> None:
+    choice = ask(client, "Hello", response_format={"type": "json_object"}, max_tokens=60, seed=1).choices[0]
+    assert choice.message.content.startswith("{")
+    assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content), dict)
+
+
+def test_penalties_bias_and_stop_tokens_reach_the_engine(client: OpenAI) -> None:
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    plain = ask(client, "Hello", **options).choices[0].message.content
+    forced = ask(client, "Hello", logit_bias={"50": 100}, **options).choices[0].message.content
+    penalized = ask(client, "Hello", frequency_penalty=2, presence_penalty=2, **options).choices[0].message.content
+    assert len({plain, forced, penalized}) == 3
+    for name, value in (("repetition_penalty", 50.0), ("stop_token_ids", list(range(700)))):
+        changed = ask(client, "Hello", **{**options, "extra_body": {"ignore_eos": True, name: value}})
+        assert changed.choices[0].message.content != plain
+    assert changed.choices[0].finish_reason == "stop"
 
 
 def test_two_pictures_with_one_prompt_never_share_state(client: OpenAI) -> None:
@@ -247,6 +291,17 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": HELLO, "n": 2}, 400, "n"),
         ({"messages": HELLO, "stop": [""]}, 400, "stop"),
         ({"messages": HELLO, "seed": 2**70}, 400, "seed"),
+        ({"messages": HELLO, "presence_penalty": 2.5}, 400, "presence_penalty"),
+        ({"messages": HELLO, "repetition_penalty": 0}, 400, "repetition_penalty"),
+        ({"messages": HELLO, "min_p": -0.1}, 400, "min_p"),
+        ({"messages": HELLO, "logit_bias": {"50": 101}}, 400, "logit_bias"),
+        ({"messages": HELLO, "logit_bias": {"1000000": 1}}, 400, "logit_bias"),
+        ({"messages": HELLO, "stop_token_ids": [-1]}, 400, "stop_token_ids"),
+        ({"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({"messages": HELLO, "structured_outputs": {"regex": "("}}, 400, "regex"),
+        ({"messages": HELLO, "structured_outputs": {"choice": []}}, 400, "choice"),
+        ({"messages": HELLO, "structured_outputs": {"json": {"type": "wizard"}}}, 400, "json_schema"),
+        ({"messages": HELLO, "structured_outputs": {}}, 400, "structured_output"),
         ({"messages": HELLO, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
         ({"messages": "Hello"}, 400, "messages"),
     ],
