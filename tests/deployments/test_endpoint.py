@@ -112,7 +112,7 @@ def test_an_answer_has_the_form_that_was_asked_for(client: OpenAI) -> None:
     for form, pattern in (
         ({"regex": "colour: (red|blue)"}, "colour: (red|blue)"),
         ({"choice": ["it is blue", "it is red"]}, "it is (blue|red)"),
-        ({"json": COLOUR_SCHEMA}, r"\{.*\}"),
+        ({"json": COLOUR_SCHEMA}, r"(?s)\{.*\}"),
         ({"grammar": 'start: "a" | "b"'}, "[ab]"),
     ):
         choice = ask(client, *question, extra_body={"structured_outputs": form}).choices[0]
@@ -127,15 +127,19 @@ def test_any_json_object_may_be_asked_for(client: OpenAI) -> None:
 
 
 def test_penalties_bias_and_stop_tokens_reach_the_engine(client: OpenAI) -> None:
-    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    plain = ask(client, "Hello", **options).choices[0].message.content
-    forced = ask(client, "Hello", logit_bias={"50": 100}, **options).choices[0].message.content
-    penalized = ask(client, "Hello", frequency_penalty=2, presence_penalty=2, **options).choices[0].message.content
-    assert len({plain, forced, penalized}) == 3
-    for name, value in (("repetition_penalty", 50.0), ("stop_token_ids", list(range(700)))):
-        changed = ask(client, "Hello", **{**options, "extra_body": {"ignore_eos": True, name: value}})
-        assert changed.choices[0].message.content != plain
-    assert changed.choices[0].finish_reason == "stop"
+    def answer(extra: dict[str, Any] | None = None, **options: Any) -> Any:
+        body = {"ignore_eos": True, "return_token_ids": True, **(extra or {})}
+        return ask(client, "Hello", max_tokens=48, temperature=0, extra_body=body, **options).choices[0]
+
+    plain = answer()
+    assert set(answer(logit_bias={"50": 100}).token_ids) == {50}
+    penalized = answer(frequency_penalty=2, presence_penalty=2)
+    assert len(set(penalized.token_ids)) > len(set(plain.token_ids))
+    assert answer({"repetition_penalty": 50.0}).token_ids != plain.token_ids
+    stop = plain.token_ids[3]
+    stopped = answer({"stop_token_ids": [stop]})
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == plain.token_ids[: plain.token_ids.index(stop) + 1]
 
 
 def test_two_pictures_with_one_prompt_never_share_state(client: OpenAI) -> None:
