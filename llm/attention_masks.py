@@ -1,19 +1,25 @@
 """Which positions a position sees: those up to itself, within its layer's window, and those of its span."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from llm.prompt_layout import BidirectionalSpan
+from llm.step_input import StepInput
 
 
-def decode_mask(lengths: torch.Tensor, num_slots: int, window: int | None) -> torch.Tensor:
-    """For the last position of sequences of `lengths` (num_sequences,): bool (num_sequences, 1, 1, num_slots)."""
-    positions, ends = torch.arange(num_slots, device=lengths.device), lengths[:, None]
-    mask = positions < ends
-    if window is not None:
-        mask &= positions >= ends - window
-    return mask[:, None, None, :]
+def chunk_masks(
+    step: StepInput, chunk: int, windows: Iterable[int | None], *, windows_cut_spans: bool, device: torch.device
+) -> dict[int | None, torch.Tensor | None]:
+    """By window, the `prefill_mask` of a chunk of the step; None where each position sees all up to itself."""
+    spans, end = step.spans_of(chunk), step.context_lengths[chunk]
+    start = end - step.query_lengths[chunk]
+    return {
+        window: None
+        if not spans and (window is None or window >= end)
+        else prefill_mask(start, end, spans, window, windows_cut_spans=windows_cut_spans, device=device)
+        for window in windows
+    }
 
 
 def prefill_mask(

@@ -133,12 +133,11 @@ class BlockManager:
         """The cached blocks that have been free for longest; ascending, as they may follow each other."""
         block_ids = sorted(self._cached_block_ids.popitem(last=False)[0] for _ in range(num_wanted))
         for block_id in block_ids:
-            self._forget(block_id)
             self._make_blank(block_id)
         return block_ids
 
     def _make_blank(self, block_id: int) -> None:
-        self._hash_of[block_id] = None
+        self._forget(block_id)
         self._is_blank[block_id] = True
         self._num_blank += 1
 

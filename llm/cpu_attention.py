@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from llm.attention import AttentionCall, LayerShape
-from llm.attention_masks import prefill_mask
+from llm.attention_masks import chunk_masks
 from llm.chunk_attention import attend_chunk, scaled_scores
 from llm.step_input import StepInput
 
@@ -48,7 +48,9 @@ class CpuAttention:
         prefills, row = [], num_decodes
         for index in range(num_decodes, len(step.query_lengths)):
             length, end = step.query_lengths[index], step.context_lengths[index]
-            masks = {window: self._mask(step, index, end - length, end, window) for window in self._windows}
+            masks = chunk_masks(
+                step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=torch.device("cpu")
+            )
             stretches = self._stretches(step.block_tables[index], 0, end)
             prefills.append(_Prefill(slice(row, row + length), stretches, masks))
             row += length
@@ -75,15 +77,6 @@ class CpuAttention:
         if len(stretches) <= MAX_STRETCHES:
             return stretches
         return torch.cat([torch.arange(stretch.start, stretch.stop) for stretch in stretches])
-
-    def _mask(self, step: StepInput, index: int, start: int, end: int, window: int | None) -> torch.Tensor | None:
-        """None where each position sees all up to itself and the chunk is the beginning."""
-        spans = step.spans_of(index)
-        if start == 0 and not spans and (window is None or window >= end):
-            return None
-        return prefill_mask(
-            start, end, spans, window, windows_cut_spans=self._windows_cut_spans, device=torch.device("cpu")
-        )
 
 
 @dataclass(frozen=True, slots=True)

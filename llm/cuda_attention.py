@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from llm.attention import AttentionCall, LayerShape
-from llm.attention_masks import prefill_mask
+from llm.attention_masks import chunk_masks
 from llm.chunk_attention import attend_chunk
 from llm.decode_kernels import PagedContexts, count_splits, paged_decode
-from llm.step_input import StepInput
+from llm.step_input import StepInput, slots_of
 
 
 class CudaAttention:
@@ -51,7 +51,9 @@ class CudaAttention:
         prefills, row = [], num_decodes
         for index in range(num_decodes, len(step.query_lengths)):
             length, end = step.query_lengths[index], step.context_lengths[index]
-            masks = {window: self._mask(step, index, end - length, end, window) for window in self._windows}
+            masks = chunk_masks(
+                step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=self._device
+            )
             prefills.append(_Prefill(slice(row, row + length), self._slots(step.block_tables[index], end), masks))
             row += length
         lengths = step.context_lengths[:num_decodes]
@@ -76,16 +78,7 @@ class CudaAttention:
 
     def _slots(self, blocks: list[int], end: int) -> torch.Tensor:
         """Where the positions up to `end` of a sequence lie: (end,), int64."""
-        positions = np.arange(end)
-        slots = np.array(blocks)[positions // self.block_size] * self.block_size + positions % self.block_size
-        return torch.from_numpy(slots).to(self._device)
-
-    def _mask(self, step: StepInput, index: int, start: int, end: int, window: int | None) -> torch.Tensor | None:
-        """None where each position sees all up to itself."""
-        spans = step.spans_of(index)
-        if not spans and (window is None or window >= end):
-            return None
-        return prefill_mask(start, end, spans, window, windows_cut_spans=self._windows_cut_spans, device=self._device)
+        return torch.from_numpy(slots_of(blocks, 0, end, self.block_size)).to(self._device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
             partitions |= _expert_partitions(name, module, plan, group)
         elif style not in ("replicated_with_grad_allreduce", "replicate"):
             raise ValueError(f"{name}: a {type(module).__name__} of style {style} cannot be divided among ranks")
-    partitions |= _head_norm_partitions(model, partitions)
+    head_norms = _head_norm_partitions(model, partitions)
+    partitions |= head_norms
     _check_covered(model, prefix, planned, partitions)
     for name, module, style in planned:
         if isinstance(module, nn.Linear):
@@ -77,7 +78,7 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
                 _count_heads(model, name, partitions, group.world_size)
         elif style == "moe_tp_experts":
             _shard_experts(module, name, partitions, group)
-    for name in _head_norm_partitions(model, partitions):
+    for name in head_norms:
         owner, _, leaf = name.rpartition(".")
         norm = model.get_submodule(owner)
         local = partitions[name].take(norm.get_parameter(leaf).detach())

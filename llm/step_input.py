@@ -6,6 +6,7 @@ from functools import cache
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llm.prompt_layout import BidirectionalSpan
@@ -84,6 +85,12 @@ def build_step(
     return builder.build(embedding_size, keeps_tokens)
 
 
+def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
+    """Where the positions [start, end) of a sequence on `blocks` lie in the cache."""
+    positions = np.arange(start, end)
+    return np.asarray(blocks)[positions // block_size] * block_size + positions % block_size
+
+
 class _StepBuilder:
     """Plain lists that grow chunk by chunk: for the few tokens of a decode step they are faster than arrays."""
 
@@ -128,9 +135,7 @@ class _StepBuilder:
             self._positions, np.broadcast_to(positions, (len(self._positions), end - start)), strict=True
         ):
             axis += own.tolist()
-        indices = np.arange(start, end)
-        block_ids = np.array(sequence.block_table)[indices // self._block_size]
-        self._slots += (block_ids * self._block_size + indices % self._block_size).tolist()
+        self._slots += slots_of(sequence.block_table, start, end, self._block_size).tolist()
         self._tables.append(sequence.block_table)
         self._query_lengths.append(chunk.num_tokens)
         self._context_lengths.append(end)

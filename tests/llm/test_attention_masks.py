@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm.attention_masks import decode_mask, prefill_mask
+from llm.attention_masks import prefill_mask
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
 
 CPU = torch.device("cpu")
@@ -42,14 +42,6 @@ def test_prefill_masks_are_those_of_the_definition(
     mask = prefill_mask(start, end, spans, window, windows_cut_spans=windows_cut_spans, device=CPU)
     expected = [[sees(q, k, spans, window, windows_cut_spans) for k in range(end)] for q in range(start, end)]
     assert mask.tolist() == expected
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.none() | st.integers(1, 25))
-def test_decode_masks_are_the_last_rows_of_prefill_masks(lengths: list[int], window: int | None) -> None:
-    masks = decode_mask(torch.tensor(lengths), 24, window)
-    for mask, length in zip(masks, lengths, strict=True):
-        last = prefill_mask(length - 1, length, (), window, windows_cut_spans=True, device=CPU)
-        assert mask[0, 0].tolist() == last[0].tolist() + [False] * (24 - length)
 
 
 def test_a_split_span_is_an_error() -> None:
