@@ -64,11 +64,11 @@ class EncoderEngine:
         if not batch:
             return []
         started = time.perf_counter()
-        stacked = {
-            name: torch.stack([request.tensors[name] for request in batch]).to(self._device, non_blocking=True)
-            for name in batch[0].tensors
-        }
-        features = self._family.encode(self._model, stacked)
+        items = [
+            {name: tensor.to(self._device, non_blocking=True) for name, tensor in request.tensors.items()}
+            for request in batch
+        ]
+        features = self._family.modalities["image"].encode(self._model, items)
         # Each item leaves as a tensor of its own memory: a view would ship and keep the whole batch.
         embeddings = [item.to("cpu", copy=True).contiguous() for item in features]
         seconds = time.perf_counter() - started

@@ -4,6 +4,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from encoder.models import FAMILIES, VisionFamily
+from modeling.half_model import load_half
 
 
 def load_vision_half(
@@ -11,16 +12,11 @@ def load_vision_half(
 ) -> tuple[PreTrainedModel, VisionFamily]:
     """Returns the vision half on `device` in `dtype`, in evaluation mode, and its family.
 
-    Raises ValueError for an unsupported family and for a checkpoint that lacks a weight: transformers would
-    leave that weight random and only warn.
+    Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
     """
     config = AutoConfig.from_pretrained(model, revision=revision)
     if config.model_type not in FAMILIES:
         raise ValueError(f"model_type {config.model_type!r} of {model} is not supported, only {sorted(FAMILIES)}")
     family = FAMILIES[config.model_type]
-    half, loading = family.model_class.from_pretrained(
-        model, config=config, revision=revision, dtype=dtype, output_loading_info=True
-    )
-    if loading["missing_keys"]:
-        raise ValueError(f"{model} lacks weights of the vision half: {sorted(loading['missing_keys'])[:5]}")
-    return half.to(device).eval(), family
+    half = load_half(family.model_class, model, half="vision", config=config, revision=revision, dtype=dtype)
+    return half.to(device), family

@@ -7,6 +7,7 @@ from llm.config import EngineConfig
 from llm.models import FAMILIES, LanguageFamily
 from llm.parallel import ProcessGroup
 from llm.sharded_loading import sharded_class
+from modeling.half_model import load_half
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their rotations depend on the longest sequence of a batch.
@@ -19,8 +20,7 @@ def load_language_half(
     """Returns the language half on its device, in evaluation mode, with paged attention, and its family. With a
     `group`, only this rank's part of it.
 
-    Raises ValueError for an unsupported family or text model and for a checkpoint that lacks a weight: transformers
-    would leave that weight random and only warn.
+    Raises ValueError for an unsupported family or text model and for a checkpoint that lacks a weight.
     """
     hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
     if hf_config.model_type not in FAMILIES:
@@ -33,17 +33,16 @@ def load_language_half(
     register_paged_attention()
     family = FAMILIES[hf_config.model_type]
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
-    half, loading = model_class.from_pretrained(
+    model = load_half(
+        model_class,
         config.model,
+        half="language",
         config=hf_config,
         revision=config.revision,
         dtype=config.dtype,
         attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
-        output_loading_info=True,
     )
-    if loading["missing_keys"]:
-        raise ValueError(f"{config.model} lacks weights of the language half: {sorted(loading['missing_keys'])[:5]}")
-    return half.to(config.device).eval(), family
+    return model.to(config.device), family
 
 
 def _why_unsupported(text_config: PreTrainedConfig) -> str | None:

@@ -15,13 +15,13 @@ from llm.layer_probe import probe_layers
 from llm.loader import load_language_half
 from llm.lockstep import run_on_all_ranks
 from llm.logprobs import TokenLogprobs, token_logprobs
-from llm.packed_linear import pack_linear_layers
 from llm.parallel import ProcessGroup
 from llm.prompt_layout import PromptLayout
-from llm.quantized_linear import quantize_linear_layers
 from llm.scheduler import ScheduledChunk
 from llm.step_input import StepInput, build_step
 from llm.step_output import StepOutput
+from modeling.packed_linear import pack_linear_layers
+from modeling.quantized_linear import quantize_linear_layers
 from preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PACKAGES = ("deployments", "preprocess", "encoder", "llm", "checkpoints", "benchmarks", "dashboards")
+PACKAGES = ("deployments", "preprocess", "encoder", "llm", "modeling", "checkpoints", "benchmarks", "dashboards")
 
 
 def test_the_tree_names_every_file() -> None:
@@ -25,6 +25,8 @@ def test_every_make_target_named_exists() -> None:
 
 
 def test_every_path_named_in_the_architecture_exists() -> None:
-    paths = re.findall(r"`((?:deployments|preprocess|encoder|llm|tests|checkpoints)/[\w/]+\.py)`", ARCHITECTURE)
+    paths = re.findall(
+        r"`((?:deployments|preprocess|encoder|llm|modeling|tests|checkpoints)/[\w/]+\.py)`", ARCHITECTURE
+    )
     assert len(paths) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -1,18 +1,39 @@
-"""What the encoder has to be told about a model family."""
+"""What the encoder has to be told about a model family; what is the same for most has a default here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from preprocess.schema import ItemTensors
 
 
-@dataclass(frozen=True, slots=True)
-class VisionFamily:
-    """`model_class` is the Hugging Face class without its language half.
+def row_shapes(item: ItemTensors) -> Hashable:
+    """Names of an item's tensors and their shapes but for the first axis, on which items are put one behind another."""
+    return tuple((name, tuple(tensor.shape[1:])) for name, tensor in sorted(item.items()))
 
-    `encode(model, batch)` maps tensors stacked on axis 0 to one (num_tokens, hidden_size) tensor an item.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionModality:
+    """How items of one kind are encoded. Items come as Preprocess makes them, one dictionary of tensors each.
+
+    `encode(model, items)`: the embeddings of each item, (num_embeds, embedding_size), of items with one `batch_key`.
+    `num_patches(config, item)`: how many patches the tower gets of an item, which is what it costs.
+    `batch_key(item)`: items go through the tower together where it is equal.
     """
 
+    encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], list[torch.Tensor]]
+    num_patches: Callable[[PreTrainedConfig, ItemTensors], int]
+    batch_key: Callable[[ItemTensors], Hashable] = row_shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionFamily:
+    """`model_class`: the Hugging Face class without its language half, see `modeling.half_model`.
+    `projector`: paths of its modules and parameters behind the tower, which bring features to the language model's
+    size; all others are the tower."""
+
     model_class: type[PreTrainedModel]
-    encode: Callable[[PreTrainedModel, dict[str, torch.Tensor]], list[torch.Tensor]]
+    projector: tuple[str, ...]
+    modalities: Mapping[str, VisionModality]

@@ -1,27 +1,27 @@
 """LLaVA 1.5: CLIP's patch features of one layer, through the projector."""
 
+from collections.abc import Sequence
+
 import torch
-from transformers import LlavaConfig, LlavaForConditionalGeneration, PreTrainedModel
+from transformers import LlavaForConditionalGeneration, PreTrainedConfig, PreTrainedModel
 
-from encoder.models.family import VisionFamily
-
-
-class LlavaVisionHalf(LlavaForConditionalGeneration):
-    """LLaVA with vision tower and projector only; the rest of the checkpoint is never read into memory."""
-
-    _keys_to_ignore_on_load_unexpected = [r"language_model\.", r"^lm_head\."]
-    _tied_weights_keys: dict[str, str] = {}
-
-    def __init__(self, config: LlavaConfig) -> None:
-        super().__init__(config)
-        del self.model.language_model
-        del self.lm_head
+from encoder.models.family import VisionFamily, VisionModality
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
 
 
-def _encode(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    assert isinstance(model, LlavaVisionHalf)
-    features: list[torch.Tensor] = model.get_image_features(pixel_values=batch["pixel_values"]).pooler_output
-    return features
+def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    pixels = torch.stack([item["pixel_values"] for item in items])
+    return list(model.get_image_features(pixel_values=pixels).pooler_output)
 
 
-LLAVA = VisionFamily(LlavaVisionHalf, _encode)
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    height, width = item["pixel_values"].shape[-2:]
+    return int(height * width // config.vision_config.patch_size**2)
+
+
+LLAVA = VisionFamily(
+    model_class=without(LlavaForConditionalGeneration, "model.language_model", "lm_head"),
+    projector=("model.multi_modal_projector",),
+    modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
+)

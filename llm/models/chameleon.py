@@ -8,7 +8,7 @@ import torch
 from transformers import ChameleonForConditionalGeneration, PreTrainedModel
 
 from llm.models.family import LanguageFamily, output_head
-from llm.models.language_half import language_half
+from modeling.half_model import without
 
 
 def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -19,5 +19,5 @@ def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 
 CHAMELEON = LanguageFamily(
-    model_class=language_half(ChameleonForConditionalGeneration, "model.vqmodel"), decoder="model", logits=_logits
+    model_class=without(ChameleonForConditionalGeneration, "model.vqmodel"), decoder="model", logits=_logits
 )

@@ -5,8 +5,8 @@ from itertools import groupby
 from transformers import Gemma3ForConditionalGeneration, PreTrainedModel
 
 from llm.models.family import LanguageFamily
-from llm.models.language_half import language_half
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
+from modeling.half_model import without
 from preprocess.schema import ProcessedPrompt
 
 
@@ -20,6 +20,6 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 
 
 GEMMA3 = LanguageFamily(
-    model_class=language_half(Gemma3ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    model_class=without(Gemma3ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
     layout=_layout,
 )

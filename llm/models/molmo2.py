@@ -5,8 +5,8 @@ from itertools import chain
 from transformers import Molmo2ForConditionalGeneration, PreTrainedModel
 
 from llm.models.family import LanguageFamily
-from llm.models.language_half import language_half
 from llm.prompt_layout import PLAIN, BidirectionalSpan, PromptLayout
+from modeling.half_model import without
 from preprocess.schema import ProcessedPrompt
 
 
@@ -24,7 +24,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 
 
 MOLMO2 = LanguageFamily(
-    model_class=language_half(Molmo2ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    model_class=without(Molmo2ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
     layout=_layout,
     adds_embeddings=True,
 )

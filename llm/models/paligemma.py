@@ -4,8 +4,8 @@ import torch
 from transformers import PaliGemmaForConditionalGeneration, PreTrainedModel
 
 from llm.models.family import LanguageFamily, output_head
-from llm.models.language_half import language_half
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
+from modeling.half_model import without
 from preprocess.schema import ProcessedPrompt
 
 
@@ -21,7 +21,7 @@ def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 
 PALIGEMMA = LanguageFamily(
-    model_class=language_half(PaliGemmaForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    model_class=without(PaliGemmaForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
     layout=_layout,
     windows_cut_spans=False,
     logits=_logits,

@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from llm.models.family import LanguageFamily
-from llm.models.language_half import language_half
 from llm.prompt_layout import PromptLayout
+from modeling.half_model import without
 from preprocess.schema import InvalidRequestError, ItemTensors, ProcessedPrompt
 
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
@@ -66,13 +66,13 @@ def _expected_runs(config: PreTrainedConfig, inputs: ItemTensors) -> Iterator[tu
 
 
 QWEN2_VL = LanguageFamily(
-    model_class=language_half(Qwen2VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
+    model_class=without(Qwen2VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
 )
 QWEN2_5_VL = LanguageFamily(
-    model_class=language_half(Qwen2_5_VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
+    model_class=without(Qwen2_5_VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
 )
 QWEN3_VL = LanguageFamily(
-    model_class=language_half(Qwen3VLForConditionalGeneration, "model.visual"),
+    model_class=without(Qwen3VLForConditionalGeneration, "model.visual"),
     layout=_layout,
     num_rope_axes=3,
     num_deepstack_levels=lambda config: len(config.vision_config.deepstack_visual_indexes),

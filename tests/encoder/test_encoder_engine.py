@@ -1,5 +1,7 @@
 """Embeddings equal those of the whole model, whatever is encoded beside them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from transformers import LlavaForConditionalGeneration
 
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
-from encoder.models import VisionFamily
+from preprocess.schema import ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
 
 
@@ -54,13 +56,14 @@ def test_an_item_owns_its_memory(engine: EncoderEngine) -> None:
 
 
 def test_a_bad_item_fails_alone(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        if batch["pixel_values"].isnan().any():
+    def encode(model: Any, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+        if any(item["pixel_values"].isnan().any() for item in items):
             raise RuntimeError("the model chokes on this item")
-        return family.encode(model, batch)
+        return modality.encode(model, items)
 
-    family = engine._family
-    monkeypatch.setattr(engine, "_family", VisionFamily(family.model_class, encode))
+    modality = engine._family.modalities["image"]
+    modalities = {"image": replace(modality, encode=encode)}
+    monkeypatch.setattr(engine, "_family", replace(engine._family, modalities=modalities))
     engine.add_request("bad", {"pixel_values": pixels(0) * torch.nan})
     engine.add_request("good", {"pixel_values": pixels(0)})
     outputs = run(engine)

@@ -8,8 +8,8 @@ from torch import nn
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.quantized_linear import Int8Linear, quantize_linear_layers
 from llm.sampling_params import SamplingParams
+from modeling.quantized_linear import Int8Linear, quantize_linear_layers
 from tests.llm.small_models import make_checkpoint, small_requests, whole_class
 
 
@@ -46,7 +46,7 @@ def test_a_layer_takes_a_quarter_of_the_memory() -> None:
 
 def test_an_engine_answers_like_generate_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kernel, that is in float32 throughout."""
-    monkeypatch.setattr("llm.quantized_linear._has_kernel", lambda device: False)
+    monkeypatch.setattr("modeling.quantized_linear._has_kernel", lambda device: False)
     checkpoint = make_checkpoint("llava", tmp_path)
     model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
     whole = {tuple(request.expected) for request in small_requests("llava", model)}

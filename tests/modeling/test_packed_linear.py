@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from llm.packed_linear import PackedLinear, pack_linear_layers, padded_rows
+from modeling.packed_linear import PackedLinear, pack_linear_layers, padded_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,54 @@
+"""Hugging Face models without some of their parts, so that a stage loads its half of a checkpoint and no more."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
+    """A subclass of `whole` without the modules and parameters at the paths `parts`.
+
+    What a checkpoint has of them is never read into memory: they are dropped while the model has no storage yet.
+    """
+
+    def init(self: PreTrainedModel, config: PreTrainedConfig) -> None:
+        whole.__init__(self, config)
+        for part in parts:
+            owner, _, name = part.rpartition(".")
+            delattr(self.get_submodule(owner), name)
+
+    names = [part.rpartition(".")[2] for part in parts]
+    attributes: dict[str, Any] = {
+        "__doc__": f"{whole.__name__} without {', '.join(names)}.",
+        "__module__": whole.__module__,
+        "__init__": init,
+        # Weights that were the same as ones that are gone have nothing to be tied to.
+        "_tied_weights_keys": {
+            key: source
+            for key, source in (whole._tied_weights_keys or {}).items()
+            if not any(_is_within(path, parts) for path in (key, source))
+        },
+        # Older checkpoints have other names in front of these.
+        "_keys_to_ignore_on_load_unexpected": [
+            *(whole._keys_to_ignore_on_load_unexpected or ()),
+            *(rf"(^|\.){name}(\.|$)" for name in names),
+        ],
+    }
+    # transformers finds its renaming of checkpoint keys by a model class's name and module.
+    return type(whole.__name__, (whole,), attributes)
+
+
+def _is_within(path: str, parts: tuple[str, ...]) -> bool:
+    return any(path == part or path.startswith(f"{part}.") for part in parts)
+
+
+def load_half(model_class: type[PreTrainedModel], checkpoint: str, *, half: str, **options: Any) -> PreTrainedModel:
+    """The model in evaluation mode; `options` are those of `from_pretrained`, `half` names it in errors.
+
+    Raises ValueError for a checkpoint that lacks a weight: transformers would leave that weight random and only warn.
+    """
+    model, loading = model_class.from_pretrained(checkpoint, output_loading_info=True, **options)
+    if loading["missing_keys"]:
+        raise ValueError(f"{checkpoint} lacks weights of the {half} half: {sorted(loading['missing_keys'])[:5]}")
+    loaded: PreTrainedModel = model.eval()
+    return loaded
