@@ -7,7 +7,7 @@ from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
 from deployments.protocol import PromptTokensDetails, StageTimings, Usage
 from deployments.stage_calls import StageError
-from deployments.stages import GeneratedText
+from deployments.stage_messages import GeneratedText
 from preprocess.schema import InvalidRequestError
 
 

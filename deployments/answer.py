@@ -15,7 +15,7 @@ from deployments.protocol import (
     Delta,
 )
 from deployments.stage_calls import StageFailedError
-from deployments.stages import GeneratedText
+from deployments.stage_messages import GeneratedText
 
 
 class Answer:

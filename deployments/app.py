@@ -7,10 +7,12 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig
+from deployments.encode_stage import Encode
+from deployments.generate_stage import Generate
 from deployments.ingress import Ingress
 from deployments.pixel_scaling import pixel_scaling
+from deployments.preprocess_stage import Preprocess
 from deployments.rendezvous_router import rendezvous_routing
-from deployments.stages import Encode, Generate, Preprocess
 
 # Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
 _HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0, "graceful_shutdown_timeout_s": 10.0}
@@ -35,8 +37,20 @@ def build_app(config: AppConfig) -> Application:
         request_router_config=rendezvous_routing(),
         **_HEALTH,
     ).bind(config)
-    encode = _engine_stage(Encode, config, config.encode, request_router_config=rendezvous_routing())
-    generate = _engine_stage(Generate, config, config.generate, **_bundles(config.generate))
+    if config.encoder == "inline":
+        # Calls to encode find room however many requests wait for what they encode.
+        room = config.ingress.max_ongoing_requests + config.encode.max_ongoing_requests
+        generate = _engine_stage(
+            Generate,
+            config,
+            config.generate.model_copy(update={"max_ongoing_requests": room}),
+            request_router_config=rendezvous_routing(),
+            **_bundles(config.generate),
+        )
+        encode = generate
+    else:
+        encode = _engine_stage(Encode, config, config.encode, request_router_config=rendezvous_routing())
+        generate = _engine_stage(Generate, config, config.generate, **_bundles(config.generate))
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",

@@ -99,13 +99,32 @@ class PreprocessConfig(Settings):
     max_ongoing_requests: int = Field(16, ge=1, description="requests in work per replica at most")
 
 
-class EncodeConfig(Settings):
-    """The vision stage."""
+class VisionPartConfig(Settings):
+    """The tower or the projector."""
 
-    num_replicas: int = Field(1, ge=1, description="replicas")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: the application's")
+    device: str = Field("auto", description="auto: a GPU where the stage has one, else the CPU")
+    linear: Literal["auto", "plain", "packed", "int8"] = Field(
+        "auto",
+        description="its linear layers. plain: as transformers has them, equal to the bit; packed: laid out for the"
+        " CPU, twice as fast, equal but for rounding; int8: weights of 8 bits; auto: packed on the CPU, else plain",
+    )
+
+
+class EncodeConfig(Settings):
+    """The vision stage; where `encoder` is inline, the vision half of Generate."""
+
+    num_replicas: int = Field(1, ge=1, description="replicas; each encodes other items, of one request too")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
-    max_batch_size: int = Field(16, ge=1, description="items encoded together")
+    tower: VisionPartConfig = VisionPartConfig()
+    projector: VisionPartConfig = VisionPartConfig()
+    max_batch_patches: int = Field(
+        2048, ge=1, description="patches encoded together, of several items; an item with more goes alone"
+    )
+    activation_bytes: int = Field(
+        2 * 2**30, ge=1, description="bytes that encoding may take beside the weights; bounds batches and single items"
+    )
     max_ongoing_requests: int = Field(64, ge=1, description="items in work per replica at most")
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one batch may take until the replica is ill")
 
@@ -176,6 +195,11 @@ class AppConfig(Settings):
         "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
+    encoder: Literal["separate", "inline"] = Field(
+        "separate",
+        description="where items are encoded: in a stage of their own, or in the replicas of Generate (inline), for"
+        " little traffic with pictures",
+    )
     media: MediaConfig = MediaConfig()
     ingress: IngressConfig = IngressConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
@@ -186,18 +210,40 @@ class AppConfig(Settings):
     def model_name(self) -> str:
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
-    def dtype_name(self, num_gpus: float) -> str:
-        """The dtype of a stage that runs on `num_gpus` GPUs, e.g. "float32"."""
+    def dtype_name(self, device: str) -> str:
+        """The dtype of what runs on `device`, e.g. "float32"."""
         if self.dtype != "auto":
             return self.dtype
-        return "bfloat16" if num_gpus else "float32"
+        return "float32" if device == "cpu" else "bfloat16"
+
+    @property
+    def generate_device(self) -> str:
+        return "cuda" if self.generate.num_gpus else "cpu"
+
+    @property
+    def encoder_device(self) -> str:
+        """Where the vision half is unless it says something else for a part."""
+        if self.encoder == "inline":
+            return self.generate_device
+        return "cuda" if self.encode.num_gpus else "cpu"
+
+    @property
+    def encoder_num_cpus(self) -> float:
+        return self.generate.num_cpus if self.encoder == "inline" else self.encode.num_cpus
+
+    def part_device(self, part: VisionPartConfig) -> str:
+        return self.encoder_device if part.device == "auto" else part.device
+
+    def part_dtype_name(self, part: VisionPartConfig) -> str:
+        return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
 
     @property
     def num_reserved_cpus(self) -> float:
         """CPUs that all replicas reserve together when every stage is scaled up."""
+        encode = 0.0 if self.encoder == "inline" else self.encode.num_replicas * self.encode.num_cpus
         return (
             self.ingress.num_cpus
             + self.preprocess.max_replicas * self.preprocess.num_cpus
-            + self.encode.num_replicas * self.encode.num_cpus
+            + encode
             + self.generate.num_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus
         )

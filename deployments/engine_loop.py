@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -55,18 +55,25 @@ class EngineLoop(Generic[OutputT]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def stream(self, request_id: str, add_request: Callable[[str], None]) -> AsyncGenerator[list[OutputT]]:
+    async def stream(
+        self,
+        request_id: str,
+        add_request: Callable[[str], None],
+        additions: Sequence[Callable[[], Awaitable[Callable[[str], None]]]] = (),
+    ) -> AsyncGenerator[list[OutputT]]:
         """Yields the request's outputs, those that are ready together in one list, until the caller closes it.
 
-        `add_request(engine_id)` runs on the engine's thread; what it raises is raised here. The id is unique, even
-        when a request is sent again while its first try still ends. Closing aborts the request.
+        `add_request(engine_id)` runs on the engine's thread, and so does what each of `additions` comes to, as soon
+        as it does; what any of them raises is raised here. The id is unique, even when a request is sent again while
+        its first try still ends. Closing aborts the request.
         """
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
         outputs: asyncio.Queue[OutputT | Exception] = asyncio.Queue()
         engine_id = f"{request_id}#{next(self._numbers)}"
         self._outputs[engine_id] = outputs
-        self._commands.put(lambda: self._add(engine_id, add_request))
+        self._submit(engine_id, add_request)
+        adding = [asyncio.create_task(self._add_later(engine_id, addition)) for addition in additions]
         try:
             while True:
                 ready = [await outputs.get()]
@@ -77,6 +84,8 @@ class EngineLoop(Generic[OutputT]):
                         raise output
                 yield [output for output in ready if not isinstance(output, Exception)]
         finally:
+            for task in adding:
+                task.cancel()
             del self._outputs[engine_id]
             self._commands.put(lambda: self._engine.abort(engine_id))
 
@@ -124,9 +133,18 @@ class EngineLoop(Generic[OutputT]):
             while True:
                 self._commands.get_nowait()()
 
-    def _add(self, engine_id: str, add_request: Callable[[str], None]) -> None:
+    async def _add_later(self, engine_id: str, addition: Callable[[], Awaitable[Callable[[str], None]]]) -> None:
         try:
-            add_request(engine_id)
+            self._submit(engine_id, await addition())
+        except Exception as error:
+            self._put(engine_id, error)
+
+    def _submit(self, engine_id: str, command: Callable[[str], None]) -> None:
+        self._commands.put(lambda: self._obey(engine_id, command))
+
+    def _obey(self, engine_id: str, command: Callable[[str], None]) -> None:
+        try:
+            command(engine_id)
         except Exception as error:
             self._loop.call_soon_threadsafe(self._put, engine_id, error)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.stages import Heartbeat
+from deployments.stage_messages import Heartbeat
 from preprocess.schema import ProcessorIdentity
 
 

@@ -22,7 +22,7 @@ from deployments.metrics_export import export_metrics
 from deployments.pipeline import Pipeline
 from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
 from deployments.stage_calls import StageUnavailableError
-from deployments.stages import GeneratedText
+from deployments.stage_messages import GeneratedText
 from preprocess.hasher import content_hash
 from preprocess.schema import ChatPrompt, InvalidRequestError
 
@@ -51,7 +51,8 @@ class Ingress:
         self._first_token_timeout_s = config.ingress.first_token_timeout_s
         self._metrics = IngressMetrics()
         self._monitor = StageMonitor(
-            {"preprocess": preprocess, "encode": encode, "generate": generate},
+            {"preprocess": preprocess, "generate": generate}
+            | ({} if config.encoder == "inline" else {"encode": encode}),
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
         )

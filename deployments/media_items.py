@@ -17,8 +17,8 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
 from deployments.named_contents import NamedContents
-from deployments.stage_calls import StageCalls, two_objects
-from deployments.stages import EmbeddingInfo, ItemJob
+from deployments.stage_calls import StageCalls, StageFailedError, tensors_and_info
+from deployments.stage_messages import EmbeddingInfo, ItemJob
 from llm.sampling_params import SamplingParams
 from preprocess.cache import ItemCache
 from preprocess.hasher import content_hash, mm_hash
@@ -73,7 +73,8 @@ class LoadedItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item's metadata and the reference to its tensors or its embeddings; what both caches hold."""
+    """An item's metadata and the reference to its tensors or its embeddings; what both caches hold. Behind one that is
+    not cached yet there may be nothing yet."""
 
     info: ItemInfo
     ref: ObjectRef
@@ -125,38 +126,36 @@ class MediaItems:
         return items
 
     async def embeddings_of(
-        self, request: PipelineRequest, item: LoadedItem, info: asyncio.Future[ItemInfo]
-    ) -> ObjectRef:
-        """A reference to the item's embeddings; `info` is set as early as it is known."""
+        self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[StoredItem], None]
+    ) -> StoredItem:
+        """The item with its embeddings. `on_pending` gets it as soon as they are being made, once more for each time
+        that they are made anew because who made them died."""
 
         async def create() -> tuple[StoredItem, int]:
             processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
             request.num_processor_cache_hits += is_cached
-            if not info.done():
-                info.set_result(processed.info)
             if processed.info.is_encoded:
                 return processed, processed.info.num_bytes
-            return await self._encode_item(request, item.key, processed)
+            return await self._encode_item(request, item, processed)
 
         try:
-            encoded, is_cached = await self._get_or_create(item, create)
-            if not info.done():
-                info.set_result(encoded.info)
+            encoded, is_cached = await self._get_or_create(item, create, on_pending)
         except InvalidRequestError as error:
             raise _of_item(error, item.source) from error
-        finally:
-            info.cancel()  # unless it is set, whoever waits for it waits in vain
         request.num_embedding_cache_hits += is_cached
         if item.source.uuid is not None and item.content is not None:
             self._named.remember(request.tenant_salt, item.source.uuid, item.hashed_content)
-        return encoded.ref
+        return encoded
 
     async def _get_or_create(
-        self, item: LoadedItem, create: Callable[[], Awaitable[tuple[StoredItem, int]]]
+        self,
+        item: LoadedItem,
+        create: Callable[[], Awaitable[tuple[StoredItem, int]]],
+        on_pending: Callable[[StoredItem], None],
     ) -> tuple[StoredItem, bool]:
         while True:
             try:
-                return await self.embeddings.get_or_create(item.key, create)
+                return await self.embeddings.get_or_create(item.key, create, on_pending)
             except _ContentMissingError:
                 if item.content is None:
                     raise _not_cached(item.source) from None
@@ -232,25 +231,36 @@ class MediaItems:
         job = ItemJob(source.modality, content, _num_alike(request, source), request.options, source.is_precomputed)
         # The same item goes to the same replica, from any ingress: what it needs is on that node.
         process_item = self._preprocess.options(stream=True, session_id=item.key).process_item
-        info, tensors = await self._calls.send("preprocess", lambda: two_objects(process_item.remote(job)))
+        tensors, info = await self._calls.send("preprocess", lambda: tensors_and_info(process_item.remote(job)))
         assert isinstance(info, ItemInfo)
         request.add_seconds("media_decode", info.decode_seconds)
         request.add_seconds("processor", info.process_seconds)
         return StoredItem(info, tensors), info.num_bytes
 
-    async def _encode_item(self, request: PipelineRequest, key: str, item: StoredItem) -> tuple[StoredItem, int]:
-        encode = self._encode.options(stream=True, session_id=key).encode
-        item_id = f"{request.request_id}-{key}"
-        info, embeddings = await self._calls.send(
-            "encode", lambda: two_objects(encode.remote(item_id, item.ref, time.time()))
-        )
+    async def _encode_item(
+        self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
+    ) -> tuple[StoredItem, int]:
+        encode = self._encode.options(stream=True, session_id=item.key).encode
+        item_id = f"{request.request_id}-{item.key}"
+
+        def announce(embeddings: ObjectRef) -> None:
+            self.embeddings.announce(item.key, StoredItem(processed.info, embeddings))
+
+        async def call() -> tuple[ObjectRef, Any]:
+            response = encode.remote(item_id, item.source.modality, processed.ref, time.time())
+            return await tensors_and_info(response, announce)
+
+        try:
+            embeddings, info = await self._calls.send("encode", call)
+        except StageFailedError as error:
+            raise StageFailedError("encode", f"the encode stage failed on {item.source.field}") from error
         assert isinstance(info, EmbeddingInfo)
         request.add_seconds("transfer_pixels", info.transfer_seconds)
         request.add_seconds("encode_queue", info.queue_seconds)
         request.add_seconds("encode", info.encode_seconds)
-        self._metrics.object_store_transfer_bytes.inc(item.info.num_bytes, tags={"edge": "preprocess_encode"})
+        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, tags={"edge": "preprocess_encode"})
         self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
-        return StoredItem(item.info, embeddings), info.num_bytes
+        return StoredItem(processed.info, embeddings), info.num_bytes
 
 
 class _ContentMissingError(Exception):

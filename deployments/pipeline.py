@@ -1,19 +1,19 @@
 """A request's way through the stages: media -> Preprocess -> Encode -> Generate."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
-from deployments.media_items import LoadedItem, MediaItems, PipelineRequest, all_or_none
+from deployments.hand_over import ItemEmbeddings
+from deployments.items_under_way import ItemsUnderWay
+from deployments.media_items import LoadedItem, MediaItems, PipelineRequest
 from deployments.metrics import IngressMetrics
 from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, cancel, translated
-from deployments.stages import GeneratedText
+from deployments.stage_messages import GeneratedText
 from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity
 
 
@@ -43,8 +43,7 @@ class Pipeline:
         has_started = False
         for is_last_try in (False, True):
             try:
-                prompt, embeddings = await self._prepare(request, items)
-                async with aclosing(self._decode(request, prompt, embeddings)) as pieces:
+                async with aclosing(self._answer(request, items)) as pieces:
                     async for piece in pieces:
                         has_started = True
                         yield piece
@@ -58,24 +57,27 @@ class Pipeline:
     async def close(self) -> None:
         await self.items.close()
 
-    async def _prepare(
-        self, request: PipelineRequest, items: list[LoadedItem]
-    ) -> tuple[ProcessedPrompt, list[ObjectRef]]:
-        """Processes and encodes every item side by side; the prompt is rendered while the last are encoded."""
-        infos: list[asyncio.Future[ItemInfo]] = [asyncio.get_running_loop().create_future() for _ in items]
-        embeddings = all_or_none(
-            [self.items.embeddings_of(request, item, info) for item, info in zip(items, infos, strict=True)]
-        )
-        prompt = self._render(request, infos, [item.key for item in items])
-        references: list[ObjectRef]
-        rendered: ProcessedPrompt
-        references, rendered = await all_or_none([embeddings, prompt])
-        return rendered, references
+    async def _answer(self, request: PipelineRequest, items: list[LoadedItem]) -> AsyncGenerator[GeneratedText]:
+        """Generate begins as soon as somebody encodes every item, and gets the embeddings as they come."""
+        async with ItemsUnderWay(self.items, request, items) as under_way:
+            infos = await under_way.started()
+            prompt = await under_way.meanwhile(self._render(request, infos, [item.key for item in items]))
+            embeddings = under_way.embeddings()
+            async with AsyncExitStack() as stack:
+                pieces = await stack.enter_async_context(aclosing(self._decode(request, prompt, embeddings)))
+                try:
+                    yield await under_way.meanwhile(anext(pieces))
+                except ItemLostError:
+                    await under_way.finished()
+                    if not any(item.is_pending for item in embeddings):
+                        raise
+                    # Who made an item had died, and it was made elsewhere: what was handed over led nowhere.
+                    again = self._decode(request, prompt, under_way.embeddings())
+                    pieces = await stack.enter_async_context(aclosing(again))
+                async for piece in pieces:
+                    yield piece
 
-    async def _render(
-        self, request: PipelineRequest, infos: list[asyncio.Future[ItemInfo]], hashes: list[str]
-    ) -> ProcessedPrompt:
-        items = [await info for info in infos]
+    async def _render(self, request: PipelineRequest, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
         started = time.perf_counter()
         prompt = await self._calls.send("preprocess", lambda: self._render_once(request, items, hashes))
         request.add_seconds("render", time.perf_counter() - started)
@@ -87,7 +89,7 @@ class Pipeline:
         return prompt
 
     async def _decode(
-        self, request: PipelineRequest, prompt: ProcessedPrompt, embeddings: list[ObjectRef]
+        self, request: PipelineRequest, prompt: ProcessedPrompt, embeddings: list[ItemEmbeddings]
     ) -> AsyncGenerator[GeneratedText]:
         """Streams from Generate; a replica that dies before the first piece costs the client only time."""
         generate = self._generate.options(stream=True).generate
@@ -95,7 +97,7 @@ class Pipeline:
         while True:
             has_started = False
             pieces = generate.remote(
-                request.request_id, prompt, request.params, request.tenant_salt, time.time(), *embeddings
+                request.request_id, prompt, request.params, request.tenant_salt, time.time(), embeddings
             )
             try:
                 async for piece in pieces:

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentResponseGenerator
 
 from deployments.engine_loop import EngineDiedError
+from deployments.hand_over import EmbeddingsLostError
 from deployments.metrics import IngressMetrics
 from preprocess.schema import InvalidRequestError
 
@@ -25,7 +26,6 @@ ResultT = TypeVar("ResultT")
 # What a failed call raises. The second is no RayError: no replica, a full queue, a call that this one needed failed.
 CALL_ERRORS = (RayError, RayServeException)
 _MAX_ATTEMPTS = 4
-_REF_POLL_SECONDS = 0.001
 
 
 class StageError(RuntimeError):
@@ -83,25 +83,25 @@ class StageCalls:
         await asyncio.sleep(0.2 * 2**attempt)
 
 
-async def two_objects(response: DeploymentResponseGenerator[Any]) -> tuple[Any, ObjectRef]:
-    """The value of a stage's first object and a reference to its second, which stays in the object store.
+async def tensors_and_info(
+    response: DeploymentResponseGenerator[Any], on_pending: Callable[[ObjectRef], None] = lambda ref: None
+) -> tuple[ObjectRef, Any]:
+    """A reference to a stage's first object, which stays in the object store, and the value of its second.
 
-    Raises what ended the stage before it had sent its third, empty object: an error takes the place of the second
-    object just as silently, and the reference to it would be cached as if it were tensors.
+    `on_pending` gets the reference as soon as a replica has taken the call. Whoever waits for what is behind it gets
+    the stage's error if it ends before.
     """
     try:
         refs = await response._to_object_ref_gen()
-        first = await (await anext(refs))
-        # Awaiting a generator's next reference would fetch its value into this process unless it is ready.
-        while not (refs.next_ready() or refs.is_finished()):
-            await asyncio.sleep(_REF_POLL_SECONDS)
-        second = await anext(refs)
+        tensors, info = refs._get_next_ref_n(2)  # neither has to be there yet
+        on_pending(tensors)
         try:
-            await (await anext(refs))
-        except StopAsyncIteration:
-            await second  # raises, for it is the error
+            value = await info
+        except ObjectRefStreamEndOfStreamError:
+            await tensors  # raises: the stage's error is the last of its objects
             raise
-        return first, second
+        refs._consume_next_ref_n(2)
+        return tensors, value
     except asyncio.CancelledError:
         cancel(response)
         raise
@@ -129,7 +129,7 @@ def translated(error: Exception, stage: str) -> Exception:
     cause = _cause(error)
     if isinstance(cause, InvalidRequestError):
         return cause
-    if isinstance(cause, ObjectLostError):
+    if isinstance(cause, ObjectLostError | EmbeddingsLostError):
         return ItemLostError(stage, f"an item for the {stage} stage is lost")
     if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
         return StageFailedError(stage, f"the {stage} stage failed")

@@ -4,6 +4,7 @@ Ray can map torch tensors too, but then imports torch into every process of the 
 references on among them.
 """
 
+import time
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor of any dtype; where numpy has none of that kind (bfloat16), `array` holds its bits as integers."""
+    """A tensor of any dtype; where numpy has none of that kind (bfloat16), `array` holds its bits as integers.
+    `packed_at`: wall time in seconds."""
 
     array: npt.NDArray[np.generic]
     dtype: str
+    packed_at: float
 
     @classmethod
     def pack(cls, tensor: "torch.Tensor") -> "PackedTensor":
@@ -28,7 +31,7 @@ class PackedTensor:
         import torch
 
         bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        return cls(bits.numpy(), str(tensor.dtype).removeprefix("torch."))
+        return cls(bits.numpy(), str(tensor.dtype).removeprefix("torch."), time.time())
 
     def unpack(self) -> "torch.Tensor":
         """Shares the memory of the array, which is read-only once it has travelled: never write to the tensor."""

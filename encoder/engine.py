@@ -4,10 +4,12 @@ import time
 
 import torch
 
+from encoder.activation_memory import peak_activation_bytes
 from encoder.loader import load_vision_half
+from encoder.models import VisionModality
 from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
-from preprocess.schema import ItemTensors
+from preprocess.schema import InvalidRequestError, ItemTensors
 
 
 class EncoderEngine:
@@ -20,15 +22,35 @@ class EncoderEngine:
         revision: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
-        max_batch_size: int = 16,
+        max_batch_patches: int = 2048,
     ) -> None:
         self._device = torch.device(device)
         self._model, self._family = load_vision_half(model, revision=revision, dtype=dtype, device=self._device)
-        self._scheduler = EncoderScheduler(max_batch_size)
+        self._scheduler = EncoderScheduler(max_batch_patches)
+        self._max_item_patches: int | None = None
 
-    def add_request(self, request_id: str, tensors: ItemTensors) -> None:
-        """Queues one item's tensors; its embeddings come out of a later `step`."""
-        self._scheduler.add(EncodeRequest(request_id, tensors, time.perf_counter()))
+    def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
+        """Encodes an item to see what a patch takes, and bounds batches so that activations stay below `max_bytes`."""
+        request = self._request("", modality, tensors)
+        num_bytes = peak_activation_bytes(lambda: self._encode([request]), self._device)
+        self._max_item_patches = max_bytes * request.num_patches // num_bytes
+        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self._max_item_patches))
+
+    def add_request(self, request_id: str, modality: str, tensors: ItemTensors) -> None:
+        """Queues one item, as Preprocess makes them; its embeddings come out of a later `step`.
+
+        Raises InvalidRequestError for a modality that the model does not take and an item that would need more memory
+        than there is for one.
+        """
+        request = self._request(request_id, modality, tensors)
+        if self._max_item_patches is not None and request.num_patches > self._max_item_patches:
+            raise InvalidRequestError(
+                f"the {modality} has {request.num_patches} patches, more than the {self._max_item_patches} that this"
+                " server has the memory to encode",
+                field="media",
+                code="item_too_large",
+            )
+        self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """Forgets an item that still waits; does nothing for one that is done or unknown."""
@@ -45,41 +67,60 @@ class EncoderEngine:
     def step(self) -> list[EncodeOutput]:
         """Encodes the next batch. Every item taken gets exactly one output; one that failed carries its error."""
         batch = self._scheduler.schedule()
-        try:
-            return self._encode(batch)
-        except torch.AcceleratorError:
-            raise  # the device itself has failed: every later step would, too
-        except Exception:
-            # One bad item must not take its neighbours along: each is tried alone.
-            return [self._encode_alone(request) for request in batch]
-
-    def _encode_alone(self, request: EncodeRequest) -> EncodeOutput:
-        try:
-            return self._encode([request])[0]
-        except Exception as error:
-            return EncodeOutput(request.request_id, None, error, 0.0, 0.0, 1)
-
-    @torch.inference_mode()
-    def _encode(self, batch: list[EncodeRequest]) -> list[EncodeOutput]:
         if not batch:
             return []
         started = time.perf_counter()
-        items = [
-            {name: tensor.to(self._device, non_blocking=True) for name, tensor in request.tensors.items()}
-            for request in batch
-        ]
-        features = self._family.modalities["image"].encode(self._model, items)
-        # Each item leaves as a tensor of its own memory: a view would ship and keep the whole batch.
-        embeddings = [item.to("cpu", copy=True).contiguous() for item in features]
+        try:
+            results: list[torch.Tensor | Exception] = [*self._encode(batch)]
+        except torch.AcceleratorError:
+            raise  # the device itself has failed: every later step would, too
+        except Exception as error:
+            # One bad item must not take its neighbours along: each is tried alone.
+            results = [error] if len(batch) == 1 else [self._encode_alone(request) for request in batch]
         seconds = time.perf_counter() - started
         return [
             EncodeOutput(
                 request_id=request.request_id,
-                embeddings=item,
-                error=None,
+                embeddings=None if isinstance(result, Exception) else result,
+                error=result if isinstance(result, Exception) else None,
                 queue_seconds=started - request.arrival_time,
                 encode_seconds=seconds,
                 batch_size=len(batch),
             )
-            for request, item in zip(batch, embeddings, strict=True)
+            for request, result in zip(batch, results, strict=True)
         ]
+
+    def _request(self, request_id: str, modality: str, tensors: ItemTensors) -> EncodeRequest:
+        rules = self._rules(modality)
+        return EncodeRequest(
+            request_id,
+            modality,
+            tensors,
+            num_patches=rules.num_patches(self._model.config, tensors),
+            batch_key=(modality, rules.batch_key(tensors)),
+            arrival_time=time.perf_counter(),
+        )
+
+    def _rules(self, modality: str) -> VisionModality:
+        if modality not in self._family.modalities:
+            taken = ", ".join(self._family.modalities)
+            raise InvalidRequestError(
+                f"this model's encoder takes {taken}, not {modality}", field="media", code="unsupported_modality"
+            )
+        return self._family.modalities[modality]
+
+    def _encode_alone(self, request: EncodeRequest) -> torch.Tensor | Exception:
+        try:
+            return self._encode([request])[0]
+        except Exception as error:
+            return error
+
+    @torch.inference_mode()
+    def _encode(self, batch: list[EncodeRequest]) -> list[torch.Tensor]:
+        items = [
+            {name: tensor.to(self._device, non_blocking=True) for name, tensor in request.tensors.items()}
+            for request in batch
+        ]
+        features = self._rules(batch[0].modality).encode(self._model, items)
+        # Each item leaves as a tensor of its own memory: a view would ship and keep the whole batch.
+        return [item.to("cpu", copy=True).contiguous() for item in features]

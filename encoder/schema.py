@@ -1,5 +1,6 @@
 """What goes into the encoder engine and what comes out."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -9,23 +10,23 @@ from preprocess.schema import ItemTensors
 
 @dataclass(slots=True)
 class EncodeRequest:
-    """One item to encode. `arrival_time` in seconds of `time.perf_counter`."""
+    """One item to encode. `num_patches`: what it costs; items are encoded together only where their `batch_key` is
+    equal. `arrival_time` in seconds of `time.perf_counter`."""
 
     request_id: str
+    modality: str
     tensors: ItemTensors
+    num_patches: int
+    batch_key: Hashable
     arrival_time: float
-
-    @property
-    def batch_key(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Items with equal keys (same tensor names and shapes) can be stacked into one batch."""
-        return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(self.tensors.items()))
 
 
 @dataclass(slots=True)
 class EncodeOutput:
-    """The embeddings of one item, (num_tokens, hidden_size) on the CPU, or the error that ended it.
+    """The embeddings of one item, (num_embeds, embedding_size) on the CPU, or the error that ended it.
 
-    Times in seconds: `queue_seconds` from arrival to the batch's start, `encode_seconds` of the whole batch.
+    Times in seconds: `queue_seconds` from arrival to the batch's start, `encode_seconds` of the whole batch, which had
+    `batch_size` items.
     """
 
     request_id: str

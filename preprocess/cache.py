@@ -21,11 +21,13 @@ class CacheStats:
 
 
 class _Flight(Generic[V]):
-    """One computation under way and the number of requests that wait for it."""
+    """One computation under way, the number of requests that wait for it, and what they have been told so far."""
 
     def __init__(self, task: asyncio.Task[tuple[V, int]]) -> None:
         self.task = task
         self.num_waiters = 0
+        self.listeners: list[Callable[[V], None]] = []
+        self.announced: list[V] = []
 
 
 class ItemCache(Generic[V]):
@@ -43,11 +45,17 @@ class ItemCache(Generic[V]):
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    async def get_or_create(self, key: str, create: Callable[[], Awaitable[tuple[V, int]]]) -> tuple[V, bool]:
+    async def get_or_create(
+        self,
+        key: str,
+        create: Callable[[], Awaitable[tuple[V, int]]],
+        on_announced: Callable[[V], None] = lambda value: None,
+    ) -> tuple[V, bool]:
         """Returns (value, whether it was cached already); calls `create() -> (value, bytes)` when it is missing.
 
         Concurrent callers with one key share one call. It is cancelled when the last of them has gone,
-        its failure reaches all of them and leaves nothing in the cache.
+        its failure reaches all of them and leaves nothing in the cache. `on_announced` gets what `announce` is told
+        meanwhile, the latest of it for those who join late.
         """
         self.stats.queries += 1
         if key in self._entries:
@@ -58,15 +66,26 @@ class ItemCache(Generic[V]):
         if flight is None:
             flight = self._start(key, create)
         flight.num_waiters += 1
+        flight.listeners.append(on_announced)
+        for early in flight.announced:
+            on_announced(early)
         try:
             value, _ = await asyncio.shield(flight.task)
             return value, False
         finally:
             flight.num_waiters -= 1
+            flight.listeners.remove(on_announced)
             if flight.num_waiters == 0 and not flight.task.done():
                 # From here on nobody may join it: the next caller starts anew.
                 self._flights.pop(key, None)
                 flight.task.cancel()
+
+    def announce(self, key: str, value: V) -> None:
+        """For `create` of `key`: what it knows already, for all who wait. It is not cached."""
+        flight = self._flights[key]
+        flight.announced[:] = [value]
+        for listener in flight.listeners:
+            listener(value)
 
     def discard(self, key: str) -> None:
         """Forgets `key`, e.g. because the data that its value refers to is gone."""

@@ -78,7 +78,7 @@ class ItemProcessor:
             pairs += self._processed(modality, rules, batch, kwargs)
         process_seconds = (time.perf_counter() - started) / len(decoded)
         return [
-            (_info(modality, expansion, tensors, decode_seconds, process_seconds), tensors)
+            (_info(modality, rules, expansion, tensors, decode_seconds, process_seconds), tensors)
             for expansion, tensors in pairs
         ]
 
@@ -116,7 +116,7 @@ class ItemProcessor:
             given = rules.pack(self._processor, item.tensors)
             tensors = self._stored(rules, with_own_layout(given, expected, rules.derived_fields))
         check_finite(tensors)
-        return _info(modality, expansion, tensors, is_encoded=item.is_encoded), tensors
+        return _info(modality, rules, expansion, tensors, is_encoded=item.is_encoded), tensors
 
     def _run(self, modality: str, rules: Modality, batch: Sequence[Any], kwargs: Mapping[str, Any]) -> Outputs:
         try:
@@ -131,12 +131,18 @@ class ItemProcessor:
                 code="unsupported_size",
             ) from error
 
-    def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
-        """A dummy item of the size that takes the most embeddings, to reserve memory by."""
+    def blank_item(
+        self, modality: str, size: Size, options: Mapping[str, object] = NO_OPTIONS
+    ) -> tuple[ItemInfo, ItemTensors]:
+        """A black item of `size`, as it leaves `process`, to measure or reserve memory by."""
         rules = self.rules(modality)
-        kwargs = self._kwargs_with(modality, rules, rules.largest_options)
-        ((expansion, tensors),) = self._processed(modality, rules, [rules.blank(self.largest_size(modality))], kwargs)
-        return _info(modality, expansion, tensors), tensors
+        kwargs = self._kwargs_with(modality, rules, options)
+        ((expansion, tensors),) = self._processed(modality, rules, [rules.blank(size)], kwargs)
+        return _info(modality, rules, expansion, tensors), tensors
+
+    def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
+        """A blank item of the size that takes the most embeddings."""
+        return self.blank_item(modality, self.largest_size(modality), self.rules(modality).largest_options)
 
     def _takes(self, modality: str) -> bool:
         """Without torchvision, processors come without the part for videos."""
@@ -264,6 +270,7 @@ class ItemProcessor:
 
 def _info(
     modality: str,
+    rules: Modality,
     expansion: ItemExpansion,
     tensors: ItemTensors,
     decode_seconds: float = 0.0,
@@ -271,4 +278,5 @@ def _info(
     is_encoded: bool = False,
 ) -> ItemInfo:
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    return ItemInfo(modality, expansion, num_bytes, decode_seconds, process_seconds, is_encoded)
+    language_inputs = {name: tensors[name].unsqueeze(0).numpy() for name in rules.language_fields}
+    return ItemInfo(modality, expansion, num_bytes, decode_seconds, process_seconds, is_encoded, language_inputs)

@@ -69,7 +69,7 @@ class PromptRenderer:
             ids, placeholders = self._expand(prompt, items)
         except InvalidRequestError as error:
             raise error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt") from None
-        return ProcessedPrompt(ids, placeholders, list(hashes))
+        return ProcessedPrompt(ids, placeholders, list(hashes), [item.language_inputs for item in items])
 
     def _ids(self, prompt: Prompt, *, add_special_tokens: bool) -> TokenIds:
         """The prompt tokenised; `add_special_tokens`: with the BOS and EOS that the tokenizer adds by itself."""

@@ -107,12 +107,17 @@ class ItemExpansion:
     after: str = ""
 
 
+LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
+"""What the language model has to know of an item beside its embeddings, by name: e.g. `image_grid_thw`, int64 of shape
+(1, 3). Arrays, not tensors: they pass through processes without torch."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
     """What is known of one processed item besides its tensors; small enough to travel by value.
 
     `num_bytes` is the size of its tensors. `is_encoded` says that they are embeddings already, so the vision encoder
-    has nothing to do.
+    has nothing to do. `language_inputs`: see LanguageInputs.
     """
 
     modality: str
@@ -121,6 +126,7 @@ class ItemInfo:
     decode_seconds: float = 0.0
     process_seconds: float = 0.0
     is_encoded: bool = False
+    language_inputs: LanguageInputs = field(default_factory=dict, compare=False)
 
     @property
     def num_embeds(self) -> int:
@@ -144,11 +150,10 @@ class ProcessorIdentity:
 class ProcessedPrompt:
     """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
 
-    `language_inputs[i]`, where there are any, is what the language model has to know of item i beside its embeddings,
-    e.g. `image_grid_thw`, int64 of shape (1, 3).
+    `language_inputs[i]` belongs to item i, too.
     """
 
     prompt_token_ids: list[int]
     placeholders: list[PlaceholderRange]
     mm_hashes: list[str]
-    language_inputs: list[ItemTensors] = field(default_factory=list)
+    language_inputs: list[LanguageInputs] = field(default_factory=list, compare=False)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     PreTrainedConfig,
@@ -16,7 +16,7 @@ from transformers import (
 from llm.models.family import LanguageFamily
 from llm.prompt_layout import PromptLayout
 from modeling.half_model import without
-from preprocess.schema import InvalidRequestError, ItemTensors, ProcessedPrompt
+from preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
 _GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}
@@ -35,15 +35,17 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     return PromptLayout(rope_positions=positions[:, 0].numpy(), rope_offset=int(offset))
 
 
-def _modality(inputs: ItemTensors) -> int:
+def _modality(inputs: LanguageInputs) -> int:
     (modality,) = (modality for name, modality in _GRIDS.items() if name in inputs)
     return modality
 
 
-def _merged(language_inputs: list[ItemTensors]) -> dict[str, Any]:
+def _merged(language_inputs: list[LanguageInputs]) -> dict[str, torch.Tensor]:
     """Each input of all the items that have it, in prompt order."""
-    names = dict.fromkeys(name for inputs in language_inputs for name in inputs)
-    return {name: torch.cat([inputs[name] for inputs in language_inputs if name in inputs]) for name in names}
+    merged: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for inputs in language_inputs for name in inputs):
+        merged[name] = torch.from_numpy(np.concatenate([one[name] for one in language_inputs if name in one]))
+    return merged
 
 
 def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: ProcessedPrompt) -> None:
@@ -54,7 +56,7 @@ def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: Pr
         raise InvalidRequestError("the items do not fit their placeholders in the prompt", field="messages")
 
 
-def _expected_runs(config: PreTrainedConfig, inputs: ItemTensors) -> Iterator[tuple[int, int]]:
+def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator[tuple[int, int]]:
     modality = _modality(inputs)
     name = next(name for name in _GRIDS if name in inputs)
     time, height, width = inputs[name][0].tolist()

@@ -49,10 +49,13 @@ class Items(MediaItems):
         found: Any = f"tensors of {item.key}"
         return StoredItem(info(is_encoded=self.is_encoded), found), 10
 
-    async def _encode_item(self, request: PipelineRequest, key: str, item: StoredItem) -> tuple[StoredItem, int]:
+    async def _encode_item(
+        self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
+    ) -> tuple[StoredItem, int]:
+        found: Any = f"embeddings of {item.key}"
+        self.embeddings.announce(item.key, StoredItem(processed.info, found))
         await self.may_go_on.wait()
-        found: Any = f"embeddings of {key}"
-        return StoredItem(item.info, found), 10
+        return StoredItem(processed.info, found), 10
 
 
 def request(url: str | None, uuid: str | None = None, name: str = "r") -> PipelineRequest:
@@ -62,7 +65,11 @@ def request(url: str | None, uuid: str | None = None, name: str = "r") -> Pipeli
 
 async def embeddings(items: Items, sent: PipelineRequest) -> Any:
     (item,) = await items.load(sent, PROCESSOR)
-    return await items.embeddings_of(sent, item, asyncio.get_running_loop().create_future())
+    return (await items.embeddings_of(sent, item, ignore)).ref
+
+
+def ignore(pending: StoredItem) -> None:
+    pass
 
 
 async def test_one_item_of_many_requests_is_made_once() -> None:
@@ -91,8 +98,7 @@ async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_n
     await embeddings(items, request(RED, "mine"))
     (named,) = await items.load(request(None, "mine"), PROCESSOR)
     items.forget([named])  # evicted meanwhile
-    loop = asyncio.get_running_loop()
-    only_named = items.embeddings_of(request(None, "mine", "first"), named, loop.create_future())
+    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore)
     with_content = embeddings(items, request(RED, "mine", "second"))
     failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
     assert isinstance(failed, InvalidRequestError)
@@ -109,15 +115,16 @@ async def test_what_clients_encoded_counts_in_the_cache() -> None:
     assert (items.embeddings.stats.num_bytes, items.embeddings.stats.evictions) == (20, 2)
 
 
-async def test_whoever_waits_for_an_item_that_fails_does_not_wait_for_ever() -> None:
+async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded() -> None:
     items = Items()
     (item,) = await items.load(request(RED), PROCESSOR)
     items.may_go_on.clear()
-    waiting: asyncio.Future[ItemInfo] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(items.embeddings_of(request(RED), LoadedItem(item.source, None, "", "x"), waiting))
-    with pytest.raises(InvalidRequestError):
-        await task
-    assert waiting.cancelled()
+    known: list[StoredItem] = []
+    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert [one.ref for one in known] == [f"embeddings of {item.key}"] * 2
+    items.may_go_on.set()
+    assert [await task for task in tasks] == known
 
 
 async def test_bytes_of_all_items_are_bounded_while_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from deployments.pixel_scaling import (
     pixel_scaling,
     queued_pixels,
 )
-from deployments.stages import ItemJob
+from deployments.stage_messages import ItemJob
 from preprocess.schema import ChatPrompt
 from tests.pictures import disc, encoded
 

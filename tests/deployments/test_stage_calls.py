@@ -14,7 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from deployments.config import AppConfig
 from deployments.demo import picture_part
 from deployments.engine_loop import EngineDiedError
-from deployments.media_items import MediaSource, PipelineRequest
+from deployments.media_items import MediaSource, PipelineRequest, StoredItem
 from deployments.pipeline import Pipeline
 from deployments.stage_calls import (
     ItemLostError,
@@ -22,9 +22,9 @@ from deployments.stage_calls import (
     StageError,
     StageFailedError,
     StageUnavailableError,
-    two_objects,
+    tensors_and_info,
 )
-from deployments.stages import GeneratedText
+from deployments.stage_messages import GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessorIdentity
 from tests.pictures import disc, encoded
@@ -128,41 +128,73 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-def stage(ending: str) -> Iterator[Any]:
-    """A stage's two objects, or what is left of them when it ends in between."""
-    yield "info"
+async def stage(ending: str) -> AsyncGenerator[Any]:
+    """A stage's two objects, or what is left of them when it ends before, or in between."""
+    await asyncio.sleep(0.3)
+    if ending == "error at once":
+        raise ValueError("a bug")
+    yield "tensors"
     if ending == "error":
         raise ValueError("a bug")
     if ending == "death":
         os._exit(1)
-    yield "tensors"
-    yield None
+    yield "info"
+
+
+@ray.remote(num_cpus=0)
+class Stage:
+    async def run(self, ending: str) -> AsyncGenerator[Any]:
+        async for one in stage(ending):
+            yield one
+
+
+@ray.remote(num_cpus=0)
+class NextStage:
+    async def receive(self, refs: list[ray.ObjectRef]) -> list[Any]:
+        return [await ref for ref in refs]
 
 
 class Response:
     """As much of Serve's response as is used."""
 
     def __init__(self, ending: str) -> None:
-        remote = ray.remote(num_returns="streaming", max_retries=0)(stage)
-        self._refs = remote.remote(ending)
+        self._actor = Stage.remote()
+        self._refs = self._actor.run.options(num_returns="streaming").remote(ending)
 
     async def _to_object_ref_gen(self) -> Any:
         return self._refs
 
 
-async def test_two_objects_are_a_value_and_a_reference(local_ray: None) -> None:
+async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:
     response: Any = Response("none")
-    first, second = await asyncio.wait_for(two_objects(response), 60)
-    assert first == "info"
-    assert isinstance(second, ray.ObjectRef)
-    assert await second == "tensors"
+    tensors, info = await asyncio.wait_for(tensors_and_info(response), 60)
+    assert info == "info"
+    assert isinstance(tensors, ray.ObjectRef)
+    del response
+    assert await tensors == "tensors", "it lives as long as its reference"
 
 
-@pytest.mark.parametrize("ending", ["error", "death"])
-async def test_a_stage_that_ends_between_its_objects_gives_none(local_ray: None, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["error at once", "error", "death"])
+async def test_a_stage_that_ends_before_both_are_there_gives_none(local_ray: None, ending: str) -> None:
     response: Any = Response(ending)
-    with pytest.raises(RayError, match="a bug" if ending == "error" else None):
-        await asyncio.wait_for(two_objects(response), 60)
+    with pytest.raises(RayError, match=None if ending == "death" else "a bug"):
+        await asyncio.wait_for(tensors_and_info(response), 60)
+
+
+@pytest.mark.parametrize("ending", ["none", "error at once"])
+async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(local_ray: None, ending: str) -> None:
+    response: Any = Response(ending)
+    pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
+    work = asyncio.create_task(tensors_and_info(response, pending.set_result))
+    received = NextStage.remote().receive.remote([await asyncio.wait_for(pending, 60)])
+    assert not work.done()
+    if ending == "none":
+        assert await received == ["tensors"]
+        assert await work == (pending.result(), "info")
+    else:
+        for waiting in (received, work):
+            with pytest.raises(RayError, match="a bug"):
+                await waiting
 
 
 async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +206,11 @@ async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) ->
     tries: list[int] = []
     monkeypatch.setattr(pipeline.items.embeddings, "discard", discarded.append)
 
-    async def prepare(request: Any, items: Any) -> tuple[Any, list[Any]]:
-        return None, []
+    async def encoded_at_once(*_: Any) -> StoredItem:
+        return StoredItem(nothing, nothing)
+
+    async def render(*_: Any) -> None:
+        pass
 
     def failing(times: int) -> Any:
         async def decode(*_: Any) -> AsyncGenerator[GeneratedText]:
@@ -188,7 +223,8 @@ async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) ->
 
     url = picture_part(encoded(disc("red")))["image_url"]["url"]
     request = PipelineRequest("r", ChatPrompt([]), [MediaSource(url, "f")], SamplingParams())
-    monkeypatch.setattr(pipeline, "_prepare", prepare)
+    monkeypatch.setattr(pipeline.items, "embeddings_of", encoded_at_once)
+    monkeypatch.setattr(pipeline, "_render", render)
     monkeypatch.setattr(pipeline, "_decode", failing(1))
     assert [piece.text async for piece in pipeline.run(request, ProcessorIdentity("fingerprint"))] == ["red"]
     assert (len(tries), len(discarded)) == (2, 1)

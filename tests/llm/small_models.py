@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from llm.models import FAMILIES
-from preprocess.schema import ItemTensors, PlaceholderRange, ProcessedPrompt
+from preprocess.schema import LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import Vocabulary, save_processor
 
@@ -86,8 +86,6 @@ def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str
     prompt = families.render_text(text, [info for info, _ in items])
     assert prompt.prompt_token_ids == inputs["input_ids"][0].tolist()
     prompt.mm_hashes[:] = [f"picture {index}" for index in pictures]
-    names = families.family.modalities["image"].language_fields
-    prompt.language_inputs.extend({name: tensors[name].unsqueeze(0) for name in names} for _, tensors in items)
     with torch.inference_mode():
         rows = _features(model, "image", inputs) if items else torch.empty(0, 0)
     num_embeds = [placeholder.num_embeds for placeholder in prompt.placeholders]
@@ -103,7 +101,7 @@ def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> R
     for modality in ("image", "video"):
         prompt.placeholders.append(_placeholder(prompt.prompt_token_ids, getattr(model.config, f"{modality}_token_id")))
         names = families.family.modalities[modality].language_fields
-        fields: ItemTensors = {name: torch.as_tensor(inputs[name]) for name in names}
+        fields: LanguageInputs = {name: torch.as_tensor(inputs[name]).numpy() for name in names}
         prompt.language_inputs.append(fields)
     with torch.inference_mode():
         embeddings = [_features(model, modality, inputs) for modality in ("image", "video")]

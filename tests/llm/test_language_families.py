@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -20,7 +21,7 @@ from llm.models import FAMILIES
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import PromptItem, Sequence
-from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
+from preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.llm.ranks import PoolOfRankOne, engine_of_two
 from tests.llm.small_models import (
     NUM_TOKENS,
@@ -309,7 +310,7 @@ def test_tied_weights_stay_one(tmp_path: Path, name: str) -> None:
     assert half.get_output_embeddings().weight is half.get_input_embeddings().weight
 
 
-GRID = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
+GRID = {"image_grid_thw": np.array([[1, 4, 4]])}
 
 
 @pytest.mark.parametrize(
@@ -320,7 +321,7 @@ GRID = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
     ],
 )
 def test_items_that_do_not_fit_their_placeholders_are_refused(
-    tmp_path: Path, token_ids: list[int], placeholders: list[PlaceholderRange], grid: dict[str, torch.Tensor]
+    tmp_path: Path, token_ids: list[int], placeholders: list[PlaceholderRange], grid: LanguageInputs
 ) -> None:
     engine = LLMEngine(EngineConfig(make_checkpoint("qwen2_vl", tmp_path)))
     count = len(placeholders)

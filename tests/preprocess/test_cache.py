@@ -55,6 +55,40 @@ async def test_concurrent_callers_share_one_computation() -> None:
     assert [value for value, _ in results] == ["value"] * 5
 
 
+async def test_what_is_known_early_reaches_all_who_wait() -> None:
+    cache: ItemCache[str] = ItemCache(10)
+    may_end = asyncio.Event()
+
+    async def run() -> tuple[str, int]:
+        cache.announce("k", "begun")
+        cache.announce("k", "half")
+        await may_end.wait()
+        cache.announce("k", "almost")
+        return "whole", 1
+
+    heard: dict[str, list[str]] = {"early": [], "late": [], "gone": [], "later": []}
+
+    async def ask(name: str) -> str:
+        value, _ = await cache.get_or_create("k", run, heard[name].append)
+        return value
+
+    early = asyncio.create_task(ask("early"))
+    await asyncio.sleep(0.01)
+    late, gone = asyncio.create_task(ask("late")), asyncio.create_task(ask("gone"))
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    await asyncio.sleep(0.01)
+    may_end.set()
+    assert [await early, await late] == ["whole", "whole"]
+    assert await ask("later") == "whole"
+    assert heard == {
+        "early": ["begun", "half", "almost"],
+        "late": ["half", "almost"],
+        "gone": ["half"],
+        "later": [],
+    }
+
+
 async def test_a_failure_reaches_all_callers_and_leaves_nothing() -> None:
     async def fail() -> tuple[str, int]:
         await asyncio.sleep(0)

@@ -1,0 +1,163 @@
+"""The Generate deployment: a plain class, wrapped by `deployments.app`."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from deployments.config import AppConfig
+from deployments.encode_stage import Encode
+from deployments.engine_loop import EngineLoop
+from deployments.generate_ranks import RankActors
+from deployments.hand_over import HandOver, ItemEmbeddings
+from deployments.metrics import GenerateMetrics
+from deployments.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
+from deployments.tensor_wire import PackedItem, PackedTensor
+from deployments.torch_setup import set_up_torch
+from llm.sampling_params import SamplingParams
+from preprocess.schema import ProcessedPrompt
+
+if TYPE_CHECKING:
+    from llm.outputs import EngineStats, RequestOutput
+
+
+class Generate:
+    """Stitches embeddings into the prompt and decodes; rank 0 where the model is divided among several. Where `encoder`
+    is inline it encodes, too, on a thread of its own."""
+
+    _ranks: RankActors | None = None  # also of one that could not load
+
+    def __init__(self, config: AppConfig) -> None:
+        settings = config.generate
+        # First: their processes start while this one imports.
+        ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
+        set_up_torch(settings.num_cpus)
+        # Before the language half, whose KV cache takes what memory is left.
+        self._encoder = Encode(config) if config.encoder == "inline" else None
+        import torch
+
+        from llm.config import EngineConfig
+        from llm.engine import LLMEngine
+
+        engine_config = EngineConfig(
+            model=config.model,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype_name(config.generate_device)),
+            device=config.generate_device,
+            block_size=settings.block_size,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            memory_fraction=settings.memory_fraction,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            prefix_caching=settings.prefix_caching,
+            quantization=settings.quantization,
+            kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
+        )
+        engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
+        self._engine = engine
+        self._loop: EngineLoop[RequestOutput] = EngineLoop(
+            engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
+        )
+        if ranks is not None:
+            ranks.run(on_end=self._loop.fail)
+        self._ranks = ranks
+        self._metrics = GenerateMetrics()
+        self._num_preemptions = 0
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+
+    def __del__(self) -> None:
+        """Called by Ray Serve when it stops a replica that is well, after its last request."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None and self._loop.close():
+            ranks.stop()
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams,
+        cache_salt: str,
+        sent_at: float,
+        items: list[ItemEmbeddings],
+    ) -> AsyncGenerator[GeneratedText]:
+        """Yields the answer piece by piece: tokens that are ready together go together, the first one at once.
+
+        Items that are encoded still are waited for one by one, while the prompt is computed up to the first of them;
+        raises EmbeddingsLostError when what was to come does not. Requests of different `cache_salt` share no prefix.
+        `sent_at` is wall time.
+        """
+        hand_over = HandOver(items, sent_at)
+        embeddings = await hand_over.ready()
+        if params.structured_output is not None:
+            # Up to a second, in which nobody's stream may stand still; then the engine finds it compiled.
+            await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
+        stream = self._loop.stream(
+            request_id,
+            lambda id_: self._engine.add_request(id_, prompt, embeddings, params, cache_salt=cache_salt),
+            hand_over.pending(self._engine.set_embeddings),
+        )
+        is_first = True
+        async with aclosing(stream) as batches:
+            async for outputs in batches:
+                piece = _merge(outputs)
+                if is_first and items:
+                    piece.seconds["transfer_embeddings"] = hand_over.transfer_seconds
+                is_first = False
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+
+    async def encode(
+        self, request_id: str, modality: str, item: PackedItem, sent_at: float
+    ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
+        """See `Encode.encode`; only where `encoder` is inline."""
+        assert self._encoder is not None
+        async with aclosing(self._encoder.encode(request_id, modality, item, sent_at)) as objects:
+            async for one in objects:
+                yield one
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._loop.heartbeat_age)
+
+    def check_health(self) -> None:
+        self._loop.check_health()
+        if self._encoder is not None:
+            self._encoder.check_health()
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._report(self._engine.stats)
+            await asyncio.sleep(1.0)
+
+    def _report(self, stats: "EngineStats") -> None:
+        self._metrics.num_running.set(stats.num_running)
+        self._metrics.num_waiting.set(stats.num_waiting)
+        self._metrics.kv_cache_usage.set(stats.kv_cache_usage)
+        if stats.num_preemptions > self._num_preemptions:
+            self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
+            self._num_preemptions = stats.num_preemptions
+
+
+def _merge(outputs: "list[RequestOutput]") -> GeneratedText:
+    """One piece out of the outputs of several steps; stage times go out with the token that ends the stage."""
+    last = outputs[-1]
+    times = last.times
+    seconds: dict[str, float] = {}
+    token_ids = [token_id for output in outputs for token_id in output.token_ids]
+    first_index = last.num_output_tokens - len(token_ids)
+    if first_index == 0 and times.first_token is not None and times.first_scheduled is not None:
+        seconds["llm_queue"] = times.first_scheduled - times.arrival
+        seconds["prefill"] = times.first_token - times.first_scheduled
+    if first_index <= 1 < last.num_output_tokens and times.first_token is not None and times.second_token is not None:
+        seconds["first_decode"] = times.second_token - times.first_token
+    return GeneratedText(
+        text="".join(output.text for output in outputs),
+        token_ids=token_ids,
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
+        num_output_tokens=last.num_output_tokens,
+        # A plain string: the enumeration's module imports torch, which the ingress does without.
+        finish_reason=None if last.finish_reason is None else last.finish_reason.value,
+        seconds=seconds,
+    )

@@ -1,0 +1,91 @@
+"""The Preprocess deployment: a plain class, wrapped by `deployments.app`.
+
+The library is imported where a replica starts: the controller and the ingress never load torch.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from deployments.config import AppConfig
+from deployments.metrics import PreprocessMetrics
+from deployments.pixel_scaling import PendingWork
+from deployments.stage_messages import Heartbeat, ItemJob
+from deployments.tensor_wire import PackedItem, PackedTensor
+from deployments.torch_setup import set_up_torch
+from preprocess.pixel_count import work_pixels
+from preprocess.schema import ItemInfo, ProcessedPrompt, Prompt
+
+if TYPE_CHECKING:
+    from preprocess.processor import MultiModalProcessor
+    from preprocess.schema import ItemTensors
+
+
+class Preprocess:
+    """Runs the model's Hugging Face processor. Items and prompts are worked on in a thread each, so that a prompt
+    is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
+
+    def __init__(self, config: AppConfig) -> None:
+        set_up_torch(config.preprocess.num_cpus)
+        self._limits = config.media.limits()
+        self._processor = load_model_processor(config)
+        # On Linux niceness belongs to a thread; those that torch starts from this one inherit it.
+        self._item_thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="items", initializer=os.nice, initargs=(config.preprocess.niceness,)
+        )
+        self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._pending = PendingWork()
+        self._metrics = PreprocessMetrics()
+
+    async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
+        """Yields the item's tensors (those that it has been encoded to already, if so), and its ItemInfo."""
+        # Tensors are taken as they are, without a pixel to decode. The block ends before the first yield: a generator
+        # that is dropped at one would go on counting until it is collected.
+        num_pixels = 0 if job.is_precomputed else work_pixels(job.modality, job.content, self._limits)
+        with self._pending.call(num_pixels):
+            info, tensors = await asyncio.get_running_loop().run_in_executor(self._item_thread, self._process, job)
+        packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
+        yield packed["embeddings"] if info.is_encoded else packed
+        yield info
+
+    def _process(self, job: ItemJob) -> "tuple[ItemInfo, ItemTensors]":
+        items = self._processor.items
+        number, options = job.num_in_prompt, job.options
+        if job.is_precomputed:
+            return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
+        return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
+
+    async def render(self, prompt: Prompt, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
+        with self._pending.call():
+            return await asyncio.get_running_loop().run_in_executor(
+                self._prompt_thread, self._processor.prompts.render, prompt, items, hashes
+            )
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `deployments.pixel_scaling` scales by; Serve asks about twice a second."""
+        self._metrics.pending_pixels.set(self._pending.num_pixels)
+        return self._pending.stats()
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(processor=self._processor.identity)
+
+
+def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
+    """The processor of the model that is served; needs `set_up_torch`."""
+    import torch
+
+    from preprocess.processor import MultiModalProcessor, ProcessorConfig
+
+    return MultiModalProcessor(
+        ProcessorConfig(
+            model=config.model,
+            revision=config.revision,
+            image_backend=config.preprocess.image_backend,
+            jpeg_draft=config.preprocess.jpeg_draft,
+            dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
+            max_model_len=config.max_model_len,
+            limits=config.media.limits(),
+        )
+    )

@@ -1,0 +1,51 @@
+"""How much memory a forward pass takes beside the weights and its inputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Bytes that `run` holds at most at one time, of all that it allocates.
+
+    On a GPU the allocator counts them, what a kernel takes for itself among them. On the CPU nobody does: there it is
+    the sum of the tensors that are alive together, seen operation by operation.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    with _LiveTensors() as live:
+        run()
+    return live.peak_bytes
+
+
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that operations make, for as long as something holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        outputs = func(*args, **(kwargs or {}))
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and _key(leaf) not in given | self._live.keys():
+                storage = leaf.untyped_storage()
+                self._live[_key(leaf)] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+        self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._live.values()))
+        return outputs
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
