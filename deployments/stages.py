@@ -148,15 +148,15 @@ class Encode:
         set_up_torch(config.encode.num_cpus)
         import torch
 
+        from encoder.config import EncoderConfig, PartConfig
         from encoder.engine import EncoderEngine
 
-        engine = EncoderEngine(
-            config.model,
-            revision=config.revision,
+        part = PartConfig(
             dtype=getattr(torch, config.dtype_name(config.encode.num_gpus)),
             device="cuda" if config.encode.num_gpus else "cpu",
-            max_batch_size=config.encode.max_batch_size,
         )
+        encoder_config = EncoderConfig(config.model, config.revision, tower=part, projector=part)
+        engine = EncoderEngine(encoder_config, max_batch_size=config.encode.max_batch_size)
         self._engine = engine
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
             engine, name="encoder-engine", step_timeout_s=config.encode.step_timeout_s

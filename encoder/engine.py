@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
 from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
@@ -13,17 +14,9 @@ from preprocess.schema import ItemTensors
 class EncoderEngine:
     """Batches what is waiting and runs the vision half over it."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        max_batch_size: int = 16,
-    ) -> None:
-        self._device = torch.device(device)
-        self._model, self._family = load_vision_half(model, revision=revision, dtype=dtype, device=self._device)
+    def __init__(self, config: EncoderConfig, *, max_batch_size: int = 16) -> None:
+        self._device = torch.device(config.tower.device)
+        self._model, self._family = load_vision_half(config)
         self._scheduler = EncoderScheduler(max_batch_size)
 
     def add_request(self, request_id: str, tensors: ItemTensors) -> None:

@@ -11,17 +11,13 @@ from preprocess.schema import ItemTensors
 
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    patches = [_patches(item) for item in items]
+    patches = [item["image_patches"] for item in items]
     features = model.base_model.get_image_features(pixel_values=torch.cat(patches)).last_hidden_state
     return list(features.split([len(own) for own in patches]))
 
 
-def _patches(item: ItemTensors) -> torch.Tensor:
-    return item["image_patches"].flatten(0, -2)
-
-
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return len(_patches(item))
+    return len(item["image_patches"])
 
 
 FUYU = VisionFamily(

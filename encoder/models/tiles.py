@@ -40,7 +40,7 @@ def joined_tiles(items: Sequence[ItemTensors], name: str) -> tuple[torch.Tensor,
 def split_tiles(features: Any, counts: Sequence[int]) -> list[torch.Tensor]:
     """Each item's rows of features that are (num_tiles, rows of a tile, size), or a list of those."""
     stacked = features if isinstance(features, torch.Tensor) else torch.stack(tuple(features))
-    return [own.flatten(0, 1) for own in stacked.split(list(counts))]
+    return [own.flatten(0, 1) for own in torch.split(stacked, list(counts))]
 
 
 @dataclass(frozen=True, slots=True)

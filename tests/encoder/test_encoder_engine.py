@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
+from encoder.config import EncoderConfig
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
 from preprocess.schema import ItemTensors
@@ -17,7 +18,7 @@ from tests.checkpoint_copies import copy_checkpoint
 
 @pytest.fixture(scope="module")
 def engine(shapes: str) -> EncoderEngine:
-    return EncoderEngine(shapes, max_batch_size=4)
+    return EncoderEngine(EncoderConfig(shapes), max_batch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_a_bad_item_fails_alone(engine: EncoderEngine, monkeypatch: pytest.Monke
 
 
 def test_only_the_vision_half_is_loaded(shapes: str, whole_model: Any) -> None:
-    half, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=torch.device("cpu"))
+    half, _ = load_vision_half(EncoderConfig(shapes))
     vision = {name for name, _ in half.named_parameters()}
     language = {name for name, _ in whole_model.named_parameters()} - vision
     assert all("language_model" in name or "lm_head" in name for name in language)
@@ -85,9 +86,8 @@ def test_only_the_vision_half_is_loaded(shapes: str, whole_model: Any) -> None:
 def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -> None:
     """Published checkpoints name the tower's weights `vision_tower.vision_model.`, newly saved ones do not."""
     copy = copy_checkpoint(shapes, tmp_path, lambda name: name.replace("vision_tower.", "vision_tower.vision_model."))
-    cpu = torch.device("cpu")
-    half, _ = load_vision_half(copy, revision=None, dtype=torch.float32, device=cpu)
-    expected, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=cpu)
+    half, _ = load_vision_half(EncoderConfig(copy))
+    expected, _ = load_vision_half(EncoderConfig(shapes))
     for (name, value), (_, other) in zip(half.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(value, other), name
 
@@ -95,4 +95,4 @@ def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -
 def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
     copy = copy_checkpoint(shapes, tmp_path, lambda name: None if "multi_modal_projector.linear_2" in name else name)
     with pytest.raises(ValueError, match=r"lacks weights of the vision half.*linear_2"):
-        EncoderEngine(copy)
+        EncoderEngine(EncoderConfig(copy))
