@@ -33,13 +33,13 @@ from typing import Any
 
 import ray
 import torch
-from deployments.stage_messages import ItemJob
 from openai import OpenAI
 from ray import serve
 
 from benchmarks.preprocess import photograph
 from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
+from deployments.stage_messages import ItemJob
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.replicas import replica_pids, worker_pids
 

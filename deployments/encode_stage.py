@@ -15,7 +15,6 @@ from deployments.torch_setup import set_up_torch
 
 if TYPE_CHECKING:
     from encoder.config import PartConfig
-
     from encoder.schema import EncodeOutput
 
 PROFILED_IMAGE = (448, 448)
@@ -28,7 +27,6 @@ class Encode:
     def __init__(self, config: AppConfig) -> None:
         set_up_torch(config.encoder_num_cpus)
         from encoder.config import EncoderConfig
-
         from encoder.engine import EncoderEngine
 
         settings = config.encode
@@ -80,6 +78,7 @@ class Encode:
 
 def _part(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
     import torch
+
     from encoder.config import PartConfig
 
     device, linear = config.part_device(part), part.linear

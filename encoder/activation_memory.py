@@ -18,11 +18,13 @@ def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> in
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        before: int = torch.cuda.memory_allocated(device)
         run()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device)) - before
-    with _LiveTensors() as live:
+        peak: int = torch.cuda.max_memory_allocated(device)
+        return peak - before
+    live = _LiveTensors()
+    with live:
         run()
     return live.peak_bytes
 

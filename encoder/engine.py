@@ -5,6 +5,7 @@ import time
 import torch
 
 from encoder.activation_memory import peak_activation_bytes
+from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
 from encoder.models import VisionModality
 from encoder.scheduler import EncoderScheduler
@@ -15,18 +16,10 @@ from preprocess.schema import InvalidRequestError, ItemTensors
 class EncoderEngine:
     """Batches what is waiting and runs the vision half over it."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        max_batch_patches: int = 2048,
-    ) -> None:
-        self._device = torch.device(device)
-        self._model, self._family = load_vision_half(model, revision=revision, dtype=dtype, device=self._device)
-        self._scheduler = EncoderScheduler(max_batch_patches)
+    def __init__(self, config: EncoderConfig) -> None:
+        self._device = torch.device(config.tower.device)
+        self._model, self._family = load_vision_half(config)
+        self._scheduler = EncoderScheduler(config.max_batch_patches)
         self._max_item_patches: int | None = None
 
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
@@ -112,6 +105,8 @@ class EncoderEngine:
     def _encode_alone(self, request: EncodeRequest) -> torch.Tensor | Exception:
         try:
             return self._encode([request])[0]
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             return error
 

@@ -3,20 +3,31 @@
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from encoder.config import EncoderConfig
 from encoder.models import FAMILIES, VisionFamily
+from encoder.parts import place_parts
 from modeling.half_model import load_half
 
 
-def load_vision_half(
-    model: str, *, revision: str | None, dtype: torch.dtype, device: torch.device
-) -> tuple[PreTrainedModel, VisionFamily]:
-    """Returns the vision half on `device` in `dtype`, in evaluation mode, and its family.
+def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFamily]:
+    """Returns the vision half, its tower and projector as the settings have them, in evaluation mode, and its family.
 
     Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
     """
-    config = AutoConfig.from_pretrained(model, revision=revision)
-    if config.model_type not in FAMILIES:
-        raise ValueError(f"model_type {config.model_type!r} of {model} is not supported, only {sorted(FAMILIES)}")
-    family = FAMILIES[config.model_type]
-    half = load_half(family.model_class, model, half="vision", config=config, revision=revision, dtype=dtype)
-    return half.to(device), family
+    hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
+    if hf_config.model_type not in FAMILIES:
+        raise ValueError(
+            f"model_type {hf_config.model_type!r} of {config.model} is not supported, only {sorted(FAMILIES)}"
+        )
+    family = FAMILIES[hf_config.model_type]
+    model = load_half(
+        family.model_class,
+        config.model,
+        half="vision",
+        config=hf_config,
+        revision=config.revision,
+        # So that neither part's weights are rounded on the way.
+        dtype=torch.promote_types(config.tower.dtype, config.projector.dtype),
+    )
+    place_parts(model, family, config.tower, config.projector)
+    return model, family

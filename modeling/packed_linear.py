@@ -4,6 +4,8 @@ oneDNN reads a weight in blocks of its own; PyTorch's Linear hands it over row b
 processor's width unused where few rows are multiplied, as in decoding.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -42,14 +44,19 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def pack_linear_layers(model: nn.Module) -> None:
+def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
     """Replaces the plain linear layers of a model, in place, where they are on the CPU and oneDNN takes their dtype.
 
-    A weight that is tied to the embeddings is laid out apart from these.
+    `is_included`: whether the layer with a name is to be replaced. A weight that is tied to the embeddings is laid out
+    apart from these.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in _DTYPES:
+        if type(module) is nn.Linear and is_included(name) and _is_packable(module.weight):
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, PackedLinear(module))
+
+
+def _is_packable(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES

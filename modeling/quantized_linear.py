@@ -3,6 +3,8 @@
 Weight-only, symmetric, rounded to the nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -48,10 +50,12 @@ def _has_kernel(device: torch.device) -> bool:
     return True
 
 
-def quantize_linear_layers(decoder: nn.Module) -> None:
-    """Replaces the plain linear layers of a decoder in place, one after another. What chooses experts and what has no
-    layer of its own (experts stored as one weight) stays as it is."""
-    for name, module in list(decoder.named_modules()):
+def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
+    """Replaces the plain linear layers of a model in place, one after another. What chooses experts and what has no
+    layer of its own (experts stored as one weight) stays as it is.
+
+    `is_included`: whether the layer with a name is to be replaced."""
+    for name, module in list(model.named_modules()):
         owner, _, leaf = name.rpartition(".")
-        if type(module) is nn.Linear and leaf not in ("gate", "router"):
-            setattr(decoder.get_submodule(owner), leaf, Int8Linear(module))
+        if type(module) is nn.Linear and is_included(name) and leaf not in ("gate", "router"):
+            setattr(model.get_submodule(owner), leaf, Int8Linear(module))

@@ -14,6 +14,11 @@ def row_shapes(item: ItemTensors) -> Hashable:
     return tuple((name, tuple(tensor.shape[1:])) for name, tensor in sorted(item.items()))
 
 
+def all_together(item: ItemTensors) -> Hashable:
+    """The key of items of which any may be encoded with any other."""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionModality:
     """How items of one kind are encoded. Items come as Preprocess makes them, one dictionary of tensors each.
@@ -31,9 +36,11 @@ class VisionModality:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
     """`model_class`: the Hugging Face class without its language half, see `modeling.half_model`.
-    `projector`: paths of its modules and parameters behind the tower, which bring features to the language model's
-    size; all others are the tower."""
+    `tower`: the path of the module that an item's pixels go into first.
+    `projector`: paths of the modules and parameters behind the tower, which bring features to the language model's
+    size; all others are the tower's, also where a path leads into it."""
 
     model_class: type[PreTrainedModel]
+    tower: str
     projector: tuple[str, ...]
     modalities: Mapping[str, VisionModality]

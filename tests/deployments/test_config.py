@@ -107,13 +107,28 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         load_config(None, str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['llava'\]"):
+    with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['aria'"):
         load_config(None, str(tmp_path))
 
 
 def test_dtypes_follow_the_device() -> None:
-    assert (AppConfig().dtype_name(0), AppConfig().dtype_name(0.5)) == ("float32", "bfloat16")
-    assert AppConfig(dtype="float16").dtype_name(0) == "float16"
+    assert (AppConfig().dtype_name("cpu"), AppConfig().dtype_name("cuda")) == ("float32", "bfloat16")
+    assert AppConfig(dtype="float16").dtype_name("cpu") == "float16"
+
+
+def test_tower_and_projector_go_where_they_are_told() -> None:
+    config = AppConfig.model_validate(
+        {"encode": {"num_gpus": 0.2, "tower": {"dtype": "float16"}, "projector": {"device": "cpu"}}}
+    )
+    tower, projector = config.encode.tower, config.encode.projector
+    assert (config.part_device(tower), config.part_dtype_name(tower)) == ("cuda", "float16")
+    assert (config.part_device(projector), config.part_dtype_name(projector)) == ("cpu", "float32")
+
+
+def test_an_inline_encoder_is_where_the_language_model_is() -> None:
+    config = AppConfig.model_validate({"encoder": "inline", "generate": {"num_gpus": 1}, "encode": {"num_cpus": 7}})
+    assert config.part_device(config.encode.tower) == "cuda"
+    assert config.num_reserved_cpus == AppConfig().num_reserved_cpus - AppConfig().encode.num_cpus
 
 
 def test_the_served_families_are_those_of_every_stage() -> None:

@@ -141,24 +141,26 @@ async def stage(ending: str) -> AsyncGenerator[Any]:
     yield "info"
 
 
-@ray.remote(num_cpus=0)
 class Stage:
     async def run(self, ending: str) -> AsyncGenerator[Any]:
         async for one in stage(ending):
             yield one
 
 
-@ray.remote(num_cpus=0)
 class NextStage:
     async def receive(self, refs: list[ray.ObjectRef]) -> list[Any]:
         return [await ref for ref in refs]
+
+
+def actor(kind: type) -> Any:
+    return ray.remote(num_cpus=0)(kind).remote()
 
 
 class Response:
     """As much of Serve's response as is used."""
 
     def __init__(self, ending: str) -> None:
-        self._actor = Stage.remote()
+        self._actor = actor(Stage)
         self._refs = self._actor.run.options(num_returns="streaming").remote(ending)
 
     async def _to_object_ref_gen(self) -> Any:
@@ -186,7 +188,7 @@ async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(lo
     response: Any = Response(ending)
     pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
     work = asyncio.create_task(tensors_and_info(response, pending.set_result))
-    received = NextStage.remote().receive.remote([await asyncio.wait_for(pending, 60)])
+    received = actor(NextStage).receive.remote([await asyncio.wait_for(pending, 60)])
     assert not work.done()
     if ending == "none":
         assert await received == ["tensors"]

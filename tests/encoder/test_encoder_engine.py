@@ -9,15 +9,19 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
+from encoder.activation_memory import peak_activation_bytes
+from encoder.config import EncoderConfig
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
-from preprocess.schema import ItemTensors
+from preprocess.schema import InvalidRequestError, ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
+
+NUM_PATCHES = 36  # 96 pixels a side, in squares of 16
 
 
 @pytest.fixture(scope="module")
 def engine(shapes: str) -> EncoderEngine:
-    return EncoderEngine(shapes, max_batch_size=4)
+    return EncoderEngine(EncoderConfig(shapes, max_batch_patches=4 * NUM_PATCHES))
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +40,23 @@ def run(engine: EncoderEngine) -> dict[str, Any]:
     return outputs
 
 
-@pytest.mark.parametrize("num_items", [1, 4, 6])
-def test_embeddings_equal_the_whole_models(engine: EncoderEngine, whole_model: Any, num_items: int) -> None:
+@pytest.mark.parametrize("batch_sizes", [[1], [4, 4, 4, 4], [4, 4, 4, 4, 2, 2]])
+def test_embeddings_equal_the_whole_models(engine: EncoderEngine, whole_model: Any, batch_sizes: list[int]) -> None:
+    num_items = len(batch_sizes)
     for i in range(num_items):
-        engine.add_request(str(i), {"pixel_values": pixels(i)})
+        engine.add_request(str(i), "image", {"pixel_values": pixels(i)})
     outputs = run(engine)
     assert len(outputs) == num_items
     for i in range(num_items):
         with torch.inference_mode():
             (expected,) = whole_model.get_image_features(pixel_values=pixels(i)[None]).pooler_output
-        torch.testing.assert_close(outputs[str(i)].embeddings, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(outputs[str(i)].embeddings, expected)
+    assert [output.batch_size for output in outputs.values()] == batch_sizes
 
 
 def test_an_item_owns_its_memory(engine: EncoderEngine) -> None:
     for i in range(2):
-        engine.add_request(str(i), {"pixel_values": pixels(i)})
+        engine.add_request(str(i), "image", {"pixel_values": pixels(i)})
     for output in run(engine).values():
         assert output.embeddings.untyped_storage().nbytes() == output.embeddings.nbytes
 
@@ -64,8 +70,8 @@ def test_a_bad_item_fails_alone(engine: EncoderEngine, monkeypatch: pytest.Monke
     modality = engine._family.modalities["image"]
     modalities = {"image": replace(modality, encode=encode)}
     monkeypatch.setattr(engine, "_family", replace(engine._family, modalities=modalities))
-    engine.add_request("bad", {"pixel_values": pixels(0) * torch.nan})
-    engine.add_request("good", {"pixel_values": pixels(0)})
+    engine.add_request("bad", "image", {"pixel_values": pixels(0) * torch.nan})
+    engine.add_request("good", "image", {"pixel_values": pixels(0)})
     outputs = run(engine)
     assert outputs["bad"].embeddings is None
     assert outputs["bad"].error is not None
@@ -73,8 +79,54 @@ def test_a_bad_item_fails_alone(engine: EncoderEngine, monkeypatch: pytest.Monke
     assert outputs["good"].embeddings.shape == (36, 192)
 
 
+def test_batches_keep_within_the_memory_there_is(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = EncoderEngine(EncoderConfig(shapes))
+    item = {"pixel_values": pixels(0)}
+    peaks: list[int] = []
+    encode = engine._encode
+
+    def measured(batch: Any) -> Any:
+        encoded: list[Any] = []
+        peaks.append(peak_activation_bytes(lambda: encoded.extend(encode(batch)), torch.device("cpu")))
+        return encoded
+
+    engine._encode([engine._request("", "image", item)])
+    alone = peak_activation_bytes(lambda: encode([engine._request("", "image", item)]), torch.device("cpu"))
+    max_bytes = int(3.5 * alone)
+    engine.bound_activations("image", item, max_bytes)
+    monkeypatch.setattr(engine, "_encode", measured)
+    for i in range(7):
+        engine.add_request(str(i), "image", item)
+    assert [output.batch_size for output in run(engine).values()] == [3, 3, 3, 3, 3, 3, 1]
+    assert max(peaks) <= max_bytes
+    assert max(peaks) > 2.5 * alone, "or the bound is not near"
+
+
+def test_an_item_that_there_is_no_memory_for_is_refused(shapes: str) -> None:
+    engine = EncoderEngine(EncoderConfig(shapes))
+    item = {"pixel_values": pixels(0)}
+    engine.bound_activations("image", item, 1000)
+    with pytest.raises(InvalidRequestError, match=f"has {NUM_PATCHES} patches, more than the 0 that") as caught:
+        engine.add_request("a", "image", item)
+    assert (caught.value.field, caught.value.code) == ("media", "item_too_large")
+    assert not engine.has_unfinished()
+
+
+def test_a_kind_of_item_that_the_model_does_not_take_is_refused(shapes: str) -> None:
+    with pytest.raises(InvalidRequestError, match="this model's encoder takes image, not video"):
+        EncoderEngine(EncoderConfig(shapes)).add_request("a", "video", {})
+
+
+def test_an_aborted_item_is_not_encoded(engine: EncoderEngine) -> None:
+    for name in ("a", "b"):
+        engine.add_request(name, "image", {"pixel_values": pixels(0)})
+    engine.abort("a")
+    engine.abort("unknown")
+    assert list(run(engine)) == ["b"]
+
+
 def test_only_the_vision_half_is_loaded(shapes: str, whole_model: Any) -> None:
-    half, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=torch.device("cpu"))
+    half, _ = load_vision_half(EncoderConfig(shapes))
     vision = {name for name, _ in half.named_parameters()}
     language = {name for name, _ in whole_model.named_parameters()} - vision
     assert all("language_model" in name or "lm_head" in name for name in language)
@@ -85,9 +137,8 @@ def test_only_the_vision_half_is_loaded(shapes: str, whole_model: Any) -> None:
 def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -> None:
     """Published checkpoints name the tower's weights `vision_tower.vision_model.`, newly saved ones do not."""
     copy = copy_checkpoint(shapes, tmp_path, lambda name: name.replace("vision_tower.", "vision_tower.vision_model."))
-    cpu = torch.device("cpu")
-    half, _ = load_vision_half(copy, revision=None, dtype=torch.float32, device=cpu)
-    expected, _ = load_vision_half(shapes, revision=None, dtype=torch.float32, device=cpu)
+    half, _ = load_vision_half(EncoderConfig(copy))
+    expected, _ = load_vision_half(EncoderConfig(shapes))
     for (name, value), (_, other) in zip(half.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(value, other), name
 
@@ -95,4 +146,4 @@ def test_both_spellings_of_the_weights_names_load(shapes: str, tmp_path: Path) -
 def test_a_checkpoint_without_a_weight_is_refused(shapes: str, tmp_path: Path) -> None:
     copy = copy_checkpoint(shapes, tmp_path, lambda name: None if "multi_modal_projector.linear_2" in name else name)
     with pytest.raises(ValueError, match=r"lacks weights of the vision half.*linear_2"):
-        EncoderEngine(copy)
+        EncoderEngine(EncoderConfig(copy))

@@ -10,7 +10,7 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
 from llm.models import FAMILIES
-from tests.llm.small_models import make_checkpoint
+from tests.small_models import make_checkpoint
 
 DEVICE = torch.device("cuda", 0)
 

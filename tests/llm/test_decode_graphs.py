@@ -15,7 +15,7 @@ from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
 from llm.step_input import StepInput, build_step
-from tests.llm.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
+from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
 

@@ -10,7 +10,7 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.sampling_params import SamplingParams
 from preprocess.schema import PlaceholderRange, ProcessedPrompt
-from tests.llm.small_models import make_checkpoint
+from tests.small_models import make_checkpoint
 
 NUM_REQUESTS, WARM_UP, CONCURRENCY, HIDDEN_SIZE = 10_000, 4_000, 48, 32
 BEGINNINGS = [list(range(10 + i, 30 + i)) for i in range(5)]

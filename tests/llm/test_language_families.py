@@ -23,7 +23,7 @@ from llm.scheduler import ScheduledChunk
 from llm.sequence import PromptItem, Sequence
 from preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.llm.ranks import PoolOfRankOne, engine_of_two
-from tests.llm.small_models import (
+from tests.small_models import (
     NUM_TOKENS,
     Json,
     Request,

@@ -10,7 +10,7 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.sampling_params import SamplingParams
 from modeling.quantized_linear import Int8Linear, quantize_linear_layers
-from tests.llm.small_models import make_checkpoint, small_requests, whole_class
+from tests.small_models import make_checkpoint, small_requests, whole_class
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

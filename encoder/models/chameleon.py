@@ -1,9 +1,9 @@
-"""LLaVA 1.5: CLIP's patch features of one layer, through the projector."""
+"""Chameleon: its VQ model chooses tokens for a picture, whose embeddings are rows of the language model's table."""
 
 from collections.abc import Sequence
 
 import torch
-from transformers import LlavaForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import ChameleonForConditionalGeneration, PreTrainedConfig, PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
 from modeling.half_model import without
@@ -16,12 +16,15 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    """Each stage of the VQ model but the last halves both sides."""
+    side = 2 ** (len(config.vq_config.channel_multiplier) - 1)
     height, width = item["pixel_values"].shape[-2:]
-    return int(height * width // config.vision_config.patch_size**2)
+    return int(height // side * (width // side))
 
 
-LLAVA = VisionFamily(
-    model_class=without(LlavaForConditionalGeneration, "model.language_model", "lm_head"),
-    projector=("model.multi_modal_projector",),
+CHAMELEON = VisionFamily(
+    model_class=without(ChameleonForConditionalGeneration, "model.layers", "model.norm", "model.rotary_emb", "lm_head"),
+    tower="model.vqmodel.encoder",
+    projector=(),
     modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
 )

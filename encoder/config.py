@@ -1,0 +1,55 @@
+"""The encoder's settings."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+
+LinearForm = Literal["plain", "packed", "int8"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class PartConfig:
+    """How the tower or the projector is kept. `linear` is the form of its linear layers: "plain" as transformers has
+    them, whose embeddings are the same to the bit; "packed" laid out for the CPU, faster and equal but for rounding;
+    "int8" with weights of 8 bits, half the memory of bfloat16.
+
+    Raises ValueError that names the field for what cannot be."""
+
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    linear: LinearForm = "plain"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype must be one of {_DTYPES}, got {self.dtype}")
+        if self.linear not in get_args(LinearForm):
+            raise ValueError(f"linear must be one of {get_args(LinearForm)}, got {self.linear!r}")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ValueError(f"device must be one of torch's, got {self.device!r}") from error
+        if self.linear == "packed" and device.type != "cpu":
+            raise ValueError(f"linear can be 'packed' on the CPU only, device is {self.device!r}")
+        if self.linear == "packed" and self.dtype not in _PACKED_DTYPES:
+            raise ValueError(f"linear can be 'packed' for {_PACKED_DTYPES} only, dtype is {self.dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """`model`: a folder or a name on the Hugging Face Hub. `tower` gets the pixels; `projector` brings what comes of
+    them to the language model's size, and its dtype is that of the embeddings. `max_batch_patches`: patches encoded
+    together, of several items; one with more goes alone. Raises ValueError for fewer than 1."""
+
+    model: str
+    revision: str | None = None
+    tower: PartConfig = field(default_factory=PartConfig)
+    projector: PartConfig = field(default_factory=PartConfig)
+    max_batch_patches: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.max_batch_patches < 1:
+            raise ValueError(f"max_batch_patches must be at least 1, got {self.max_batch_patches}")

@@ -1,0 +1,28 @@
+"""Fuyu: no tower; one linear layer turns raw patches into embeddings."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import FuyuForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from encoder.models.family import VisionFamily, VisionModality
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    patches = [item["image_patches"] for item in items]
+    features = model.base_model.get_image_features(pixel_values=torch.cat(patches)).last_hidden_state
+    return list(features.split([len(own) for own in patches]))
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return len(item["image_patches"])
+
+
+FUYU = VisionFamily(
+    model_class=without(FuyuForCausalLM, "model.language_model", "lm_head"),
+    tower="model.vision_embed_tokens",
+    projector=(),
+    modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
+)

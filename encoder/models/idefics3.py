@@ -1,0 +1,50 @@
+"""Idefics3 and SmolVLM: tiles or frames, of which those that are blank throughout count as missing to the model."""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from transformers import (
+    Idefics3ForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SmolVLMForConditionalGeneration,
+)
+
+from encoder.models.family import VisionFamily, VisionModality
+from encoder.models.tiles import joined_tiles, pixel_patches
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    """Every tile is a sample of its own to the model: so one that it drops takes no rows from an item behind it."""
+    pixels, counts = joined_tiles(items, "pixel_values")
+    mask = torch.cat([item["pixel_attention_mask"].reshape(-1, *pixels.shape[-2:]) for item in items])
+    tiles = iter(model.get_image_features(pixels[:, None], pixel_attention_mask=mask[:, None]).pooler_output)
+    return [torch.cat([next(tiles) for _ in range(count)]) for count in counts]
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return pixel_patches(config, item["pixel_values"])
+
+
+def _tile_size(item: ItemTensors) -> Hashable:
+    """Pictures come as (1, num_tiles, 3, height, width), videos as (num_frames, 3, height, width)."""
+    return tuple(item["pixel_values"].shape[-2:])
+
+
+_MODALITY = VisionModality(encode=_encode, num_patches=_num_patches, batch_key=_tile_size)
+_LANGUAGE = ("model.text_model", "lm_head")
+
+IDEFICS3 = VisionFamily(
+    model_class=without(Idefics3ForConditionalGeneration, *_LANGUAGE),
+    tower="model.vision_model",
+    projector=("model.connector",),
+    modalities={"image": _MODALITY},
+)
+SMOLVLM = VisionFamily(
+    model_class=without(SmolVLMForConditionalGeneration, *_LANGUAGE),
+    tower="model.vision_model",
+    projector=("model.connector",),
+    modalities={"image": _MODALITY, "video": _MODALITY},
+)

@@ -1,0 +1,75 @@
+"""LLaVA-NeXT and LLaVA-OneVision: a picture's tiles are laid out as they lie in it, each row ended by a mark."""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from transformers import (
+    LlavaNextForConditionalGeneration,
+    LlavaOnevisionForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from encoder.models.family import VisionFamily, VisionModality, row_shapes
+from encoder.models.tiles import joined_tiles, pixel_patches
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    pixels, _ = joined_tiles(items, "pixel_values")
+    sizes = torch.stack([item["image_sizes"] for item in items])
+    return list(model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output)
+
+
+def _encode_onevision(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    """Pictures that were tiled count as prompts of one picture each, others as one prompt of two or more."""
+    pixels, _ = joined_tiles(items, "pixel_values")
+    sizes = torch.stack([item["image_sizes"] for item in items])
+    num_images = [1] * len(items) if _is_tiled(items[0]) else [max(2, len(items))]
+    features = model.get_image_features(pixel_values=pixels, image_sizes=sizes, batch_num_images=num_images)
+    return list(features.pooler_output)
+
+
+def _is_tiled(item: ItemTensors) -> bool:
+    return int(item["batch_num_images"]) == 1
+
+
+def _onevision_key(item: ItemTensors) -> Hashable:
+    return _is_tiled(item), row_shapes(item)
+
+
+def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    """All clips as one, whose frames have the same number of rows each; a mark ends each clip."""
+    frames, counts = joined_tiles(items, "pixel_values_videos")
+    (rows,) = model.get_video_features(pixel_values_videos=frames[None]).pooler_output
+    features, mark = rows[:-1], rows[-1:]
+    rows_per_frame = len(features) // len(frames)
+    return [torch.cat((own, mark)) for own in features.split([count * rows_per_frame for count in counts])]
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return pixel_patches(config, item["pixel_values"])
+
+
+def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return pixel_patches(config, item["pixel_values_videos"])
+
+
+_PROJECTOR = ("model.multi_modal_projector", "model.image_newline")
+
+LLAVA_NEXT = VisionFamily(
+    model_class=without(LlavaNextForConditionalGeneration, "model.language_model", "lm_head"),
+    tower="model.vision_tower",
+    projector=_PROJECTOR,
+    modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
+)
+LLAVA_ONEVISION = VisionFamily(
+    model_class=without(LlavaOnevisionForConditionalGeneration, "model.language_model", "lm_head"),
+    tower="model.vision_tower",
+    projector=_PROJECTOR,
+    modalities={
+        "image": VisionModality(encode=_encode_onevision, num_patches=_num_patches, batch_key=_onevision_key),
+        "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
+    },
+)

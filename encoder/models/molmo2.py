@@ -1,0 +1,56 @@
+"""Molmo 2: the patches of a picture's crops, or of a video's frames, are pooled to one grid of tokens."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from transformers import Molmo2ForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+
+from encoder.models.family import VisionFamily, VisionModality
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    features = model.get_image_features(
+        pixel_values=torch.cat([item["pixel_values"] for item in items]),
+        image_token_pooling=_joined_pooling(items, "pixel_values", "image_token_pooling"),
+        image_grids=torch.stack([item["image_grids"] for item in items]),
+    )
+    return list(features.pooler_output)
+
+
+def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    features = model.get_video_features(
+        pixel_values_videos=torch.cat([item["pixel_values_videos"] for item in items]),
+        video_token_pooling=_joined_pooling(items, "pixel_values_videos", "video_token_pooling"),
+        video_grids=torch.stack([item["video_grids"] for item in items]),
+    )
+    return list(features.pooler_output)
+
+
+def _joined_pooling(items: Sequence[ItemTensors], pixels: str, pooling: str) -> torch.Tensor:
+    """For each token the patches that it is pooled of, (num_tokens, most patches), -1 for none. An item's count from
+    its own first patch; here, from the first one of all."""
+    starts = accumulate((item[pixels].shape[:2].numel() for item in items), initial=0)
+    indices = zip((item[pooling] for item in items), starts, strict=False)
+    return torch.cat([torch.where(own >= 0, own + start, own) for own, start in indices])
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return item["pixel_values"].shape[:2].numel()
+
+
+def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return item["pixel_values_videos"].shape[:2].numel()
+
+
+MOLMO2 = VisionFamily(
+    model_class=without(Molmo2ForConditionalGeneration, "model.language_model", "lm_head"),
+    tower="model.vision_tower",
+    projector=("model.multi_modal_projector",),
+    modalities={
+        "image": VisionModality(encode=_encode_pictures, num_patches=_num_patches),
+        "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
+    },
+)

@@ -1,0 +1,66 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, and each attends to itself alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
+
+from encoder.models.family import VisionFamily, VisionModality
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    patches = torch.cat([item["pixel_values"] for item in items])
+    frames = _repeat_frame(patches, model.config.vision_config.temporal_patch_size)
+    grids = torch.stack([item["image_grid_thw"] for item in items])
+    return _with_levels(model.get_image_features(pixel_values=frames, image_grid_thw=grids))
+
+
+def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    patches = torch.cat([item["pixel_values_videos"] for item in items])
+    grids = torch.stack([item["video_grid_thw"] for item in items])
+    return _with_levels(model.get_video_features(pixel_values_videos=patches, video_grid_thw=grids))
+
+
+def _repeat_frame(patches: torch.Tensor, num_frames: int) -> torch.Tensor:
+    """A picture is a video of equal frames to these models: from one of them, (num_patches, 3 x patch x patch)."""
+    return patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
+
+
+def _with_levels(outputs: Any) -> list[torch.Tensor]:
+    """Each item's features and, on the last axis behind them, those of its deepstack levels."""
+    levels = [outputs.pooler_output, *(getattr(outputs, "deepstack_features", None) or ())]
+    return [torch.cat(item, dim=-1) for item in zip(*levels, strict=True)]
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return len(item["pixel_values"])
+
+
+def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return len(item["pixel_values_videos"])
+
+
+def _family(whole: type[PreTrainedModel], *more_projector: str) -> VisionFamily:
+    return VisionFamily(
+        model_class=without(whole, "model.language_model", "lm_head"),
+        tower="model.visual",
+        projector=("model.visual.merger", *more_projector),
+        modalities={
+            "image": VisionModality(encode=_encode_pictures, num_patches=_num_patches),
+            "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
+        },
+    )
+
+
+QWEN2_VL = _family(Qwen2VLForConditionalGeneration)
+QWEN2_5_VL = _family(Qwen2_5_VLForConditionalGeneration)
+QWEN3_VL = _family(Qwen3VLForConditionalGeneration, "model.visual.deepstack_merger_list")
