@@ -1,6 +1,6 @@
 """How much memory a forward pass takes beside the weights and its inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,15 +38,20 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        given = {_key(tensor) for tensor in _dense_tensors((args, kwargs))}
         outputs = func(*args, **(kwargs or {}))
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
-        for leaf in tree_leaves(outputs):
-            if isinstance(leaf, torch.Tensor) and _key(leaf) not in given | self._live.keys():
-                storage = leaf.untyped_storage()
-                self._live[_key(leaf)] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+        for tensor in _dense_tensors(outputs):
+            if _key(tensor) not in given | self._live.keys():
+                storage = tensor.untyped_storage()
+                self._live[_key(tensor)] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
         self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._live.values()))
         return outputs
+
+
+def _dense_tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Those that have a storage: weights in oneDNN's own layout have none, and are no activations."""
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
 
 
 def _key(tensor: torch.Tensor) -> int:

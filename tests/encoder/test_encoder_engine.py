@@ -10,7 +10,7 @@ import torch
 from transformers import LlavaForConditionalGeneration
 
 from encoder.activation_memory import peak_activation_bytes
-from encoder.config import EncoderConfig
+from encoder.config import EncoderConfig, LinearForm, PartConfig
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
 from preprocess.schema import InvalidRequestError, ItemTensors
@@ -79,8 +79,12 @@ def test_a_bad_item_fails_alone(engine: EncoderEngine, monkeypatch: pytest.Monke
     assert outputs["good"].embeddings.shape == (36, 192)
 
 
-def test_batches_keep_within_the_memory_there_is(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = EncoderEngine(EncoderConfig(shapes))
+@pytest.mark.parametrize("linear", ["plain", "packed", "int8"])
+def test_batches_keep_within_the_memory_there_is(
+    shapes: str, monkeypatch: pytest.MonkeyPatch, linear: LinearForm
+) -> None:
+    part = PartConfig(linear=linear)
+    engine = EncoderEngine(EncoderConfig(shapes, tower=part, projector=part))
     item = {"pixel_values": pixels(0)}
     peaks: list[int] = []
     encode = engine._encode
@@ -99,7 +103,8 @@ def test_batches_keep_within_the_memory_there_is(shapes: str, monkeypatch: pytes
         engine.add_request(str(i), "image", item)
     assert [output.batch_size for output in run(engine).values()] == [3, 3, 3, 3, 3, 3, 1]
     assert max(peaks) <= max_bytes
-    assert max(peaks) > 2.5 * alone, "or the bound is not near"
+    if linear != "int8":  # whose weights are spread out for each call, however many items are in it
+        assert max(peaks) > 2.5 * alone, "or the bound is not near"
 
 
 def test_an_item_that_there_is_no_memory_for_is_refused(shapes: str) -> None:
