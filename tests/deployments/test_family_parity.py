@@ -1,0 +1,79 @@
+"""Families that ask something else of each stage, over HTTP: greedy tokens equal those of `generate`."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from openai import OpenAI
+from PIL import Image
+
+from deployments.config import AppConfig
+from deployments.local_cluster import deployed_app, free_port, local_ray
+from preprocess.hf_processor import load_processor
+from preprocess.models import FAMILIES
+from tests.pictures import encoded, user_message
+from tests.preprocess.parity import picture
+from tests.small_models import NUM_TOKENS, make_checkpoint, whole_class
+
+# Three rotary positions of a token and pictures of all sizes; features for several layers; tokens of a picture that see
+# each other; pictures that are tokens.
+SERVED = [("qwen2_5_vl", "separate"), ("qwen3_vl", "inline"), ("gemma3", "separate"), ("chameleon", "inline")]
+QUESTIONS = [("What?", [0]), ("What?", [1]), ("And these?", [2, 3, 0]), ("Hello", [])]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    port = free_port()
+    with local_ray(host="127.0.0.1", port=port, num_cpus=8):
+        yield port
+
+
+class Served:
+    """A family's checkpoint, an endpoint for it, and the whole model beside it."""
+
+    def __init__(self, model_type: str, checkpoint: str, url: str) -> None:
+        self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+        self._processor = load_processor(FAMILIES[model_type], checkpoint, backend="torchvision")
+        self._model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+    def ask(self, text: str, pictures: list[int]) -> Any:
+        return self._client.chat.completions.create(
+            model="small",
+            messages=[user_message(text, *(encoded(picture(index)) for index in pictures))],
+            temperature=0,
+            max_tokens=NUM_TOKENS,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+
+    def expected(self, text: str, pictures: list[int]) -> tuple[list[int], list[int]]:
+        """The ids of the prompt and of the answer."""
+        content = [{"type": "image"}] * len(pictures) + [{"type": "text", "text": text}]
+        messages = [{"role": "user", "content": content}]
+        # Chameleon's processor has no chat template of its own.
+        prompt = self._processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        images: list[list[Image.Image]] | None = [[picture(index) for index in pictures]] if pictures else None
+        inputs = self._processor(text=prompt, images=images, return_tensors="pt")
+        with torch.inference_mode():
+            output = self._model.generate(
+                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+            )
+        return inputs["input_ids"][0].tolist(), output[0, -NUM_TOKENS:].tolist()
+
+
+@pytest.fixture(scope="module", params=SERVED, ids=" ".join)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Served]:
+    model_type, encoder = request.param
+    checkpoint = make_checkpoint(model_type, tmp_path_factory.mktemp(model_type))
+    config = AppConfig.model_validate({"model": checkpoint, "served_model_name": "small", "encoder": encoder})
+    with deployed_app(config, host="127.0.0.1", port=port) as url:
+        yield Served(model_type, checkpoint, url)
+
+
+def test_answers_are_those_of_generate(served: Served) -> None:
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        completions = list(pool.map(lambda question: served.ask(*question), QUESTIONS))
+    answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    assert answers == [served.expected(*question) for question in QUESTIONS]
+    assert len({tuple(answer) for _, answer in answers}) == len(QUESTIONS), "answers must depend on the input"
