@@ -83,7 +83,7 @@ def _prompt(families: Pair, whole: PreTrainedModel, modality: str, indices: Sequ
     # Pictures that have company are treated differently by some.
     media = [(modality, index) for index in indices]
     items = items_of(families, media, modality) if modality == "video" else families.items(indices)
-    return Prompt(modality, items, list(rows.split([info.num_embeds for info, _ in items])))
+    return Prompt(modality, items, list(torch.split(rows, [info.num_embeds for info, _ in items])))
 
 
 def _inputs(families: Pair, modality: str, indices: Sequence[int]) -> dict[str, Any]:

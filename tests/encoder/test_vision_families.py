@@ -106,11 +106,10 @@ def test_embeddings_depend_on_the_item(small: Small) -> None:
         assert len(contents) == len(embeddings)
 
 
-def patch_layer(small: Small, half: PreTrainedModel) -> nn.Module:
+def patch_layer(small: Small, half: PreTrainedModel) -> nn.Conv2d | nn.Conv3d | nn.Linear:
     """What makes patches of pixels, each a row of its own; of Chameleon, what leaves a row for each token."""
-    if small.model_type == "chameleon":
-        return half.get_submodule("model.vqmodel.quant_conv")
-    tower = half.get_submodule(small.family.tower)
+    path = "model.vqmodel.quant_conv" if small.model_type == "chameleon" else small.family.tower
+    tower = half.get_submodule(path)
     return next(module for module in tower.modules() if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear))
 
 
