@@ -66,7 +66,9 @@ def test_embeddings_of_8_bit_layers_are_near(small: Small) -> None:
 
 def test_embeddings_of_a_bfloat16_tower_are_near_and_have_the_projectors_dtype(small: Small) -> None:
     half = load(small, tower=PartConfig(dtype=torch.bfloat16))
-    for name, value in half.named_parameters():
+    for (name, value), whole in zip(half.named_parameters(), load(small).parameters(), strict=True):
+        # Neither is rounded on the way.
+        assert torch.equal(value, whole if is_projector(small, name) else whole.bfloat16()), name
         assert value.dtype == (torch.float32 if is_projector(small, name) else torch.bfloat16), name
     for found, expected in encoded(small, half):
         assert found.dtype == (torch.bfloat16 if small.model_type in WITHOUT_PROJECTOR else torch.float32)
