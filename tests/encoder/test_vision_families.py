@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -123,6 +125,13 @@ def test_the_number_of_patches_is_what_goes_through_the_tower(small: Small, half
             assert counts == [small.modality(prompt).num_patches(half.config, tensors)]
             counts.clear()
     hook.remove()
+
+
+def test_what_is_left_of_a_side_is_no_patch() -> None:
+    """As of SigLIP's 384 pixels by 14."""
+    config = SimpleNamespace(vision_config=SimpleNamespace(patch_size=14))
+    item = {"pixel_values": torch.zeros(2, 3, 384, 384)}
+    assert FAMILIES["llava_onevision"].modalities["image"].num_patches(cast(Any, config), item) == 2 * 27**2
 
 
 SHARED = {
