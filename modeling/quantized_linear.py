@@ -10,6 +10,8 @@ from torch import nn
 
 # Few rows wait for the weights' bytes; more of them for the arithmetic, which whole numbers make no faster here.
 MAX_ROWS_FOR_KERNEL = 32
+# On the CPU the kernel reads a row in steps of so many, also beyond its end.
+_KERNEL_STEP = 16
 
 
 class Int8Linear(nn.Module):
@@ -25,7 +27,7 @@ class Int8Linear(nn.Module):
         self._scales = scales[:, 0].to(weight.dtype)
         self._kernel_scales = self._scales.bfloat16()
         self._bias = None if linear.bias is None else linear.bias.detach()
-        self._has_kernel = _has_kernel(weight.device)
+        self._has_kernel = self.in_features % _KERNEL_STEP == 0 and _has_kernel(weight.device)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights that it computes with, (out_features, in_features)."""

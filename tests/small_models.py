@@ -87,7 +87,7 @@ def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str
     assert prompt.prompt_token_ids == inputs["input_ids"][0].tolist()
     prompt.mm_hashes[:] = [f"picture {index}" for index in pictures]
     with torch.inference_mode():
-        rows = _features(model, "image", inputs) if items else torch.empty(0, 0)
+        rows = item_features(model, "image", inputs) if items else torch.empty(0, 0)
     num_embeds = [placeholder.num_embeds for placeholder in prompt.placeholders]
     embeddings = list(torch.split(rows, num_embeds)) if items else []
     return Request(prompt, embeddings, *_greedy(model, inputs))
@@ -104,7 +104,7 @@ def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> R
         fields: LanguageInputs = {name: torch.as_tensor(inputs[name]).numpy() for name in names}
         prompt.language_inputs.append(fields)
     with torch.inference_mode():
-        embeddings = [_features(model, modality, inputs) for modality in ("image", "video")]
+        embeddings = [item_features(model, modality, inputs) for modality in ("image", "video")]
     return Request(prompt, embeddings, *_greedy(model, inputs))
 
 
@@ -142,7 +142,7 @@ def _greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int
     return output.sequences[0, -NUM_TOKENS:].tolist(), output.logits[0][0]
 
 
-def _features(model: PreTrainedModel, modality: str, inputs: Mapping[str, Any]) -> torch.Tensor:
+def item_features(model: PreTrainedModel, modality: str, inputs: Mapping[str, Any]) -> torch.Tensor:
     """What the encoder hands over, items one behind another: features, those of deepstack levels beside them."""
     name = f"get_{modality}_features"
     get_features = getattr(model if hasattr(model, name) else model.model, name)

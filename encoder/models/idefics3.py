@@ -5,13 +5,12 @@ from collections.abc import Hashable, Sequence
 import torch
 from transformers import (
     Idefics3ForConditionalGeneration,
-    PreTrainedConfig,
     PreTrainedModel,
     SmolVLMForConditionalGeneration,
 )
 
 from encoder.models.family import VisionFamily, VisionModality
-from encoder.models.tiles import joined_tiles, pixel_patches
+from encoder.models.pixels import count_patches, joined_tiles
 from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
@@ -24,16 +23,12 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
     return [torch.cat([next(tiles) for _ in range(count)]) for count in counts]
 
 
-def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return pixel_patches(config, item["pixel_values"])
-
-
 def _tile_size(item: ItemTensors) -> Hashable:
     """Pictures come as (1, num_tiles, 3, height, width), videos as (num_frames, 3, height, width)."""
     return tuple(item["pixel_values"].shape[-2:])
 
 
-_MODALITY = VisionModality(encode=_encode, num_patches=_num_patches, batch_key=_tile_size)
+_MODALITY = VisionModality(encode=_encode, num_patches=count_patches("pixel_values"), batch_key=_tile_size)
 _LANGUAGE = ("model.text_model", "lm_head")
 
 IDEFICS3 = VisionFamily(

@@ -6,12 +6,11 @@ import torch
 from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaOnevisionForConditionalGeneration,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 
 from encoder.models.family import VisionFamily, VisionModality, row_shapes
-from encoder.models.tiles import joined_tiles, pixel_patches
+from encoder.models.pixels import count_patches, joined_tiles
 from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
@@ -48,28 +47,22 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
     return [torch.cat((own, mark)) for own in features.split([count * rows_per_frame for count in counts])]
 
 
-def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return pixel_patches(config, item["pixel_values"])
-
-
-def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return pixel_patches(config, item["pixel_values_videos"])
-
-
 _PROJECTOR = ("model.multi_modal_projector", "model.image_newline")
 
 LLAVA_NEXT = VisionFamily(
     model_class=without(LlavaNextForConditionalGeneration, "model.language_model", "lm_head"),
     tower="model.vision_tower",
     projector=_PROJECTOR,
-    modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
+    modalities={"image": VisionModality(encode=_encode, num_patches=count_patches("pixel_values"))},
 )
 LLAVA_ONEVISION = VisionFamily(
     model_class=without(LlavaOnevisionForConditionalGeneration, "model.language_model", "lm_head"),
     tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={
-        "image": VisionModality(encode=_encode_onevision, num_patches=_num_patches, batch_key=_onevision_key),
-        "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
+        "image": VisionModality(
+            encode=_encode_onevision, num_patches=count_patches("pixel_values"), batch_key=_onevision_key
+        ),
+        "video": VisionModality(encode=_encode_clips, num_patches=count_patches("pixel_values_videos")),
     },
 )

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import Mistral3ForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import Mistral3ForConditionalGeneration, PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality, all_together
-from encoder.models.tiles import pixel_patches
+from encoder.models.pixels import count_patches
 from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
@@ -23,13 +23,11 @@ def _encode_one(model: PreTrainedModel, item: ItemTensors) -> torch.Tensor:
     return torch.as_tensor(features)
 
 
-def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return pixel_patches(config, item["pixel_values"])
-
-
 MISTRAL3 = VisionFamily(
     model_class=without(Mistral3ForConditionalGeneration, "model.language_model", "lm_head"),
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
-    modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches, batch_key=all_together)},
+    modalities={
+        "image": VisionModality(encode=_encode, num_patches=count_patches("pixel_values"), batch_key=all_together)
+    },
 )

@@ -30,6 +30,14 @@ def test_a_layer_computes_with_the_weights_it_says(dtype: torch.dtype, shape: tu
     torch.testing.assert_close(output.float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("in_features", [7, 40, 675])
+def test_rows_of_any_length_are_multiplied(in_features: int) -> None:
+    """PyTorch's kernel reads beyond those that are no multiple of 16, to the point of a crash."""
+    layer, inputs = Int8Linear(nn.Linear(in_features, 130, bias=False)), torch.randn(18, in_features)
+    expected = nn.functional.linear(inputs, layer.dequantized(torch.float32))
+    torch.testing.assert_close(layer(inputs), expected)
+
+
 def test_no_weight_is_further_off_than_half_a_step() -> None:
     linear = nn.Linear(64, 50)
     with torch.no_grad():

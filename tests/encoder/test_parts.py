@@ -1,0 +1,124 @@
+"""Tower and projector each have a dtype and linear layers of a form of their own, for every family."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from encoder.config import EncoderConfig, LinearForm, PartConfig
+from encoder.loader import load_vision_half
+from modeling.packed_linear import PackedLinear
+from modeling.quantized_linear import Int8Linear
+from tests.encoder.small_vision import Small
+
+PLAIN = PartConfig()
+WITHOUT_PROJECTOR = ("chameleon", "fuyu")
+WITHOUT_LINEAR_LAYERS = ("chameleon",)
+"""All convolutions."""
+
+
+def load(small: Small, tower: PartConfig = PLAIN, projector: PartConfig = PLAIN) -> PreTrainedModel:
+    model, _ = load_vision_half(EncoderConfig(small.checkpoint, tower=tower, projector=projector))
+    return model
+
+
+@torch.inference_mode()
+def encoded(small: Small, half: PreTrainedModel) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Embeddings of each item with those of the whole model."""
+    for prompt in small.prompts:
+        found = small.modality(prompt).encode(half, prompt.tensors)
+        yield from zip(found, prompt.expected, strict=True)
+
+
+def is_projector(small: Small, name: str) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in small.family.projector)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How large a part of what was expected the difference is."""
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def layers(half: nn.Module, kind: type[nn.Module]) -> set[str]:
+    return {name for name, module in half.named_modules() if type(module) is kind}
+
+
+def test_embeddings_of_packed_layers_are_close(small: Small) -> None:
+    packed = PartConfig(linear="packed")
+    half = load(small, packed, packed)
+    assert not layers(half, nn.Linear)
+    for found, expected in encoded(small, half):
+        assert found.dtype == torch.float32
+        assert distance(found, expected) < 2e-5
+
+
+def test_embeddings_of_8_bit_layers_are_near(small: Small) -> None:
+    int8 = PartConfig(linear="int8")
+    for found, expected in encoded(small, load(small, int8, int8)):
+        assert found.dtype == torch.float32
+        if small.model_type in WITHOUT_LINEAR_LAYERS:
+            assert torch.equal(found, expected)
+        else:
+            assert 1e-3 < distance(found, expected) < 0.1
+
+
+def test_embeddings_of_a_bfloat16_tower_are_near_and_have_the_projectors_dtype(small: Small) -> None:
+    half = load(small, tower=PartConfig(dtype=torch.bfloat16))
+    for (name, value), whole in zip(half.named_parameters(), load(small).parameters(), strict=True):
+        # Neither is rounded on the way.
+        assert torch.equal(value, whole if is_projector(small, name) else whole.bfloat16()), name
+        assert value.dtype == (torch.float32 if is_projector(small, name) else torch.bfloat16), name
+    for found, expected in encoded(small, half):
+        assert found.dtype == (torch.bfloat16 if small.model_type in WITHOUT_PROJECTOR else torch.float32)
+        if small.model_type == "chameleon":  # whose embeddings are those of a few other tokens, then
+            same = (found.float() - expected).norm(dim=-1) < 0.01 * expected.norm(dim=-1)
+            assert same.float().mean() > 0.7
+        else:
+            assert 1e-3 < distance(found, expected) < 0.1
+
+
+def test_embeddings_of_a_bfloat16_projector_are_near_and_bfloat16(small: Small) -> None:
+    half = load(small, projector=PartConfig(dtype=torch.bfloat16))
+    for found, expected in encoded(small, half):
+        if small.model_type in WITHOUT_PROJECTOR:
+            assert torch.equal(found, expected)
+        else:
+            assert found.dtype == torch.bfloat16
+            assert 1e-4 < distance(found, expected) < 0.1
+
+
+def test_a_dtype_changes_no_buffer(small: Small) -> None:
+    """Rotary frequencies in bfloat16 would turn far patches by the wrong angle."""
+    bfloat16 = PartConfig(dtype=torch.bfloat16)
+    plain = dict(load(small).named_buffers())
+    for name, value in load(small, bfloat16, bfloat16).named_buffers():
+        assert torch.equal(value, plain[name]), name
+
+
+@pytest.mark.parametrize(("form", "kind"), [("packed", PackedLinear), ("int8", Int8Linear)])
+def test_each_part_has_its_own_form(small: Small, form: LinearForm, kind: type[nn.Module]) -> None:
+    config = PartConfig(linear=form)
+    plain = layers(load(small), nn.Linear)
+    assert plain or small.model_type in WITHOUT_LINEAR_LAYERS
+    in_projector = {name for name in plain if is_projector(small, name)}
+    assert layers(load(small, tower=config), kind) == plain - in_projector
+    assert layers(load(small, projector=config), kind) == in_projector
+
+
+def held_bytes(half: nn.Module) -> int:
+    """Of all tensors, also those that are no parameters."""
+    found: dict[int, int] = {}
+    for module in half.modules():
+        members = {**vars(module), **dict(module._parameters), **dict(module._buffers)}
+        found |= {id(value): value.nbytes for value in members.values() if isinstance(value, torch.Tensor)}
+    return sum(found.values())
+
+
+def test_8_bit_layers_take_less_memory(small: Small) -> None:
+    plain, int8 = load(small), PartConfig(linear="int8")
+    weights = sum(plain.get_submodule(name).weight.nbytes for name in layers(plain, nn.Linear))
+    saved = held_bytes(plain) - held_bytes(load(small, int8, int8))
+    # Of float32, three quarters; scales of rows as short as these take a good part of the rest.
+    assert 0.5 * weights <= saved <= 0.75 * weights

@@ -1,0 +1,207 @@
+"""For every family, embeddings are to the bit what the whole model puts into its placeholders, alone and in batches."""
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from encoder.config import EncoderConfig
+from encoder.loader import load_vision_half
+from encoder.models import FAMILIES
+from llm.config import EngineConfig
+from llm.loader import load_language_half
+from llm.models import FAMILIES as LANGUAGE_FAMILIES
+from preprocess.models import FAMILIES as PROCESSOR_FAMILIES
+from preprocess.schema import ItemTensors
+from tests.checkpoint_copies import copy_checkpoint
+from tests.encoder.small_vision import Prompt, Small
+from tests.small_models import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def half(small: Small) -> PreTrainedModel:
+    model, _ = load_vision_half(EncoderConfig(small.checkpoint))
+    return model
+
+
+@torch.inference_mode()
+def encode(small: Small, half: PreTrainedModel, prompt: Prompt, items: list[ItemTensors]) -> list[torch.Tensor]:
+    return small.modality(prompt).encode(half, items)
+
+
+def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert [one.shape for one in found] == [one.shape for one in expected]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_all_that_preprocess_makes_for_the_decoder_is_encoded() -> None:
+    assert FAMILIES.keys() == LANGUAGE_FAMILIES.keys()
+    for model_type, family in FAMILIES.items():
+        assert family.modalities.keys() == PROCESSOR_FAMILIES[model_type].modalities.keys(), model_type
+
+
+def test_an_item_alone_equals_the_whole_models(small: Small, half: PreTrainedModel) -> None:
+    """Also an item that the whole model had among others: in these dtypes and sizes, neighbours change no bit."""
+    for prompt in small.prompts:
+        found = [encode(small, half, prompt, [tensors])[0] for tensors in prompt.tensors]
+        assert_equal(found, prompt.expected)
+        assert [len(one) for one in found] == [info.num_embeds for info, _ in prompt.items]
+
+
+def test_the_items_of_a_prompt_equal_the_whole_models(small: Small, half: PreTrainedModel) -> None:
+    for prompt in small.prompts:
+        assert_equal(encode(small, half, prompt, prompt.tensors), prompt.expected)
+
+
+@dataclass
+class Batch:
+    prompt: Prompt
+    items: list[ItemTensors]
+    expected: list[torch.Tensor]
+
+
+def batches(small: Small) -> dict[Hashable, Batch]:
+    """All items, those together that may be encoded together."""
+    found: dict[Hashable, Batch] = {}
+    for prompt in small.prompts:
+        for item, expected in zip(prompt.tensors, prompt.expected, strict=True):
+            key = prompt.modality, small.modality(prompt).batch_key(item)
+            batch = found.setdefault(key, Batch(prompt, [], []))
+            batch.items.append(item)
+            batch.expected.append(expected)
+    return found
+
+
+def test_items_of_all_sizes_together_equal_each_alone(small: Small, half: PreTrainedModel) -> None:
+    found = batches(small)
+    for batch in found.values():
+        assert_equal(encode(small, half, batch.prompt, batch.items), batch.expected)
+        assert_equal(encode(small, half, batch.prompt, batch.items[::-1]), batch.expected[::-1])
+    # Nothing but OneVision's pictures with and without tiles has to be kept apart.
+    numbers = {"image": 2 if small.model_type == "llava_onevision" else 1, "video": 1}
+    assert len(found) == sum(numbers[modality] for modality in small.family.modalities)
+
+
+def test_pictures_that_stay_their_size_are_encoded_only_with_their_like() -> None:
+    item = {"pixel_values": torch.zeros(3, 56, 56)}
+    larger = {"pixel_values": torch.zeros(3, 56, 70)}
+    key = FAMILIES["llava"].modalities["image"].batch_key
+    assert key(item) == key(dict(item)) != key(larger)
+
+
+def test_embeddings_depend_on_the_item(small: Small) -> None:
+    by_item: dict[Hashable, list[torch.Tensor]] = defaultdict(list)
+    for prompt in small.prompts:
+        if len(prompt.items) == 1:
+            by_item[prompt.modality] += prompt.expected
+    for embeddings in by_item.values():
+        contents = {one.numpy().tobytes() for one in embeddings}
+        assert len(contents) == len(embeddings)
+
+
+def patch_layer(small: Small, half: PreTrainedModel) -> nn.Conv2d | nn.Conv3d | nn.Linear:
+    """What makes patches of pixels, each a row of its own; of Chameleon, what leaves a row for each token."""
+    path = "model.vqmodel.quant_conv" if small.model_type == "chameleon" else small.family.tower
+    tower = half.get_submodule(path)
+    return next(module for module in tower.modules() if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear))
+
+
+def test_the_number_of_patches_is_what_goes_through_the_tower(small: Small, half: PreTrainedModel) -> None:
+    layer, counts = patch_layer(small, half), []
+    num_channels = layer.weight.shape[0]
+    hook = layer.register_forward_hook(lambda layer, args, output: counts.append(output.numel() // num_channels))
+    for prompt in small.prompts:
+        for tensors in prompt.tensors:
+            encode(small, half, prompt, [tensors])
+            assert counts == [small.modality(prompt).num_patches(half.config, tensors)]
+            counts.clear()
+    hook.remove()
+
+
+def test_what_is_left_of_a_side_is_no_patch() -> None:
+    """As of SigLIP's 384 pixels by 14."""
+    config = SimpleNamespace(vision_config=SimpleNamespace(patch_size=14))
+    item = {"pixel_values": torch.zeros(2, 3, 384, 384)}
+    assert FAMILIES["llava_onevision"].modalities["image"].num_patches(cast(Any, config), item) == 2 * 27**2
+
+
+SHARED = {
+    "chameleon": {"model.embed_tokens.weight"},  # of which pictures are rows
+    "blip-2": {"query_tokens"},
+    "llava_next": {"model.image_newline"},
+    "llava_onevision": {"model.image_newline"},
+}
+"""What both halves have."""
+MAKES_PICTURES = ("model.vqmodel.", "model.generation_")
+"""What neither half has of Janus."""
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters())
+
+
+def test_only_the_vision_half_is_loaded(small: Small, half: PreTrainedModel) -> None:
+    language, _ = load_language_half(EngineConfig(small.checkpoint))
+    own, others, whole = parameters(half), parameters(language), parameters(small.whole())
+    assert own.keys() & others.keys() == SHARED.get(small.model_type, set())
+    left = whole.keys() - own.keys() - others.keys()
+    assert bool(left) == (small.model_type == "janus")
+    assert all(name.startswith(MAKES_PICTURES) for name in left)
+    assert all(torch.equal(value, whole[name]) for name, value in own.items())
+    buffers = {name for name, _ in half.named_buffers()}
+    assert buffers <= {name for name, _ in small.whole().named_buffers()}
+    assert not any("language_model" in name or "text_model" in name for name in buffers)
+
+
+def test_the_projector_is_what_its_paths_name(small: Small, half: PreTrainedModel) -> None:
+    names = parameters(half)
+    for path in (*small.family.projector, small.family.tower):
+        assert any(name == path or name.startswith(f"{path}.") for name in names), path
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_a_checkpoint_that_lacks_a_weight_is_refused(
+    small: Small, half: PreTrainedModel, tmp_path: Path, index: int
+) -> None:
+    missing = [value for value in parameters(half).values() if value.ndim > 1][index]
+    # Its name in the file may be another one.
+    weights = load_file(Path(small.checkpoint) / "model.safetensors")
+    (name,) = [name for name, value in weights.items() if torch.equal(value, missing)]
+    copy = copy_checkpoint(small.checkpoint, tmp_path, lambda other: None if other == name else other)
+    with pytest.raises(ValueError, match="lacks weights of the vision half"):
+        load_vision_half(EncoderConfig(copy))
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen3_vl", "smolvlm"])
+def test_checkpoints_without_an_output_head_of_their_own_load(tmp_path: Path, model_type: str) -> None:
+    half, _ = load_vision_half(EncoderConfig(make_checkpoint(model_type, tmp_path, is_tied=True)))
+    assert not any("lm_head" in name or "embed_tokens" in name for name in parameters(half))
+
+
+@pytest.mark.parametrize("model_type", ["idefics3", "smolvlm"])
+def test_a_blank_tile_takes_no_rows_from_its_neighbours(tmp_path: Path, model_type: str) -> None:
+    half, family = load_vision_half(EncoderConfig(make_checkpoint(model_type, tmp_path)))
+    modality = family.modalities["image"]
+    mask = torch.ones(1, 3, 56, 56, dtype=torch.long)
+    items = [{"pixel_values": torch.randn(1, 3, 3, 56, 56), "pixel_attention_mask": mask} for _ in range(2)]
+    items[0]["pixel_values"][0, 1] = 0
+    with torch.inference_mode():
+        blank, other = modality.encode(half, items)
+        (alone,) = modality.encode(half, items[1:])
+    assert torch.equal(other, alone)
+    assert len(blank) == len(other) // 3 * 2
+
+
+def test_other_families_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "florence2"}))
+    with pytest.raises(ValueError, match=r"'florence2'.*only \['aria'"):
+        load_vision_half(EncoderConfig(str(tmp_path)))
