@@ -3,12 +3,13 @@
 import time
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 
 def exported(url: str, name: str, **labels: str) -> float:
     """The sum of a counter over all processes that count it; takes the four seconds that it may be late."""
     time.sleep(4)
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    found = [line for line in lines if line.split("{")[0] == f"raylens_{name}" and all(one in line for one in wanted)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+    total = f"raylens_{name.removesuffix('_total')}_total"
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == total]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
