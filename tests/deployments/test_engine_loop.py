@@ -123,6 +123,61 @@ async def test_a_refused_request_ends_alone() -> None:
     assert len(await other) >= 50
 
 
+async def test_what_comes_later_reaches_the_engine_on_its_own_thread() -> None:
+    engine, loop = make()
+    engine.may_step.clear()
+    threads: list[tuple[str, str]] = []
+
+    async def addition() -> Callable[[str], None]:
+        await asyncio.sleep(0.01)
+        return lambda request_id: threads.append((request_id.split("#")[0], threading.current_thread().name))
+
+    async with aclosing(loop.stream("a", engine.add, [addition, addition])) as batches:
+        first = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0.05)
+        engine.may_step.set()
+        await first
+        await until(lambda: len(threads) == 2)
+    assert threads == [("a", "test")] * 2
+
+
+@pytest.mark.parametrize("fails_in_engine", [False, True])
+async def test_what_comes_later_and_fails_ends_its_request_alone(fails_in_engine: bool) -> None:
+    engine, loop = make()
+    other = asyncio.create_task(count_to(engine, loop, "other", 50))
+
+    def fail(*_: str) -> None:
+        raise ValueError("of a wrong shape")
+
+    async def addition() -> Callable[[str], None]:
+        if not fails_in_engine:
+            fail()
+        return fail
+
+    async with aclosing(loop.stream("a", engine.add, [addition])) as batches:
+        with pytest.raises(ValueError, match="wrong shape"):
+            _ = [batch async for batch in batches]
+    assert len(await other) >= 50
+    await settled(engine)
+
+
+async def test_nobody_waits_for_what_comes_after_the_end() -> None:
+    engine, loop = make()
+    cancelled = asyncio.Event()
+
+    async def addition() -> Callable[[str], None]:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        raise AssertionError
+
+    async with aclosing(loop.stream("a", engine.add, [addition])) as batches:
+        await anext(batches)
+    await asyncio.wait_for(cancelled.wait(), 5)
+
+
 async def test_a_dead_engine_ends_every_request_and_fails_its_health() -> None:
     engine, loop = make()
     loop.check_health()

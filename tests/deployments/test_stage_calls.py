@@ -11,11 +11,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-from deployments.config import AppConfig
-from deployments.demo import picture_part
 from deployments.engine_loop import EngineDiedError
-from deployments.media_items import MediaSource, PipelineRequest, StoredItem
-from deployments.pipeline import Pipeline
 from deployments.stage_calls import (
     ItemLostError,
     StageCalls,
@@ -24,10 +20,7 @@ from deployments.stage_calls import (
     StageUnavailableError,
     tensors_and_info,
 )
-from deployments.stage_messages import GeneratedText
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessorIdentity
-from tests.pictures import disc, encoded
+from preprocess.schema import InvalidRequestError
 
 
 class Counter:
@@ -197,42 +190,3 @@ async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(lo
         for waiting in (received, work):
             with pytest.raises(RayError, match="a bug"):
                 await waiting
-
-
-async def test_lost_items_are_made_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cached picture whose embeddings went with their node: the first try finds that out, the second has new ones."""
-    metrics: Any = SimpleNamespace(mm_items=Counter(), mm_media_download_bytes=Counter())
-    nothing: Any = None
-    pipeline = Pipeline(AppConfig(), nothing, nothing, nothing, metrics, on_reply=lambda stage: None)
-    discarded: list[str] = []
-    tries: list[int] = []
-    monkeypatch.setattr(pipeline.items.embeddings, "discard", discarded.append)
-
-    async def encoded_at_once(*_: Any) -> StoredItem:
-        return StoredItem(nothing, nothing)
-
-    async def render(*_: Any) -> None:
-        pass
-
-    def failing(times: int) -> Any:
-        async def decode(*_: Any) -> AsyncGenerator[GeneratedText]:
-            tries.append(1)
-            if len(tries) <= times:
-                raise ItemLostError("generate", "lost")
-            yield GeneratedText("red", [5], 1, 0, 1, "stop", {})
-
-        return decode
-
-    url = picture_part(encoded(disc("red")))["image_url"]["url"]
-    request = PipelineRequest("r", ChatPrompt([]), [MediaSource(url, "f")], SamplingParams())
-    monkeypatch.setattr(pipeline.items, "embeddings_of", encoded_at_once)
-    monkeypatch.setattr(pipeline, "_render", render)
-    monkeypatch.setattr(pipeline, "_decode", failing(1))
-    assert [piece.text async for piece in pipeline.run(request, ProcessorIdentity("fingerprint"))] == ["red"]
-    assert (len(tries), len(discarded)) == (2, 1)
-
-    tries.clear()
-    monkeypatch.setattr(pipeline, "_decode", failing(2))
-    with pytest.raises(ItemLostError):
-        _ = [piece async for piece in pipeline.run(request, ProcessorIdentity("fingerprint"))]
-    await pipeline.close()

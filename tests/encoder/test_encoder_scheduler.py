@@ -94,6 +94,13 @@ def test_small_ones_do_not_wait_behind_several_big_ones() -> None:
     assert batches == [["big 0"], ["small 0", "small 1", "small 2"], ["big 1"], ["big 2"]]
 
 
+def test_small_ones_take_no_big_one_along() -> None:
+    scheduler = EncoderScheduler(10)
+    for name, size in (("small", 2), ("big", 6), ("also small", 3)):
+        scheduler.add(request(name, size))
+    assert names(scheduler.schedule()) == ["small", "also small"]
+
+
 def test_a_big_one_is_not_starved_by_small_ones_that_keep_coming() -> None:
     scheduler = EncoderScheduler(4)
     scheduler.add(request("small 0", 2))
