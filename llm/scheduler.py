@@ -42,6 +42,7 @@ class Scheduler:
     sequence is preempted and recomputed later.
 
     A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span.
+    Sequences that wait for embeddings take up to half of the places, so that others get by.
     """
 
     def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -106,7 +107,12 @@ class Scheduler:
         """Whether it waits for room only: not for its first embeddings, nor for the prompt that it shares."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
-        return not waits_for_parent and sequence.num_ready_tokens > 0
+        if waits_for_parent or sequence.num_ready_tokens == 0:
+            return False
+        return not sequence.awaits_embeddings or self._num_awaiting_embeddings() < self._max_num_seqs // 2
+
+    def _num_awaiting_embeddings(self) -> int:
+        return sum(sequence.awaits_embeddings for sequence in self.running)
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
         """Begins a waiting sequence if all its tokens have room now; begun earlier it would only be thrown out again.

@@ -102,6 +102,10 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def awaits_embeddings(self) -> bool:
+        return any(item.embeddings is None for item in self.items)
+
+    @property
     def num_ready_tokens(self) -> int:
         """Positions up to the first one, not computed yet, that waits for its embedding."""
         if self.num_computed_tokens >= self.num_prompt_tokens:

@@ -191,6 +191,25 @@ def test_nobody_waits_behind_one_whose_item_comes_first() -> None:
     assert sizes(run_step(scheduler)) == {"other": 4}
 
 
+def test_those_that_wait_for_items_leave_places_to_others() -> None:
+    scheduler = make(max_num_seqs=4)
+    items = [PromptItem("hash", range(4, 6), None) for _ in range(6)]
+    with_items = [sequence(f"item {index}", 8, 1, items=[item]) for index, item in enumerate(items)]
+    others = [sequence(f"text {index}", 4, 1) for index in range(3)]
+    for one in [*with_items, *others]:
+        scheduler.add(one)
+    run_step(scheduler)
+    assert scheduler.running == with_items[:2]
+    assert all(one.is_finished for one in others[:2]), "they had the two places left"
+    run_step(scheduler)
+    assert others[2].is_finished
+    for item in items:
+        item.embeddings = torch.zeros(2, 1)
+    while scheduler.has_unfinished():
+        assert run_step(scheduler)
+    assert all(one.is_finished for one in with_items)
+
+
 def test_nobody_waits_behind_one_whose_beginning_is_cached_and_whose_item_is_next() -> None:
     scheduler = make(budget=16)
     scheduler.add(sequence("before", 8, 1, prefix_root=b"same"))
