@@ -141,8 +141,10 @@ class EncodeConfig(Settings):
     num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
     tower: VisionPartConfig = VisionPartConfig()
     projector: VisionPartConfig = VisionPartConfig()
-    max_batch_patches: int = Field(
-        2048, ge=1, description="patches encoded together, of several items; an item with more goes alone"
+    max_batch_patches: int | None = Field(
+        None,
+        ge=1,
+        description="patches encoded together, of several items, one with more goes alone; default: 1024, 16384 on a GPU",
     )
     activation_bytes: int = Field(
         2 * 2**30, ge=1, description="bytes that encoding may take beside the weights; bounds batches and single items"

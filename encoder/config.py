@@ -42,14 +42,23 @@ class PartConfig:
 class EncoderConfig:
     """`model`: a folder or a name on the Hugging Face Hub. `tower` gets the pixels; `projector` brings what comes of
     them to the language model's size, and its dtype is that of the embeddings. `max_batch_patches`: patches encoded
-    together, of several items; one with more goes alone. Raises ValueError for fewer than 1."""
+    together, of several items, one with more goes alone; None: what suits the tower's device. Raises ValueError for
+    fewer than 1."""
 
     model: str
     revision: str | None = None
     tower: PartConfig = field(default_factory=PartConfig)
     projector: PartConfig = field(default_factory=PartConfig)
-    max_batch_patches: int = 2048
+    max_batch_patches: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_batch_patches < 1:
+        if self.max_batch_patches is not None and self.max_batch_patches < 1:
             raise ValueError(f"max_batch_patches must be at least 1, got {self.max_batch_patches}")
+
+    @property
+    def batch_patches(self) -> int:
+        """`max_batch_patches`, or its default: a GPU wants large batches, a CPU gains nothing from them and those who
+        come next wait longer."""
+        if self.max_batch_patches is not None:
+            return self.max_batch_patches
+        return 1024 if torch.device(self.tower.device).type == "cpu" else 16384

@@ -19,7 +19,7 @@ class EncoderEngine:
     def __init__(self, config: EncoderConfig) -> None:
         self._device = torch.device(config.tower.device)
         self._model, self._family = load_vision_half(config)
-        self._scheduler = EncoderScheduler(config.max_batch_patches)
+        self._scheduler = EncoderScheduler(config.batch_patches)
         self._max_item_patches: int | None = None
 
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
