@@ -42,10 +42,12 @@ class VisionFamily:
     `tower`: the path of the module that an item's pixels go into first.
     `projector`: paths of the modules and parameters behind the tower, which bring features to the language model's
     size; all others are the tower's, also where a path leads into it.
+    `has_tiles`: whether the tower gets one tensor whose first axis counts tiles of one size, each encoded by itself.
     `is_packed`: whether the tower takes pictures of all sizes on one axis, see `encoder.packed_attention`."""
 
     model_class: type[PreTrainedModel]
     tower: str
     projector: tuple[str, ...]
     modalities: Mapping[str, VisionModality]
+    has_tiles: bool = False
     is_packed: bool = False

@@ -54,6 +54,7 @@ LLAVA_NEXT = VisionFamily(
     tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={"image": VisionModality(encode=_encode, num_patches=count_patches("pixel_values"))},
+    has_tiles=True,
 )
 LLAVA_ONEVISION = VisionFamily(
     model_class=without(LlavaOnevisionForConditionalGeneration, "model.language_model", "lm_head"),
@@ -65,4 +66,5 @@ LLAVA_ONEVISION = VisionFamily(
         ),
         "video": VisionModality(encode=_encode_clips, num_patches=count_patches("pixel_values_videos")),
     },
+    has_tiles=True,
 )
