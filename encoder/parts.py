@@ -60,15 +60,17 @@ def _entrances(model: nn.Module, paths: tuple[str, ...]) -> Iterator[nn.Module]:
 
 
 def _convert_inputs(module: nn.Module, part: PartConfig) -> None:
-    is_on_host = torch.device(part.device).type == "cpu"
+    is_on_gpu = torch.device(part.device).type == "cuda"
 
     def convert(value: Any, name: str = "") -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         keeps_dtype = not value.is_floating_point() or name in _FLOAT32_ARGUMENTS
         dtype = value.dtype if keeps_dtype else part.dtype
-        # A GPU's stream orders what comes from the host; what goes to the host must be there before it is read.
-        return value.to(part.device, dtype, non_blocking=not is_on_host)
+        if is_on_gpu and value.device.type == "cpu":
+            # Memory that is not pinned would be copied only behind all that the GPU was given before.
+            return value.pin_memory().to(part.device, dtype, non_blocking=True)
+        return value.to(part.device, dtype)
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tuple(map(convert, args)), {name: convert(value, name) for name, value in kwargs.items()}
