@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
 from encoder.config import EncoderConfig, PartConfig
+from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
 from encoder.models import FAMILIES
 from encoder.tower_graphs import SIZES, TowerGraphs
@@ -68,6 +69,14 @@ def test_recorded_embeddings_equal_the_whole_models(tiled: Small) -> None:
             assert all(torch.equal(own, other) for own, other in zip(found, prompt.expected, strict=True))
     assert set(recorder.replayed) <= set(recorder.recorded) <= set(SIZES)
     assert len(recorder.replayed) >= 2 * 5, "pictures have few tiles"
+
+
+def test_activations_are_measured_without_graphs_and_bound_their_memory(shapes: str) -> None:
+    engine, recorder = EncoderEngine(EncoderConfig(shapes)), Recorder()
+    engine._graphs = TowerGraphs(engine._model.get_submodule(engine._family.tower), recorder, max_bytes=10**12)
+    engine.bound_activations("image", {"pixel_values": torch.randn(3, 96, 96)}, 10**8)
+    assert recorder.recorded == []
+    assert engine._graphs.max_bytes == 10**8
 
 
 class Tower(nn.Module):
