@@ -129,9 +129,9 @@ def test_other_arguments_and_shapes_have_graphs_of_their_own(tower: Tower, recor
     assert len(recorder.replayed) == 10
 
 
-def test_nothing_is_recorded_beyond_the_memory_for_it(tower: Tower, recorder: Recorder) -> None:
-    graphs: Any = tower.graphs
-    graphs.max_bytes = 5
+def test_nothing_is_recorded_beyond_the_memory_for_it(recorder: Recorder) -> None:
+    tower = Tower()
+    TowerGraphs(tower, recorder, max_bytes=5)
     for num_tiles in (4, 2, 1, 4, 2):
         assert len(tower(torch.ones(num_tiles, 3))["powers"]) == num_tiles
     assert recorder.recorded == [4, 2]
