@@ -1,16 +1,32 @@
 """The encoder engine: `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread."""
 
 import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 
+from encoder.accelerator import make_graphs, make_staging
 from encoder.activation_memory import peak_activation_bytes
 from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
 from encoder.models import VisionModality
 from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
+from encoder.staging import PendingEmbeddings
 from preprocess.schema import InvalidRequestError, ItemTensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A batch on its way, with the embeddings of each item or the error that ended it. `started` in seconds of
+    `time.perf_counter`."""
+
+    batch: Sequence[EncodeRequest]
+    results: Sequence[PendingEmbeddings | Exception]
+    started: float
 
 
 class EncoderEngine:
@@ -21,11 +37,18 @@ class EncoderEngine:
         self._model, self._family = load_vision_half(config)
         self._scheduler = EncoderScheduler(config.batch_patches)
         self._max_item_patches: int | None = None
+        self._staging = make_staging(config)
+        self._graphs = make_graphs(self._model, self._family, config)
+        self._launched: deque[_Launched] = deque()
 
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
-        """Encodes an item to see what a patch takes, and bounds batches so that activations stay below `max_bytes`."""
+        """Encodes an item to see what a patch takes, and bounds batches so that activations stay below `max_bytes`.
+        CUDA graphs take at most as much again."""
         request = self._request("", modality, tensors)
-        num_bytes = peak_activation_bytes(lambda: self._encode([request]), self._device)
+        with nullcontext() if self._graphs is None else self._graphs.paused():
+            num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode([request])], self._device)
+        if self._graphs is not None:
+            self._graphs.max_bytes = min(self._graphs.max_bytes, max_bytes)
         self._max_item_patches = max_bytes * request.num_patches // num_bytes
         self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self._max_item_patches))
 
@@ -46,11 +69,11 @@ class EncoderEngine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Forgets an item that still waits; does nothing for one that is done or unknown."""
+        """Forgets an item that still waits; does nothing for one that is being encoded, done or unknown."""
         self._scheduler.abort(request_id)
 
     def has_unfinished(self) -> bool:
-        return len(self._scheduler) > 0
+        return len(self._scheduler) > 0 or len(self._launched) > 0
 
     @property
     def is_idle(self) -> bool:
@@ -58,29 +81,41 @@ class EncoderEngine:
         return not self.has_unfinished()
 
     def step(self) -> list[EncodeOutput]:
-        """Encodes the next batch. Every item taken gets exactly one output; one that failed carries its error."""
-        batch = self._scheduler.schedule()
-        if not batch:
-            return []
+        """Encodes the next batch. Every item taken gets exactly one output; one that failed carries its error.
+
+        On a GPU a batch is launched while the one before it runs, whose outputs these are then: none at first.
+        """
+        if batch := self._scheduler.schedule():
+            self._launched.append(self._launch(batch))
+            if len(self._launched) <= self._staging.look_ahead:
+                return []
+        return self._finish(self._launched.popleft()) if self._launched else []
+
+    def _launch(self, batch: list[EncodeRequest]) -> _Launched:
         started = time.perf_counter()
         try:
-            results: list[torch.Tensor | Exception] = [*self._encode(batch)]
+            results: Sequence[PendingEmbeddings | Exception] = self._encode(batch)
         except torch.AcceleratorError:
             raise  # the device itself has failed: every later step would, too
         except Exception as error:
             # One bad item must not take its neighbours along: each is tried alone.
             results = [error] if len(batch) == 1 else [self._encode_alone(request) for request in batch]
-        seconds = time.perf_counter() - started
+        return _Launched(batch, results, started)
+
+    def _finish(self, launched: _Launched) -> list[EncodeOutput]:
+        """Waits for the embeddings."""
+        embeddings = [None if isinstance(result, Exception) else result() for result in launched.results]
+        seconds = time.perf_counter() - launched.started
         return [
             EncodeOutput(
                 request_id=request.request_id,
-                embeddings=None if isinstance(result, Exception) else result,
+                embeddings=own,
                 error=result if isinstance(result, Exception) else None,
-                queue_seconds=started - request.arrival_time,
+                queue_seconds=launched.started - request.arrival_time,
                 encode_seconds=seconds,
-                batch_size=len(batch),
+                batch_size=len(launched.batch),
             )
-            for request, result in zip(batch, results, strict=True)
+            for request, own, result in zip(launched.batch, embeddings, launched.results, strict=True)
         ]
 
     def _request(self, request_id: str, modality: str, tensors: ItemTensors) -> EncodeRequest:
@@ -102,7 +137,7 @@ class EncoderEngine:
             )
         return self._family.modalities[modality]
 
-    def _encode_alone(self, request: EncodeRequest) -> torch.Tensor | Exception:
+    def _encode_alone(self, request: EncodeRequest) -> PendingEmbeddings | Exception:
         try:
             return self._encode([request])[0]
         except torch.AcceleratorError:
@@ -111,11 +146,7 @@ class EncoderEngine:
             return error
 
     @torch.inference_mode()
-    def _encode(self, batch: list[EncodeRequest]) -> list[torch.Tensor]:
-        items = [
-            {name: tensor.to(self._device, non_blocking=True) for name, tensor in request.tensors.items()}
-            for request in batch
-        ]
-        features = self._rules(batch[0].modality).encode(self._model, items)
-        # Each item leaves as a tensor of its own memory: a view would ship and keep the whole batch.
-        return [item.to("cpu", copy=True).contiguous() for item in features]
+    def _encode(self, batch: list[EncodeRequest]) -> list[PendingEmbeddings]:
+        rules = self._rules(batch[0].modality)
+        items = [request.tensors for request in batch]
+        return self._staging.run(lambda moved: rules.encode(self._model, moved), items, rules.on_host)

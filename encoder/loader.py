@@ -5,6 +5,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from encoder.config import EncoderConfig
 from encoder.models import FAMILIES, VisionFamily
+from encoder.packed_attention import use_packed_attention
 from encoder.parts import place_parts
 from modeling.half_model import load_half
 
@@ -29,5 +30,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
         # So that neither part's weights are rounded on the way.
         dtype=torch.promote_types(config.tower.dtype, config.projector.dtype),
     )
+    if family.is_packed:
+        use_packed_attention(model.get_submodule(family.tower))
     place_parts(model, family, config.tower, config.projector)
     return model, family

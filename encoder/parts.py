@@ -11,6 +11,9 @@ from encoder.models import VisionFamily
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
 
+_FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
+"""What a tower computes in float32 in any dtype: how much of each neighbour a patch's place takes."""
+
 IsIncluded = Callable[[str], bool]
 """Whether the module, parameter or buffer with this name is one of a part's."""
 
@@ -57,12 +60,19 @@ def _entrances(model: nn.Module, paths: tuple[str, ...]) -> Iterator[nn.Module]:
 
 
 def _convert_inputs(module: nn.Module, part: PartConfig) -> None:
-    def convert(value: Any) -> Any:
+    is_on_gpu = torch.device(part.device).type == "cuda"
+
+    def convert(value: Any, name: str = "") -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return value.to(part.device, part.dtype if value.is_floating_point() else value.dtype)
+        keeps_dtype = not value.is_floating_point() or name in _FLOAT32_ARGUMENTS
+        dtype = value.dtype if keeps_dtype else part.dtype
+        if is_on_gpu and value.device.type == "cpu":
+            # Memory that is not pinned would be copied only behind all that the GPU was given before.
+            return value.pin_memory().to(part.device, dtype, non_blocking=True)
+        return value.to(part.device, dtype)
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return tuple(map(convert, args)), {name: convert(value) for name, value in kwargs.items()}
+        return tuple(map(convert, args)), {name: convert(value, name) for name, value in kwargs.items()}
 
     module.register_forward_pre_hook(hook, with_kwargs=True)

@@ -23,7 +23,8 @@ class EncodeRequest:
 
 @dataclass(slots=True)
 class EncodeOutput:
-    """The embeddings of one item, (num_embeds, embedding_size) on the CPU, or the error that ended it.
+    """The embeddings of one item, (num_embeds, embedding_size) on the CPU, or the error that ended it. From a GPU they
+    come in pinned memory.
 
     Times in seconds: `queue_seconds` from arrival to the batch's start, `encode_seconds` of the whole batch, which had
     `batch_size` items.

@@ -29,36 +29,9 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
-class CudaCapture:
-    """Records what a function launches. All that it records shares one pool of memory: only the latest replay's
-    outputs are valid."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, function: Replay) -> Replay:
-        graph = torch.cuda.CUDAGraph()
-        # The outer stream context puts back the current stream where recording fails halfway.
-        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
-            # What is made at the first call only, compiled kernels and libraries' workspaces, must not be recorded.
-            warm_up, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-            warm_up.wait_stream(current)
-            with torch.cuda.stream(warm_up):
-                function()
-            current.wait_stream(warm_up)
-            with torch.cuda.graph(graph, pool=self._pool):
-                outputs = function()
-
-        def replay() -> Outputs:
-            graph.replay()
-            return outputs
-
-        return replay
-
-
 class DecodeGraphs:
-    """Runs `forward` for steps in which all sequences decode. `capture` makes a function's replay, see `CudaCapture`.
+    """Runs `forward` for steps in which all sequences decode. `capture` makes a function's replay, see
+    `modeling.cuda_graphs.CudaCapture`.
 
     `max_length` bounds the positions of a sequence.
     """

@@ -20,6 +20,7 @@ from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.step_input import StepInput, build_step
 from llm.step_output import StepOutput
+from modeling.cuda_graphs import CudaCapture
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
 from preprocess.schema import ProcessedPrompt
@@ -106,7 +107,7 @@ class ModelRunner:
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
         """None for a model that cannot be recorded, since the host decides something in the middle of it."""
         from llm.cuda_attention import CudaAttention
-        from llm.decode_graphs import CudaCapture, DecodeGraphs
+        from llm.decode_graphs import DecodeGraphs
 
         assert isinstance(self._attention, CudaAttention)
         max_length = min(config.max_model_len or self.max_position_embeddings, self.num_blocks * config.block_size)

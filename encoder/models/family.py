@@ -26,11 +26,14 @@ class VisionModality:
     `encode(model, items)`: the embeddings of each item, (num_embeds, embedding_size), of items with one `batch_key`.
     `num_patches(config, item)`: how many patches the tower gets of an item, which is what it costs.
     `batch_key(item)`: items go through the tower together where it is equal.
+    `on_host`: names of an item's tensors that the model's Python code reads, as sizes: they stay on the CPU; reading
+    from a GPU would wait for all that it was given before.
     """
 
     encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], list[torch.Tensor]]
     num_patches: Callable[[PreTrainedConfig, ItemTensors], int]
     batch_key: Callable[[ItemTensors], Hashable] = row_shapes
+    on_host: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +41,13 @@ class VisionFamily:
     """`model_class`: the Hugging Face class without its language half, see `modeling.half_model`.
     `tower`: the path of the module that an item's pixels go into first.
     `projector`: paths of the modules and parameters behind the tower, which bring features to the language model's
-    size; all others are the tower's, also where a path leads into it."""
+    size; all others are the tower's, also where a path leads into it.
+    `has_tiles`: whether the tower gets one tensor whose first axis counts tiles of one size, each encoded by itself.
+    `is_packed`: whether the tower takes pictures of all sizes on one axis, see `encoder.packed_attention`."""
 
     model_class: type[PreTrainedModel]
     tower: str
     projector: tuple[str, ...]
     modalities: Mapping[str, VisionModality]
+    has_tiles: bool = False
+    is_packed: bool = False

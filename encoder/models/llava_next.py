@@ -53,7 +53,12 @@ LLAVA_NEXT = VisionFamily(
     model_class=without(LlavaNextForConditionalGeneration, "model.language_model", "lm_head"),
     tower="model.vision_tower",
     projector=_PROJECTOR,
-    modalities={"image": VisionModality(encode=_encode, num_patches=count_patches("pixel_values"))},
+    modalities={
+        "image": VisionModality(
+            encode=_encode, num_patches=count_patches("pixel_values"), on_host=frozenset({"image_sizes"})
+        )
+    },
+    has_tiles=True,
 )
 LLAVA_ONEVISION = VisionFamily(
     model_class=without(LlavaOnevisionForConditionalGeneration, "model.language_model", "lm_head"),
@@ -61,8 +66,12 @@ LLAVA_ONEVISION = VisionFamily(
     projector=_PROJECTOR,
     modalities={
         "image": VisionModality(
-            encode=_encode_onevision, num_patches=count_patches("pixel_values"), batch_key=_onevision_key
+            encode=_encode_onevision,
+            num_patches=count_patches("pixel_values"),
+            batch_key=_onevision_key,
+            on_host=frozenset({"image_sizes", "batch_num_images"}),
         ),
         "video": VisionModality(encode=_encode_clips, num_patches=count_patches("pixel_values_videos")),
     },
+    has_tiles=True,
 )

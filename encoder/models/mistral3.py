@@ -1,6 +1,7 @@
 """Mistral Small 3.1 and later: Pixtral's tower takes pictures of any shape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from transformers import Mistral3ForConditionalGeneration, PreTrainedModel
@@ -10,17 +11,37 @@ from encoder.models.pixels import count_patches
 from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
+_MAX_PADDED = 2
+"""Pixels of a call at most, as a multiple of its pictures' own."""
+
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """One by one: transformers lets all patches of a call attend to all others and masks those of other pictures, at
-    a cost, also in memory, that grows with the square of the call."""
-    return [_encode_one(model, item) for item in items]
+    """The tower makes patches of pictures that are padded to one size, leaves out those of padding and packs the rest.
+    So pictures whose sizes differ much go in calls of their own."""
+    return list(chain.from_iterable(_encode_padded(model, group) for group in _groups(items)))
 
 
-def _encode_one(model: PreTrainedModel, item: ItemTensors) -> torch.Tensor:
-    outputs = model.get_image_features(pixel_values=item["pixel_values"][None], image_sizes=item["image_sizes"][None])
-    (features,) = outputs.pooler_output
-    return torch.as_tensor(features)
+def _groups(items: Sequence[ItemTensors]) -> Iterator[list[ItemTensors]]:
+    """Runs of items, as long as they can be."""
+    group: list[ItemTensors] = []
+    for item in items:
+        shapes = [one["pixel_values"].shape for one in (*group, item)]
+        padded = len(shapes) * max(height for _, height, _ in shapes) * max(width for _, _, width in shapes)
+        if padded > _MAX_PADDED * sum(height * width for _, height, width in shapes):
+            yield group
+            group = []
+        group.append(item)
+    yield group
+
+
+def _encode_padded(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    sizes = [tuple(item["image_sizes"].tolist()) for item in items]
+    height, width = (max(item["pixel_values"].shape[axis] for item in items) for axis in (1, 2))
+    pixels = items[0]["pixel_values"].new_zeros(len(items), 3, height, width)
+    for padded, item in zip(pixels, items, strict=True):
+        own = item["pixel_values"]
+        padded[:, : own.shape[1], : own.shape[2]] = own
+    return list(model.get_image_features(pixel_values=pixels, image_sizes=sizes).pooler_output)
 
 
 MISTRAL3 = VisionFamily(
@@ -28,6 +49,12 @@ MISTRAL3 = VisionFamily(
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={
-        "image": VisionModality(encode=_encode, num_patches=count_patches("pixel_values"), batch_key=all_together)
+        "image": VisionModality(
+            encode=_encode,
+            num_patches=count_patches("pixel_values"),
+            batch_key=all_together,
+            on_host=frozenset({"image_sizes"}),
+        )
     },
+    is_packed=True,
 )

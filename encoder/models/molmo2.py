@@ -53,4 +53,5 @@ MOLMO2 = VisionFamily(
         "image": VisionModality(encode=_encode_pictures, num_patches=_num_patches),
         "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
     },
+    has_tiles=True,
 )

@@ -11,6 +11,13 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.utils.generic import get_max_seqlen
+from transformers.vision_utils import (
+    get_vision_attention_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from encoder.models.family import VisionFamily, VisionModality
 from modeling.half_model import without
@@ -21,13 +28,39 @@ def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> li
     patches = torch.cat([item["pixel_values"] for item in items])
     frames = _repeat_frame(patches, model.config.vision_config.temporal_patch_size)
     grids = torch.stack([item["image_grid_thw"] for item in items])
-    return _with_levels(model.get_image_features(pixel_values=frames, image_grid_thw=grids))
+    places = _places(model, grids)
+    return _with_levels(model.get_image_features(pixel_values=frames, image_grid_thw=grids, **places))
 
 
 def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
     patches = torch.cat([item["pixel_values_videos"] for item in items])
     grids = torch.stack([item["video_grid_thw"] for item in items])
-    return _with_levels(model.get_video_features(pixel_values_videos=patches, video_grid_thw=grids))
+    places = _places(model, grids)
+    return _with_levels(model.get_video_features(pixel_values_videos=patches, video_grid_thw=grids, **places))
+
+
+def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
+    """Where the patches of grids (num_items, 3) lie and which of them see each other, as the tower would work it out.
+    It would do so on its own device and wait there for each number that it needs to go on."""
+    config = model.config.vision_config
+    places: dict[str, Any] = {"position_ids": get_vision_position_ids(grids, config.spatial_merge_size)}
+    places["cu_seqlens"], places["max_seqlen"] = get_vision_attention_seqlens(grids, config)
+    if hasattr(config, "window_size"):
+        windows, bounds = get_vision_window_index(
+            grids, config.spatial_merge_size, config.window_size, config.patch_size
+        )
+        places |= {"window_index": windows, "cu_window_seqlens": bounds}
+        places["max_window_seqlen"] = get_max_seqlen(bounds, config)
+    tower = model.get_submodule("model.visual")
+    if hasattr(tower, "interpolation_mode"):
+        places["interp_indices"], places["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            grids,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=config.spatial_merge_size,
+        )
+    return places
 
 
 def _repeat_frame(patches: torch.Tensor, num_frames: int) -> torch.Tensor:
@@ -55,9 +88,14 @@ def _family(whole: type[PreTrainedModel], *more_projector: str) -> VisionFamily:
         tower="model.visual",
         projector=("model.visual.merger", *more_projector),
         modalities={
-            "image": VisionModality(encode=_encode_pictures, num_patches=_num_patches),
-            "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
+            "image": VisionModality(
+                encode=_encode_pictures, num_patches=_num_patches, on_host=frozenset({"image_grid_thw"})
+            ),
+            "video": VisionModality(
+                encode=_encode_clips, num_patches=_num_clip_patches, on_host=frozenset({"video_grid_thw"})
+            ),
         },
+        is_packed=True,
     )
 
 

@@ -53,18 +53,21 @@ BLIP_2 = VisionFamily(
     tower="vision_model",
     projector=("query_tokens", "qformer", "language_projection"),
     modalities={"image": _IMAGE},
+    has_tiles=True,
 )
 DEEPSEEK_VL = VisionFamily(
     model_class=without(DeepseekVLForConditionalGeneration, *_LANGUAGE),
     tower="model.vision_model",
     projector=("model.aligner",),
     modalities={"image": _IMAGE},
+    has_tiles=True,
 )
 GEMMA3 = VisionFamily(
     model_class=without(Gemma3ForConditionalGeneration, *_LANGUAGE),
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={"image": _IMAGE},
+    has_tiles=True,
 )
 INTERNVL = VisionFamily(
     model_class=without(InternVLForConditionalGeneration, *_LANGUAGE),
@@ -72,22 +75,26 @@ INTERNVL = VisionFamily(
     projector=("model.multi_modal_projector",),
     # A frame is a tile.
     modalities={"image": _IMAGE, "video": _tiles("pixel_values_videos")},
+    has_tiles=True,
 )
 JANUS = VisionFamily(
     model_class=without(JanusForConditionalGeneration, *_LANGUAGE, *_GENERATION),
     tower="model.vision_model",
     projector=("model.aligner",),
     modalities={"image": _IMAGE},
+    has_tiles=True,
 )
 LLAVA = VisionFamily(
     model_class=without(LlavaForConditionalGeneration, *_LANGUAGE),
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={"image": _IMAGE},
+    has_tiles=True,
 )
 PALIGEMMA = VisionFamily(
     model_class=without(PaliGemmaForConditionalGeneration, *_LANGUAGE),
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={"image": _IMAGE},
+    has_tiles=True,
 )

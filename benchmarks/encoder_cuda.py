@@ -1,0 +1,236 @@
+"""The encoder engine on a GPU against what the GPU could do at best, and against transformers' own towers.
+
+    python -m benchmarks.encoder_cuda [--rounds 3] [--output [FILE]]
+
+`clip` is LLaVA 1.5's tower and projector, CLIP-L of 336 pixels a side; `qwen2_vl` is Qwen2-VL's, with pictures of
+several sizes. Both have random weights in bfloat16, made on the GPU. All pictures are there from the start, in ordinary
+memory as Preprocess leaves them, and count as done when their embeddings are back. `share_of_limit` says how near that
+comes to the rate of a large matrix product, counting the multiplications of linear layers and attention (of all layers,
+as the tower runs them). transformers gets the same pictures with the same weights, one by one and in batches as large
+as the engine's. The last line is one JSON document; with --output it is also written to a file, by default
+results/encoder_<name of the GPU>.json beside this one.
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from transformers import LlavaConfig, PreTrainedConfig, PreTrainedModel, Qwen2VLConfig
+
+from benchmarks.llm_cuda import Limits, measure_limits, results_file, seconds_of
+from encoder.config import EncoderConfig, PartConfig
+from encoder.engine import EncoderEngine
+from preprocess.schema import ItemTensors
+
+DTYPE = torch.bfloat16
+TARGETS = {"clip": 0.55, "qwen2_vl": 0.55}
+"""Shares of the limit, at least."""
+MAX_BATCH_PATCHES = 16384
+NUM_CLIP_PICTURES = 256
+GRIDS = ((1, 46, 34), (1, 34, 46), (1, 32, 32), (1, 64, 48), (1, 24, 16), (1, 54, 96))
+"""Patches of Qwen2-VL's pictures: frames, rows and columns."""
+NUM_QWEN_PICTURES = 96
+
+
+@dataclass(frozen=True)
+class Load:
+    """A tower, pictures for it, how transformers encodes several of them, and the operations that one takes."""
+
+    config: PreTrainedConfig
+    items: list[ItemTensors]
+    encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], Sequence[torch.Tensor]]
+    operations: Callable[[PreTrainedModel, ItemTensors], int]
+    batch_size: int
+
+
+def clip_load() -> Load:
+    config = LlavaConfig(text_config=_small_text(LlavaConfig()))
+    side = config.vision_config.image_size
+    items: list[ItemTensors] = [{"pixel_values": torch.randn(3, side, side)} for _ in range(NUM_CLIP_PICTURES)]
+    num_patches = (side // config.vision_config.patch_size) ** 2
+    return Load(config, items, _encode_squares, _clip_operations, MAX_BATCH_PATCHES // num_patches)
+
+
+def qwen2_vl_load() -> Load:
+    config = Qwen2VLConfig(text_config=_small_text(Qwen2VLConfig()))
+    size = 3 * config.vision_config.patch_size**2
+    grids = [torch.tensor(GRIDS[index % len(GRIDS)]) for index in range(NUM_QWEN_PICTURES)]
+    items = [{"pixel_values": torch.randn(int(grid.prod()), size), "image_grid_thw": grid} for grid in grids]
+    mean_patches = sum(len(item["pixel_values"]) for item in items) // len(items)
+    return Load(config, items, _encode_grids, _qwen2_vl_operations, max(1, MAX_BATCH_PATCHES // mean_patches))
+
+
+def _small_text(config: PreTrainedConfig) -> dict[str, Any]:
+    """One layer: it is dropped, but made before."""
+    text = config.text_config.to_dict()
+    return {**text, "num_hidden_layers": 1, "layer_types": None, "vocab_size": 1024}
+
+
+def _encode_squares(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Sequence[torch.Tensor]:
+    pixels = torch.stack([item["pixel_values"] for item in items]).to(model.device, DTYPE)
+    features = model.get_image_features(pixel_values=pixels).pooler_output
+    return [own.cpu() for own in features]
+
+
+def _encode_grids(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Sequence[torch.Tensor]:
+    patches = torch.cat([item["pixel_values"] for item in items]).to(model.device, DTYPE)
+    num_frames = model.config.vision_config.temporal_patch_size
+    frames = patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
+    grids = torch.stack([item["image_grid_thw"] for item in items]).to(model.device)
+    features = model.get_image_features(pixel_values=frames, image_grid_thw=grids).pooler_output
+    return [own.cpu() for own in features]
+
+
+def _num_weights(module: torch.nn.Module) -> int:
+    """Those that rows are multiplied with."""
+    layers = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
+    return sum(own.weight.numel() for own in module.modules() if isinstance(own, layers))
+
+
+def _attention_operations(num_layers: int, width: int, length: int) -> int:
+    """Queries with keys and what comes of them with values."""
+    return 4 * num_layers * width * length**2
+
+
+def _clip_operations(model: PreTrainedModel, item: ItemTensors) -> int:
+    vision = model.config.vision_config
+    num_patches = (vision.image_size // vision.patch_size) ** 2
+    # Its class token takes part in all but the first convolution and the projector.
+    tower = model.get_submodule("model.vision_tower")
+    weights = (num_patches + 1) * _num_weights(tower) + num_patches * _num_weights(
+        model.get_submodule("model.multi_modal_projector")
+    )
+    attention = _attention_operations(vision.num_hidden_layers, vision.hidden_size, num_patches + 1)
+    return int(2 * weights + attention)
+
+
+def _qwen2_vl_operations(model: PreTrainedModel, item: ItemTensors) -> int:
+    vision = model.config.vision_config
+    num_patches = len(item["pixel_values"])
+    whole, merger = (_num_weights(model.get_submodule(path)) for path in ("model.visual", "model.visual.merger"))
+    weights = num_patches * (whole - merger) + num_patches // vision.spatial_merge_size**2 * merger
+    return int(2 * weights + _attention_operations(vision.depth, vision.embed_dim, num_patches))
+
+
+def make_engine(config: PreTrainedConfig, device: torch.device) -> EncoderEngine:
+    def random_half(model_class: type[PreTrainedModel], checkpoint: str, **options: Any) -> PreTrainedModel:
+        with torch.device(device):
+            return model_class._from_config(options["config"], dtype=options["dtype"]).eval()
+
+    part = PartConfig(DTYPE, str(device))
+    with (
+        patch("encoder.loader.AutoConfig.from_pretrained", return_value=config),
+        patch("encoder.loader.load_half", random_half),
+    ):
+        return EncoderEngine(EncoderConfig("", tower=part, projector=part, max_batch_patches=MAX_BATCH_PATCHES))
+
+
+def make_theirs(engine: EncoderEngine, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
+    """transformers' own attention and no hooks, on the same weights, which lie in memory once."""
+    with torch.device(device):
+        theirs = engine._family.model_class._from_config(config, dtype=DTYPE, attn_implementation="sdpa")
+    theirs.load_state_dict(engine._model.state_dict(), assign=True)
+    return theirs.eval()
+
+
+def encode_all(engine: EncoderEngine, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    for index, item in enumerate(items):
+        engine.add_request(str(index), "image", item)
+    found: dict[str, torch.Tensor] = {}
+    while engine.has_unfinished():
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            assert output.embeddings is not None
+            found[output.request_id] = output.embeddings
+    return [found[str(index)] for index in range(len(items))]
+
+
+def measure_load(load: Load, device: torch.device, limits: Limits, rounds: int) -> dict[str, Any]:
+    their_config = copy.deepcopy(load.config)
+    engine = make_engine(load.config, device)
+    theirs = make_theirs(engine, their_config, device)
+
+    @torch.inference_mode()
+    def in_batches(size: int) -> list[torch.Tensor]:
+        starts = range(0, len(load.items), size)
+        return [own for start in starts for own in load.encode(theirs, load.items[start : start + size])]
+
+    found, expected = encode_all(engine, load.items), in_batches(1)
+    seconds = seconds_of(device, lambda: encode_all(engine, load.items), rounds)
+    one_by_one = seconds_of(device, lambda: in_batches(1), rounds)
+    together = seconds_of(device, lambda: in_batches(load.batch_size), rounds)
+    operations = sum(load.operations(theirs, item) for item in load.items)
+    return {
+        "images_per_second": round(len(load.items) / seconds, 1),
+        "tflops": round(operations / seconds / 1e12, 1),
+        "share_of_limit": round(operations / limits.matmul_rate / seconds, 3),
+        "one_by_one_images_per_second": round(len(load.items) / one_by_one, 1),
+        "batched_images_per_second": round(len(load.items) / together, 1),
+        "ratio_to_one_by_one": round(one_by_one / seconds, 2),
+        "ratio_to_batched": round(together / seconds, 2),
+        "largest_distance": round(max(map(_distance, found, expected)), 4),
+    }
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How large a part of what transformers makes the difference is."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def measure(device: torch.device, rounds: int) -> dict[str, Any]:
+    limits = measure_limits(device)
+    torch.manual_seed(0)
+    return {
+        "limits": {"matmul_tflops": round(limits.matmul_rate / 1e12, 1)},
+        "clip": measure_load(clip_load(), device, limits, rounds),
+        "qwen2_vl": measure_load(qwen2_vl_load(), device, limits, rounds),
+    }
+
+
+def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    shares = {name: measured[name]["share_of_limit"] for name in TARGETS}
+    return {
+        name: {"value": shares[name], "target": target, "ok": shares[name] >= target}
+        for name, target in TARGETS.items()
+    }
+
+
+def print_table(checks: dict[str, dict[str, Any]], measured: dict[str, Any]) -> None:
+    print(f"matrix product: {measured['limits']['matmul_tflops']} TFLOP/s\n")
+    print(f"{'':<12}{'share':>8}{'target':>8}{'images/s':>12}{'one by one':>12}{'batched':>12}")
+    for name, check in checks.items():
+        rates = ("images_per_second", "one_by_one_images_per_second", "batched_images_per_second")
+        columns = "".join(f"{measured[name][rate]:>12}" for rate in rates)
+        print(f"{name:<12}{check['value']:>8}{check['target']:>8}{columns}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each side encodes; the best time counts")
+    parser.add_argument("--output", type=Path, nargs="?", const=Path(), help="write the JSON document to a file, too")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "benchmarks.encoder_cuda needs a CUDA GPU, and PyTorch sees none\n")
+    device = torch.device("cuda")
+    measured = measure(device, options.rounds)
+    checks = checks_of(measured)
+    print_table(checks, measured)
+    name = torch.cuda.get_device_name(device)
+    machine = {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
+    document = {"checks": checks, "measured": measured, "machine": machine}
+    if options.output is not None:
+        output = results_file(f"encoder {name}") if options.output == Path() else options.output
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

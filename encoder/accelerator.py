@@ -1,0 +1,35 @@
+"""What the engine has on a GPU that it does without on the CPU."""
+
+import torch
+from transformers import PreTrainedModel
+
+from encoder.config import EncoderConfig
+from encoder.models import VisionFamily
+from encoder.overlapped_staging import CudaTransfers, OverlappedStaging
+from encoder.staging import DirectStaging, Staging
+from encoder.tower_graphs import TowerGraphs
+from modeling.cuda_graphs import CudaCapture
+
+_GRAPHS_SHARE = 1 / 16
+"""Of the GPU's memory, at most."""
+
+
+def make_staging(config: EncoderConfig) -> Staging:
+    """Overlapped where both parts are on one GPU: between two devices the host waits in the middle of a batch."""
+    if is_on_one_gpu(config):
+        return OverlappedStaging(CudaTransfers(torch.device(config.tower.device)))
+    return DirectStaging(torch.device(config.tower.device))
+
+
+def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderConfig) -> TowerGraphs | None:
+    """None where there is nothing to record: off the GPU, and for towers that take pictures of all sizes."""
+    if not family.has_tiles or not is_on_one_gpu(config):
+        return None
+    device = torch.device(config.tower.device)
+    max_bytes = int(torch.cuda.get_device_properties(device).total_memory * _GRAPHS_SHARE)
+    return TowerGraphs(model.get_submodule(family.tower), CudaCapture(device), max_bytes=max_bytes)
+
+
+def is_on_one_gpu(config: EncoderConfig) -> bool:
+    tower, projector = torch.device(config.tower.device), torch.device(config.projector.device)
+    return tower.type == "cuda" and tower == projector

@@ -1,0 +1,113 @@
+"""A tower over a few tiles as CUDA graphs: what the host would launch kernel by kernel, started as a whole.
+
+A graph reads and writes the same memory each time. So there is one for each of some numbers of tiles, recorded when it
+is first asked for; a batch takes the smallest that holds it. More tiles keep a GPU busy for longer than the host takes
+to launch them, and go as they are.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+logger = logging.getLogger(__name__)
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of tiles that have a graph."""
+
+Replay = Callable[[], Any]
+
+
+class Capture(Protocol):
+    """Makes a function's replay and counts the memory that all of them take, see `modeling.cuda_graphs`."""
+
+    num_bytes: int
+
+    def __call__(self, function: Replay) -> Replay: ...
+
+
+@dataclass(slots=True)
+class _Graphs:
+    """Those that read the same tiles, (largest of SIZES, ...), by their number of tiles."""
+
+    tiles: torch.Tensor
+    replays: dict[int, Replay] = field(default_factory=dict)
+
+
+class TowerGraphs:
+    """Takes the place of a tower's `forward`. What the tower returns is valid until it is called again: what comes
+    behind it has to read that on the same stream, as a projector does."""
+
+    def __init__(self, tower: nn.Module, capture: Capture, *, max_bytes: int) -> None:
+        """Records no more once that takes `max_bytes` or more; batches without a graph go as they are."""
+        self.max_bytes = max_bytes
+        self._eager: Callable[..., Any] = tower.forward
+        self._capture = capture
+        self._graphs: dict[object, _Graphs] = {}
+        self._is_paused = False
+        tower.forward = self._forward
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Has the tower compute everything as it is for a while, as to see what it takes."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = tree_flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        if self._is_paused or len(places) != 1 or not 0 < len(leaves[places[0]]) <= SIZES[-1]:
+            return self._eager(*args, **kwargs)
+        (place,) = places
+        tiles = leaves[place]
+
+        def compute(inputs: torch.Tensor) -> Any:
+            own_args, own_kwargs = tree_unflatten([*leaves[:place], inputs, *leaves[place + 1 :]], structure)
+            return self._eager(*own_args, **own_kwargs)
+
+        key = (str(structure), place, *leaves[:place], *leaves[place + 1 :], tiles.shape[1:], tiles.dtype)
+        replay = self._replay(key, tiles, compute)
+        if replay is None:
+            return compute(tiles)
+        self._graphs[key].tiles[: len(tiles)].copy_(tiles)
+        return tree_map(lambda value: value[: len(tiles)] if isinstance(value, torch.Tensor) else value, replay())
+
+    def _replay(self, key: object, tiles: torch.Tensor, compute: Callable[[torch.Tensor], Any]) -> Replay | None:
+        """What computes as many tiles or a few more from the graphs' own memory, if there is room for that."""
+        size = next(size for size in SIZES if size >= len(tiles))
+        if key in self._graphs and size in self._graphs[key].replays:
+            return self._graphs[key].replays[size]
+        if self._capture.num_bytes >= self.max_bytes:
+            return None
+        if key not in self._graphs:
+            self._graphs[key] = _Graphs(tiles.new_zeros(SIZES[-1], *tiles.shape[1:]))
+        graphs = self._graphs[key]
+        inputs = graphs.tiles[:size]
+        try:
+            graphs.replays[size] = self._record(lambda: compute(inputs), size)
+        except RuntimeError:
+            logger.warning("this tower cannot run as CUDA graphs; small batches will be slower", exc_info=True)
+            self.max_bytes = 0
+            return None
+        return graphs.replays[size]
+
+    def _record(self, function: Replay, size: int) -> Replay:
+        shapes: list[torch.Size] = []
+
+        def observed() -> Any:
+            outputs = function()
+            shapes.extend(value.shape for value in tree_leaves(outputs) if isinstance(value, torch.Tensor))
+            return outputs
+
+        replay = self._capture(observed)
+        if any(shape[:1] != (size,) for shape in shapes):
+            raise RuntimeError(f"of {size} tiles the tower makes {shapes}")
+        return replay
