@@ -144,7 +144,7 @@ class EncodeConfig(Settings):
     max_batch_patches: int | None = Field(
         None,
         ge=1,
-        description="patches encoded together, of several items; one with more goes alone; default: 1024, 16384 on GPUs",
+        description="patches encoded together, of several items; one with more goes alone; null: 1024, 16384 on GPUs",
     )
     activation_bytes: int = Field(
         2 * 2**30, ge=1, description="bytes that encoding may take beside the weights; bounds batches and single items"
