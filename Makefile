@@ -39,8 +39,9 @@ format: .venv/installed ## format the code
 accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
 	$(BIN)/python -m benchmarks.shapes_accuracy
 
-bench: .venv/installed ## the whole pipeline, the processor and the critical path on this machine
+bench: .venv/installed ## the whole pipeline, the processor, the encoder, the decoder, and the critical path
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.preprocess
 	$(BIN)/python -m benchmarks.critical_path
+	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.llm

@@ -9,7 +9,8 @@ the best of each counts. `plain` is the engine with transformers' own linear lay
 
 Then the whole pipeline over HTTP: the time to the first token of requests with 1, 4 and 8 new pictures of 448 pixels
 behind a text, with embeddings handed over one by one as they come and, for comparison, all together when the last is
-there; and of requests whose pictures have been seen. Medians. The last line is one JSON document.
+there; and of requests whose pictures have been seen. `embeddings_new_s` and `embeddings_seen_s` are the parts of it
+before the language model begins, with all embeddings at hand. Medians. The last line is one JSON document.
 """
 
 import argparse
@@ -200,16 +201,17 @@ class Pictures:
         return [large_picture(self.number - index, SIDE) for index in range(count)]
 
 
-def seconds_to_first_token(client: OpenAI, pictures: list[bytes]) -> float:
+def ask(client: OpenAI, pictures: list[bytes]) -> tuple[float, float]:
+    """Seconds to the first token, and of these the ones before the language model begins."""
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, user_message("What do they show?", *pictures)]
+    options = {"ignore_eos": True, "stage_timings": True}
     started = time.perf_counter()
-    stream: Any = client.chat.completions.create(
-        model="small", messages=messages, max_tokens=1, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    answer: Any = client.chat.completions.create(
+        model="small", messages=messages, max_tokens=1, temperature=0, extra_body=options
     )
-    next(iter(stream))
     taken = time.perf_counter() - started
-    stream.close()
-    return taken
+    seconds = answer.stage_timings["seconds"]
+    return taken, taken - seconds["llm_queue"] - seconds["prefill"]
 
 
 def measure_pipeline(checkpoint: str, num_requests: int) -> dict[str, dict[str, float]]:
@@ -217,26 +219,28 @@ def measure_pipeline(checkpoint: str, num_requests: int) -> dict[str, dict[str, 
     # Without its prefix cache, so that only embeddings are found again.
     settings = {"model": checkpoint, "served_model_name": "small", "generate": {"prefix_caching": False}}
     config, port, pictures = AppConfig.model_validate(settings), free_port(), Pictures()
-    times: dict[tuple[str, int], list[float]] = {}
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with local_ray(host="127.0.0.1", port=port, num_cpus=8):
         for ingress, way in ((Ingress, "early"), (IngressThatWaits, "together")) * 2:
             served = deployed_app(config, host="127.0.0.1", port=port)
             with patch.object(deployments.app, "Ingress", ingress), served as url:
                 client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
-                seconds_to_first_token(client, pictures.take(2))
+                ask(client, pictures.take(2))
                 for count in NUM_PICTURES:
                     for _ in range(num_requests // 2):
                         new = pictures.take(count)
-                        times.setdefault((way, count), []).append(seconds_to_first_token(client, new))
-                        times.setdefault((f"{way}, seen", count), []).append(seconds_to_first_token(client, new))
-    medians = {key: statistics.median(taken) for key, taken in times.items()}
+                        times.setdefault((way, count), []).append(ask(client, new))
+                        times.setdefault((f"{way}, seen", count), []).append(ask(client, new))
+    medians = {key: statistics.median(whole for whole, _ in taken) for key, taken in times.items()}
+    before = {key: statistics.median(part for _, part in taken) for key, taken in times.items()}
     return {
         f"{count} new": {
             "early_s": round(medians["early", count], 3),
             "together_s": round(medians["together", count], 3),
             "gain": round(medians["together", count] / medians["early", count], 3),
             "seen_s": round(medians["early, seen", count], 3),
-            "seen_gain": round(medians["early", count] / medians["early, seen", count], 3),
+            "embeddings_new_s": round(before["together", count], 3),
+            "embeddings_seen_s": round(before["together, seen", count], 3),
         }
         for count in NUM_PICTURES
     }
@@ -246,7 +250,10 @@ def checks_of(engine: dict[str, dict[str, float]], pipeline: dict[str, dict[str,
     checks: dict[str, tuple[float, float]] = {}
     checks |= {name: (engine[name]["ratio"], target) for name, target in TARGETS.items()}
     checks |= {f"gain of early hand-over, {name}": (one["gain"], 1.0) for name, one in pipeline.items()}
-    checks |= {f"new over seen, {name}": (one["seen_gain"], 1.0) for name, one in pipeline.items()}
+    checks |= {
+        f"time to embeddings, {name} over seen": (round(one["embeddings_new_s"] / one["embeddings_seen_s"], 3), 1.0)
+        for name, one in pipeline.items()
+    }
     return {name: {"value": value, "target": target, "ok": value >= target} for name, (value, target) in checks.items()}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from deployments.config import AppConfig
 from tests.metric_values import exported
@@ -17,18 +17,20 @@ from tests.replicas import replica_pids
 from tests.slow_encoder import large_picture, make_slow_checkpoint
 
 SIDE = 700  # pixels: 2,500 patches, 625 tokens
+TOO_LARGE = 1000  # 4,900 patches
+PATCH_BYTES = 9056  # that encoding takes in this model
 NUM_PICTURES = 64
 
 
 @pytest.fixture(scope="module")
 def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
-    """It keeps no embeddings, so that every request encodes anew."""
-    checkpoint = make_slow_checkpoint(tmp_path_factory.mktemp("model"), SIDE)
+    """It keeps no embeddings, so that every request encodes anew, and has memory for 3,500 patches."""
+    checkpoint = make_slow_checkpoint(tmp_path_factory.mktemp("model"), TOO_LARGE)
     settings = {
         "model": checkpoint,
         "served_model_name": "small",
         "ingress": {"embedding_cache_bytes": 0},
-        "encode": {"num_replicas": 2, "num_cpus": 0.5},
+        "encode": {"num_replicas": 2, "num_cpus": 0.5, "activation_bytes": 3500 * PATCH_BYTES},
     }
     return AppConfig.model_validate(settings)
 
@@ -57,6 +59,15 @@ def test_one_requests_pictures_are_spread_over_the_replicas(client: OpenAI) -> N
     ask(client, *(large_picture(1000 + number, SIDE) for number in range(12)))
     ran = [jiffies_run(pid) - jiffies for pid, jiffies in zip(pids, before, strict=True)]
     assert min(ran) > max(ran) / 12, "each has encoded one at least"
+
+
+def test_a_picture_that_there_is_no_memory_for_is_the_clients_to_change(client: OpenAI) -> None:
+    pictures = [large_picture(2000, SIDE), large_picture(2001, TOO_LARGE)]
+    with pytest.raises(BadRequestError, match=r"has 4900 patches, more than the 3[45]\d\d ") as caught:
+        ask(client, *pictures)
+    assert caught.value.code == "item_too_large"
+    assert caught.value.param == "messages[0].content[1].image_url"
+    assert len(ask(client, pictures[0])) == 8, "the other one was fine"
 
 
 def test_a_replica_killed_in_the_middle_of_64_encodes(client: OpenAI, app_url: str) -> None:
