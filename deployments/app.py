@@ -38,8 +38,8 @@ def build_app(config: AppConfig) -> Application:
         **_HEALTH,
     ).bind(config)
     if config.encoder == "inline":
-        # Calls to encode find room however many requests wait for what they encode.
-        room = config.ingress.max_ongoing_requests + config.encode.max_ongoing_requests
+        # Requests wait for items that are encoded in the same replicas: all of both have to find room.
+        room = config.ingress.max_ongoing_requests * (1 + config.media.max_items)
         generate = _engine_stage(
             Generate,
             config,

@@ -34,8 +34,8 @@ class Encode:
             EncoderConfig(
                 config.model,
                 config.revision,
-                tower=_part(config, settings.tower),
-                projector=_part(config, settings.projector),
+                tower=part_config(config, settings.tower),
+                projector=part_config(config, settings.projector),
                 max_batch_patches=settings.max_batch_patches,
             )
         )
@@ -60,6 +60,9 @@ class Encode:
             ) as outputs:
                 (output,) = await anext(outputs)
             status = "ok" if output.error is None else "error"
+        except Exception:
+            status = "error"
+            raise
         finally:
             self._metrics.items_total.inc(tags={"modality": modality, "status": status})
         if output.error is not None:
@@ -76,12 +79,14 @@ class Encode:
         self._loop.check_health()
 
 
-def _part(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
+def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
+    """The encoder's settings for the tower or the projector, nothing of them left to choose."""
     import torch
 
-    from encoder.config import PartConfig
+    from encoder.config import PACKED_DTYPES, PartConfig
 
-    device, linear = config.part_device(part), part.linear
+    device, dtype = config.part_device(part), getattr(torch, config.part_dtype_name(part))
+    linear = part.linear
     if linear == "auto":
-        linear = "packed" if device == "cpu" else "plain"
-    return PartConfig(getattr(torch, config.part_dtype_name(part)), device, linear)
+        linear = "packed" if device == "cpu" and dtype in PACKED_DTYPES else "plain"
+    return PartConfig(dtype, device, linear)

@@ -32,8 +32,9 @@ class Generate:
         # First: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
         set_up_torch(settings.num_cpus)
-        # Before the language half, whose KV cache takes what memory is left.
+        # Before the language half, whose KV cache takes what memory is left; graphs may take as much as activations.
         self._encoder = Encode(config) if config.encoder == "inline" else None
+        reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         import torch
 
         from llm.config import EngineConfig
@@ -47,6 +48,7 @@ class Generate:
             block_size=settings.block_size,
             kv_cache_bytes=settings.kv_cache_bytes,
             memory_fraction=settings.memory_fraction,
+            reserved_bytes=reserved_bytes,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=config.max_model_len,
@@ -118,7 +120,8 @@ class Generate:
                 yield one
 
     async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._loop.heartbeat_age)
+        encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()
+        return Heartbeat(max(self._loop.heartbeat_age, encoder.age_s))
 
     def check_health(self) -> None:
         self._loop.check_health()

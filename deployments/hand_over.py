@@ -47,11 +47,10 @@ class HandOver:
 
     async def ready(self) -> "list[torch.Tensor | None]":
         """Of each item the embeddings, (num_embeds, embedding_size), None of one that is pending."""
-        embeddings: list[torch.Tensor | None] = [None] * len(self._items)
-        for index, item in enumerate(self._items):
-            if not item.is_pending:
-                embeddings[index] = await self._receive(index)
-        return embeddings
+        indices = [index for index, item in enumerate(self._items) if not item.is_pending]
+        received = await asyncio.gather(*map(self._receive, indices))
+        found = dict(zip(indices, received, strict=True))
+        return [found.get(index) for index in range(len(self._items))]
 
     def pending(
         self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"

@@ -28,8 +28,7 @@ class StageMonitor:
 
     def saw(self, stage: str) -> None:
         """Notes that a stage has answered a request: under load a heartbeat may have to queue behind the work."""
-        if stage in self._last_seen:
-            self._last_seen[stage] = time.monotonic()
+        self._last_seen[stage] = time.monotonic()
 
     def states(self) -> dict[str, str]:
         """ "ready", "starting" (never seen) or "unresponsive" for each stage."""

@@ -56,7 +56,16 @@ class Ingress:
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
         )
-        self._pipeline = Pipeline(config, preprocess, encode, generate, self._metrics, on_reply=self._monitor.saw)
+        # Whoever encodes is seen when it does.
+        homes = {"encode": "generate"} if config.encoder == "inline" else {}
+        self._pipeline = Pipeline(
+            config,
+            preprocess,
+            encode,
+            generate,
+            self._metrics,
+            on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Ray Serve calls once the replica is made: the routes, bound to this object."""

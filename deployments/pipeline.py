@@ -12,7 +12,7 @@ from deployments.hand_over import ItemEmbeddings
 from deployments.items_under_way import ItemsUnderWay
 from deployments.media_items import LoadedItem, MediaItems, PipelineRequest
 from deployments.metrics import IngressMetrics
-from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, cancel, translated
+from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, StageFailedError, cancel, translated
 from deployments.stage_messages import GeneratedText
 from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity
 
@@ -66,12 +66,16 @@ class Pipeline:
             async with AsyncExitStack() as stack:
                 pieces = await stack.enter_async_context(aclosing(self._decode(request, prompt, embeddings)))
                 try:
-                    yield await under_way.meanwhile(anext(pieces))
-                except ItemLostError:
+                    first = await under_way.meanwhile(anext(pieces, None))
+                    if first is None:
+                        raise StageFailedError("generate", "the generate stage gave no answer")
+                    yield first
+                except ItemLostError as error:
                     await under_way.finished()
                     if not any(item.is_pending for item in embeddings):
                         raise
                     # Who made an item had died, and it was made elsewhere: what was handed over led nowhere.
+                    self._calls.note_again("generate", error)
                     again = self._decode(request, prompt, under_way.embeddings())
                     pieces = await stack.enter_async_context(aclosing(again))
                 async for piece in pieces:

@@ -85,6 +85,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             image_backend=config.preprocess.image_backend,
             jpeg_draft=config.preprocess.jpeg_draft,
             dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
+            embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),
             max_model_len=config.max_model_len,
             limits=config.media.limits(),
         )

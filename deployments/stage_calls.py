@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentResponseGenerator
 
@@ -77,10 +77,14 @@ class StageCalls:
         has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
         if not has_died or isinstance(cause, ObjectLostError) or attempt == _MAX_ATTEMPTS - 1:
             raise translated(error, stage) from error
-        reason = type(cause).__name__
-        logger.warning("%s lost a request (%s), sending it again", stage, reason)
-        self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": reason})
+        self.note_again(stage, cause)
         await asyncio.sleep(0.2 * 2**attempt)
+
+    def note_again(self, stage: str, reason: BaseException) -> None:
+        """Counts a call that is made once more because of `reason`."""
+        name = type(reason).__name__
+        logger.warning("%s lost a request (%s), sending it again", stage, name)
+        self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": name})
 
 
 async def tensors_and_info(
@@ -104,7 +108,11 @@ async def tensors_and_info(
         return tensors, value
     except asyncio.CancelledError:
         cancel(response)
-        raise
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Serve says so, too, of a call that ended because its replica did.
+        raise TaskCancelledError from None
 
 
 def cancel(response: DeploymentResponseGenerator[Any]) -> None:

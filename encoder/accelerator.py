@@ -32,4 +32,5 @@ def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderCon
 
 def is_on_one_gpu(config: EncoderConfig) -> bool:
     tower, projector = torch.device(config.tower.device), torch.device(config.projector.device)
-    return tower.type == "cuda" and tower == projector
+    # "cuda" is the current device, 0 unless somebody changes it.
+    return tower.type == projector.type == "cuda" and (tower.index or 0) == (projector.index or 0)

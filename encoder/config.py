@@ -8,7 +8,7 @@ import torch
 LinearForm = Literal["plain", "packed", "int8"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PACKED_DTYPES = (torch.float32, torch.bfloat16)
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class PartConfig:
             raise ValueError(f"device must be one of torch's, got {self.device!r}") from error
         if self.linear == "packed" and device.type != "cpu":
             raise ValueError(f"linear can be 'packed' on the CPU only, device is {self.device!r}")
-        if self.linear == "packed" and self.dtype not in _PACKED_DTYPES:
-            raise ValueError(f"linear can be 'packed' for {_PACKED_DTYPES} only, dtype is {self.dtype}")
+        if self.linear == "packed" and self.dtype not in PACKED_DTYPES:
+            raise ValueError(f"linear can be 'packed' for {PACKED_DTYPES} only, dtype is {self.dtype}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,11 @@ def worst_step(
     )
 
 
-def bytes_left_for_cache(run_worst_step: Callable[[], None], device: torch.device, memory_fraction: float) -> int:
-    """Bytes of `memory_fraction` of a GPU's memory that neither other processes nor weights nor the step take.
+def bytes_left_for_cache(
+    run_worst_step: Callable[[], None], device: torch.device, memory_fraction: float, reserved_bytes: int = 0
+) -> int:
+    """Bytes of `memory_fraction` of a GPU's memory that neither other processes nor weights nor the step take, nor
+    those that are reserved for what this process does besides.
 
     Raises ValueError when there are none.
     """
@@ -44,10 +47,10 @@ def bytes_left_for_cache(run_worst_step: Callable[[], None], device: torch.devic
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     elsewhere = total - free - torch.cuda.memory_reserved(device)
-    left = int(total * memory_fraction) - elsewhere - peak
+    left = int(total * memory_fraction) - elsewhere - peak - reserved_bytes
     if left <= 0:
         raise ValueError(
             f"memory_fraction ({memory_fraction}) of {total} bytes leaves nothing for the KV cache: weights and the"
-            f" largest step take {peak}, others {elsewhere}"
+            f" largest step take {peak}, others {elsewhere}, reserved are {reserved_bytes}"
         )
     return left

@@ -10,8 +10,8 @@ import torch
 class EngineConfig:
     """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
     `kv_cache_bytes` is the size of the paged KV cache, all layers together; None: on a GPU what `memory_fraction` of
-    its memory leaves beside the weights and the largest step, on the CPU 512 MiB. `prefix_caching`: requests take up
-    what others have left in the KV cache of the same beginning.
+    its memory leaves beside the weights, the largest step, and `reserved_bytes` for others; on the CPU 512 MiB.
+    `prefix_caching`: requests take up what others have left in the KV cache of the same beginning.
 
     `quantization`: 8-bit weights of the decoder's layers. `kv_cache_dtype` None is `dtype`; a smaller one holds more
     positions in the same bytes, less exactly."""
@@ -23,6 +23,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_bytes: int | None = None
     memory_fraction: float = 0.9
+    reserved_bytes: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None

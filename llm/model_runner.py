@@ -87,7 +87,7 @@ class ModelRunner:
         def run() -> None:
             self.forward(step, self._make_attention(layers, 1, config).prepare(step))
 
-        return bytes_left_for_cache(run, self._device, config.memory_fraction)
+        return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
 
     def _make_attention(self, layers: Sequence[LayerShape], num_blocks: int, config: EngineConfig) -> PagedAttention:
         make: Callable[..., PagedAttention] = CpuAttention

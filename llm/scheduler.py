@@ -80,12 +80,22 @@ class Scheduler:
             num_tokens = self._chunk_size(sequence)
             if num_tokens and self._make_room(sequence, num_tokens, chunks):
                 self._take(sequence, num_tokens, chunks)
+        self._start_waiting(chunks)
+        return list(chunks.values())
+
+    def _start_waiting(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
+        if not self.waiting:
+            return
+        num_awaiting = sum(sequence.awaits_embeddings for sequence in self.running)
         for sequence in list(self.waiting):
             if len(self.running) == self._max_num_seqs:
-                break
-            if self._may_start(sequence) and not self._start(sequence, chunks):
-                break
-        return list(chunks.values())
+                return
+            awaits = sequence.awaits_embeddings
+            if not self._may_start(sequence) or (awaits and num_awaiting >= self._max_num_seqs // 2):
+                continue
+            if not self._start(sequence, chunks):
+                return
+            num_awaiting += awaits and sequence.status is SequenceStatus.RUNNING
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence that is not finished yet, at once, and frees its blocks."""
@@ -107,12 +117,7 @@ class Scheduler:
         """Whether it waits for room only: not for its first embeddings, nor for the prompt that it shares."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
-        if waits_for_parent or sequence.num_ready_tokens == 0:
-            return False
-        return not sequence.awaits_embeddings or self._num_awaiting_embeddings() < self._max_num_seqs // 2
-
-    def _num_awaiting_embeddings(self) -> int:
-        return sum(sequence.awaits_embeddings for sequence in self.running)
+        return not waits_for_parent and sequence.num_ready_tokens > 0
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
         """Begins a waiting sequence if all its tokens have room now; begun earlier it would only be thrown out again.

@@ -103,16 +103,21 @@ class Sequence:
 
     @property
     def awaits_embeddings(self) -> bool:
-        return any(item.embeddings is None for item in self.items)
+        """Whether it cannot answer before they come."""
+        return not self.is_prompt_computed and any(item.embeddings is None for item in self.items)
 
     @property
     def num_ready_tokens(self) -> int:
-        """Positions up to the first one, not computed yet, that waits for its embedding."""
+        """Positions up to the first one, not computed yet, that waits for its embedding.
+
+        The last of the prompt waits for all of them, also those that the prefix cache has made up for: when the blocks
+        are taken away they are needed, and who hands them over may still say that there will be none.
+        """
         if self.num_computed_tokens >= self.num_prompt_tokens:
             return len(self.token_ids)
         awaited = (item.positions for item in self.items if item.embeddings is None)
         starts = [at[bisect_left(at, self.num_computed_tokens)] for at in awaited if at[-1] >= self.num_computed_tokens]
-        return min(starts, default=self.num_tokens)
+        return min(starts, default=self.num_prompt_tokens - 1 if self.awaits_embeddings else self.num_tokens)
 
     @property
     def reuses_prefix(self) -> bool:

@@ -14,7 +14,7 @@ import transformers
 from preprocess.field_layout import Outputs, merge_items, split_items
 from preprocess.media import MediaLimits, decode_image
 from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
-from preprocess.precomputed import check_embeddings, check_finite, read_precomputed, with_own_layout
+from preprocess.precomputed import EMBEDDINGS, check_embeddings, check_finite, read_precomputed, with_own_layout
 from preprocess.prompt_tokenizer import PromptTokenizer
 from preprocess.schema import (
     InvalidRequestError,
@@ -38,6 +38,7 @@ class ItemProcessor:
         tokenizer: PromptTokenizer,
         *,
         dtype: torch.dtype,
+        embedding_dtype: torch.dtype,
         limits: MediaLimits,
         jpeg_draft: bool = False,
     ) -> None:
@@ -45,6 +46,7 @@ class ItemProcessor:
         self._family = family
         self._tokenizer = tokenizer
         self._dtype = dtype
+        self._embedding_dtype = embedding_dtype
         self._limits = limits
         self._jpeg_draft = jpeg_draft
         merged = processor._merge_kwargs(
@@ -204,7 +206,7 @@ class ItemProcessor:
             },
             "kwargs": self._kwargs,
             "expansions": [self._probe(modality) for modality in self._family.modalities],
-            "dtype": str(self._dtype),
+            "dtypes": [str(self._dtype), str(self._embedding_dtype)],
             "jpeg_draft": self._jpeg_draft,
             "transformers": transformers.__version__,
         }
@@ -232,14 +234,9 @@ class ItemProcessor:
     def _stored(self, rules: Modality, tensors: ItemTensors) -> ItemTensors:
         """Contiguous and owning its memory: what is shipped is the item and not the batch it was cut from."""
         # Positions are reckoned with what is for the language model: it stays as exact as it is.
-        encoded = tensors.keys() - set(rules.language_fields)
-        return {name: self._stored_tensor(value, name in encoded) for name, value in tensors.items()}
-
-    def _stored_tensor(self, value: torch.Tensor, is_encoded: bool) -> torch.Tensor:
-        if is_encoded and value.is_floating_point():
-            value = value.to(self._dtype)
-        is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
-        return value if is_whole else value.clone(memory_format=torch.contiguous_format)
+        dtypes = dict.fromkeys(tensors.keys() - set(rules.language_fields), self._dtype)
+        dtypes |= dict.fromkeys(tensors.keys() & {EMBEDDINGS}, self._embedding_dtype)
+        return {name: _stored_tensor(value, dtypes.get(name, value.dtype)) for name, value in tensors.items()}
 
     def _kwargs_with(self, modality: str, rules: Modality, options: Mapping[str, object]) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
@@ -280,3 +277,10 @@ def _info(
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     language_inputs = {name: tensors[name].unsqueeze(0).numpy() for name in rules.language_fields}
     return ItemInfo(modality, expansion, num_bytes, decode_seconds, process_seconds, is_encoded, language_inputs)
+
+
+def _stored_tensor(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if value.is_floating_point():
+        value = value.to(dtype)
+    is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+    return value if is_whole else value.clone(memory_format=torch.contiguous_format)

@@ -21,7 +21,8 @@ from preprocess.prompts import PromptRenderer
 
 @dataclass(frozen=True, slots=True)
 class ProcessorConfig:
-    """`model` is a folder or a hub id; `dtype` that of the encoder; `max_model_len` in tokens, None: the model's.
+    """`model` is a folder or a hub id; `dtype` that of the encoder's tower, `embedding_dtype` that of what comes out of
+    the encoder, None: the same; `max_model_len` in tokens, None: the model's.
 
     `jpeg_draft` decodes large JPEGs at a fraction of their size for models that make all pictures small: twice as fast
     and more, but not exactly what the model's Hugging Face processor gives.
@@ -32,6 +33,7 @@ class ProcessorConfig:
     image_backend: ImageBackend = "auto"
     jpeg_draft: bool = False
     dtype: torch.dtype = torch.float32
+    embedding_dtype: torch.dtype | None = None
     max_model_len: int | None = None
     limits: MediaLimits = field(default_factory=MediaLimits)
 
@@ -57,6 +59,7 @@ class MultiModalProcessor:
             family,
             PromptTokenizer(item_tokenizer, boundaries),
             dtype=config.dtype,
+            embedding_dtype=config.embedding_dtype or config.dtype,
             limits=config.limits,
             jpeg_draft=config.jpeg_draft,
         )

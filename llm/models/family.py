@@ -22,7 +22,7 @@ def output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageFamily:
-    """`model_class`: the Hugging Face class without its vision half, see `language_half`.
+    """`model_class`: the Hugging Face class without its vision half, see `modeling.half_model`.
     `decoder`: the path in it of the decoder, which takes `inputs_embeds` and `position_ids`.
     `layout`: how the positions of a prompt relate; raises InvalidRequestError where items and prompt do not fit.
     `adds_embeddings`: item embeddings are added to those of their placeholders' tokens, not put in their place.

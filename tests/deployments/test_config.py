@@ -13,6 +13,7 @@ import llm.models
 import preprocess.models
 from deployments.cli import ConfigError, load_config
 from deployments.config import SERVED_FAMILIES, AppConfig
+from deployments.encode_stage import part_config
 from deployments.local_cluster import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent.parent
@@ -123,6 +124,14 @@ def test_tower_and_projector_go_where_they_are_told() -> None:
     tower, projector = config.encode.tower, config.encode.projector
     assert (config.part_device(tower), config.part_dtype_name(tower)) == ("cuda", "float16")
     assert (config.part_device(projector), config.part_dtype_name(projector)) == ("cpu", "float32")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_every_dtype_has_linear_layers_on_either_device(dtype: str, num_gpus: int) -> None:
+    config = AppConfig.model_validate({"dtype": dtype, "encode": {"num_gpus": num_gpus}})
+    part = part_config(config, config.encode.tower)
+    assert part.linear == ("packed" if not num_gpus and dtype != "float16" else "plain")
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:

@@ -28,7 +28,9 @@ class Stages(Pipeline):
 
     def __init__(self, refs: list[list[str]]) -> None:
         inc = SimpleNamespace(inc=lambda *_, **__: None)
-        metrics: Any = SimpleNamespace(mm_items=inc, mm_media_download_bytes=inc)
+        self.recomputed: list[dict[str, str]] = []
+        again = SimpleNamespace(inc=lambda tags: self.recomputed.append(tags))
+        metrics: Any = SimpleNamespace(mm_items=inc, mm_media_download_bytes=inc, items_recomputed=again)
         nothing: Any = None
         super().__init__(AppConfig(), nothing, nothing, nothing, metrics, on_reply=lambda stage: None)
         self.refs = refs
@@ -115,6 +117,7 @@ async def test_an_item_that_is_made_elsewhere_is_handed_over_again(monkeypatch: 
         event.set()
     assert await task == [ANSWER]
     assert stages.handed_over() == [[("lost a", True), ("b", True)], [("a", False), ("b", False)]]
+    assert stages.recomputed == [{"stage": "generate", "reason": "ItemLostError"}]
 
 
 @pytest.mark.parametrize("anew", ["a", "lost again"])

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+)
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from deployments.engine_loop import EngineDiedError
@@ -158,6 +165,28 @@ class Response:
 
     async def _to_object_ref_gen(self) -> Any:
         return self._refs
+
+
+async def test_a_call_that_ray_cancelled_is_sent_again_and_ours_is_not() -> None:
+    class Waiting:
+        async def _to_object_ref_gen(self) -> Any:
+            await asyncio.wait_for(asyncio.Event().wait(), 60)
+
+        def cancel(self) -> None:
+            pass
+
+    class Cancelled(Waiting):
+        async def _to_object_ref_gen(self) -> Any:
+            raise asyncio.CancelledError
+
+    cancelled, waiting = list[Any]([Cancelled(), Waiting()])
+    with pytest.raises(TaskCancelledError):
+        await tensors_and_info(cancelled)
+    task = asyncio.create_task(tensors_and_info(waiting))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:

@@ -34,6 +34,11 @@ def test_what_is_left_is_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events == ["empty", "reset", "run", "wait", "empty"]
 
 
+def test_what_is_reserved_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
+    assert bytes_left_for_cache(lambda: None, DEVICE, 0.9, reserved_bytes=100) == 900 - 150 - 300 - 100
+
+
 def test_a_gpu_that_is_too_small_is_refused_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
     with pytest.raises(ValueError, match=r"memory_fraction \(0.45\) of 1000 bytes .* take 300, others 150"):

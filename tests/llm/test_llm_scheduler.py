@@ -191,6 +191,24 @@ def test_nobody_waits_behind_one_whose_item_comes_first() -> None:
     assert sizes(run_step(scheduler)) == {"other": 4}
 
 
+def test_an_answer_waits_for_items_that_the_prefix_cache_has_made_up_for() -> None:
+    """They may still fail, and a preemption would need them."""
+    scheduler = make()
+    first = sequence("first", 9, 1, prefix_root=b"shared", items=[PromptItem("hash", range(4, 6), torch.zeros(2, 1))])
+    scheduler.add(first)
+    run_step(scheduler)
+    assert first.is_finished
+    item = PromptItem("hash", range(4, 6), None)
+    again = sequence("again", 9, 2, prefix_root=b"shared", items=[item])
+    scheduler.add(again)
+    run_step(scheduler)
+    assert run_step(scheduler) == []
+    assert again.num_output_tokens == 0
+    item.embeddings = torch.zeros(2, 1)
+    (chunk,) = run_step(scheduler)
+    assert (chunk.start, chunk.num_tokens, chunk.samples) == (8, 1, True)
+
+
 def test_those_that_wait_for_items_leave_places_to_others() -> None:
     scheduler = make(max_num_seqs=4)
     items = [PromptItem("hash", range(4, 6), None) for _ in range(6)]

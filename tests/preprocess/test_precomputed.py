@@ -1,6 +1,7 @@
 """Items that clients processed themselves: the same prompt and tensors as from pixels, or a refusal that says why."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import InvalidRequestError, ItemTensors, TextPrompt
 from tests.pictures import encoded
 from tests.preprocess.parity import Pair, pair, picture
+from tests.preprocess.small_processors import save_processor
 
 
 def content(size: tuple[int, int], tensors: ItemTensors) -> bytes:
@@ -52,6 +54,17 @@ def test_embeddings_take_the_places_of_the_pixels(families: Pair) -> None:
     }
     with pytest.raises(InvalidRequestError, match=f"{info.num_embeds - 1} embeddings for .*takes {info.num_embeds}"):
         families.ours.items.accept("image", content((image.height, image.width), {EMBEDDINGS: rows[1:]}))
+
+
+def test_embeddings_keep_the_dtype_in_which_the_encoder_hands_them_over(tmp_path: Path) -> None:
+    folder = save_processor("llava", "byte_level", tmp_path)
+    config = ProcessorConfig(folder, dtype=torch.float16, embedding_dtype=torch.float32)
+    items = MultiModalProcessor(config).items
+    info, tensors = items.process("image", [encoded(picture(0))])[0]
+    assert tensors["pixel_values"].dtype == torch.float16
+    rows = torch.full((info.num_embeds, 32), 1e6)
+    _, kept = items.accept("image", content((64, 64), {EMBEDDINGS: rows}))
+    assert torch.equal(kept[EMBEDDINGS], rows)
 
 
 def without(name: str) -> Callable[[ItemTensors], ItemTensors]:
