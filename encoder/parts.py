@@ -9,6 +9,7 @@ from torch import nn
 from encoder.config import PartConfig
 from encoder.models import VisionFamily
 from modeling.packed_linear import pack_linear_layers
+from modeling.packed_patches import pack_patch_convolutions
 from modeling.quantized_linear import quantize_linear_layers
 
 _FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
@@ -44,6 +45,7 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
             setattr(model.get_submodule(owner), leaf, buffer.to(part.device))
     if part.linear == "packed":
         pack_linear_layers(model, is_included)
+        pack_patch_convolutions(model, is_included)
     elif part.linear == "int8":
         quantize_linear_layers(model, is_included)
 

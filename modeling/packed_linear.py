@@ -13,13 +13,14 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
-    """What `linear` computes, in the same dtype. Its weight can neither be trained nor read any more."""
+    """What a Linear with this weight, (out_features, in_features), and bias computes, in the same dtype. The weight can
+    neither be trained nor read any more."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._bias = None if linear.bias is None else linear.bias.detach()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), None)
+        self.out_features, self.in_features = weight.shape
+        self._bias = None if bias is None else bias.detach()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
         num_rows = input.numel() // self.in_features
@@ -50,13 +51,13 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
     `is_included`: whether the layer with a name is to be replaced. A weight that is tied to the embeddings is laid out
     apart from these.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and is_included(name) and _is_packable(module.weight):
+        if type(module) is nn.Linear and is_included(name) and is_packable(module.weight):
             owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, PackedLinear(module))
+            setattr(model.get_submodule(owner), leaf, PackedLinear(module.weight, module.bias))
 
 
-def _is_packable(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES
+def is_packable(weight: torch.Tensor) -> bool:
+    """Whether it is where oneDNN computes, and of a dtype that it takes."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and weight.device.type == "cpu" and weight.dtype in _DTYPES

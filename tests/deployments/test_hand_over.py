@@ -158,6 +158,16 @@ async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     assert stages.is_cancelled
 
 
+async def test_a_deadline_ends_what_is_under_way() -> None:
+    """As the ingress waits for the first token."""
+    stages = Stages([["a"]])
+    async with aclosing(stages.answer()) as pieces:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(pieces), 0.05)
+    assert len(stages.given) == 1
+    assert stages.is_cancelled
+
+
 def reference(packed: PackedTensor | Exception, delay: float = 0.0) -> Any:
     """As much of a reference to an object as is used."""
 

@@ -1,5 +1,7 @@
 """Pictures that take a second each to encode: the language model works meanwhile, and nothing is encoded for nobody."""
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +11,7 @@ from openai import APITimeoutError, OpenAI
 from deployments.config import AppConfig
 from tests.metric_values import exported
 from tests.pictures import user_message
+from tests.replicas import replica_pids
 from tests.slow_encoder import large_picture, make_slow_checkpoint
 
 SIDE = 1400  # pixels: 10,000 patches, 2,500 tokens
@@ -41,6 +44,19 @@ def test_the_language_model_begins_while_pictures_are_encoded(client: OpenAI) ->
     again = ask(client, *map(picture, range(3))).stage_timings["seconds"]
     assert "encode" not in again
     assert again["prefill"] < seconds["encode"]
+
+
+def test_embeddings_outlive_the_replica_that_made_them(client: OpenAI, app_url: str) -> None:
+    """And pixels that have been encoded are not even shipped."""
+    first = ask(client, picture(10))
+    (pid,) = replica_pids("Encode")
+    os.kill(pid, signal.SIGKILL)
+    shipped = exported(app_url, "object_store_transfer_bytes", edge="preprocess_encode")
+    second = ask(client, picture(10))
+    assert second.choices[0].message.content == first.choices[0].message.content
+    assert second.stage_timings["embedding_cache_hits"] == 1
+    assert {"processor", "transfer_pixels", "encode"}.isdisjoint(second.stage_timings["seconds"])
+    assert exported(app_url, "object_store_transfer_bytes", edge="preprocess_encode") == shipped > 0
 
 
 def test_who_goes_away_leaves_nothing_to_encode(client: OpenAI, app_url: str) -> None:

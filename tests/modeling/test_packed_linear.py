@@ -15,7 +15,7 @@ def test_a_packed_layer_computes_the_same(dtype: torch.dtype, shape: tuple[int, 
     linear = nn.Linear(96, 130, bias=bias, dtype=dtype)
     inputs = torch.randn(*shape, 96, dtype=dtype)
     with torch.inference_mode():
-        output, expected = PackedLinear(linear)(inputs), linear(inputs)
+        output, expected = PackedLinear(linear.weight, linear.bias)(inputs), linear(inputs)
     assert output.dtype == dtype
     assert output.shape == (*shape, 130)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2

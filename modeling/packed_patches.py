@@ -1,0 +1,56 @@
+"""Convolutions that cut pictures into patches, computed on the CPU as what they are: one product of matrices.
+
+Where windows do not overlap, each patch is a row and the kernel is the other factor.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import nn
+
+from modeling.packed_linear import PackedLinear, is_packable
+
+
+class PackedPatches(PackedLinear):
+    """What `convolution`, whose stride is its kernel, computes, in the same dtype.
+
+    `weight` is there for who reads its dtype or its device.
+    """
+
+    def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
+        super().__init__(convolution.weight.flatten(1), convolution.bias)
+        self.weight = convolution.weight
+        self._kernel = tuple(convolution.kernel_size)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that convolutions give it
+        """(batch, channels, *sizes) to (batch, out_channels, *(sizes // kernel)); what is left of a side is dropped."""
+        counts = [size // side for size, side in zip(input.shape[2:], self._kernel, strict=True)]
+        whole = input
+        for axis, (count, side) in enumerate(zip(counts, self._kernel, strict=True), start=2):
+            whole = whole.narrow(axis, 0, count * side)
+        grid = whole.reshape(*input.shape[:2], *chain(*zip(counts, self._kernel, strict=True)))
+        num_axes = len(counts)
+        patches = grid.permute(0, *range(2, 2 + 2 * num_axes, 2), 1, *range(3, 3 + 2 * num_axes, 2))
+        return super().forward(patches.flatten(num_axes + 1)).movedim(-1, 1)
+
+
+def pack_patch_convolutions(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
+    """Replaces those of a model, in place, where they are on the CPU and oneDNN takes their dtype; `is_included` as
+    for `pack_linear_layers`."""
+    for name, module in list(model.named_modules()):
+        if is_included(name) and _cuts_patches(module):
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, PackedPatches(module))
+
+
+def _cuts_patches(module: nn.Module) -> bool:
+    return (
+        type(module) in (nn.Conv2d, nn.Conv3d)
+        and module.kernel_size == module.stride
+        and math.prod(module.kernel_size) > 1  # type: ignore[arg-type]
+        and module.padding in ("valid", (0,) * len(module.kernel_size))  # type: ignore[arg-type]
+        and set(module.dilation) == {module.groups} == {1}  # type: ignore[arg-type]
+        and is_packable(module.weight)  # type: ignore[arg-type]
+    )
