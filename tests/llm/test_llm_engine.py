@@ -231,12 +231,19 @@ def test_items_may_arrive_late_and_in_any_order(checkpoint: str, cases: list[Cas
     assert tokens(iter(outputs)) == {str(i): case.expected for i, case in enumerate(cases)}
 
 
-def test_an_item_in_a_cached_prefix_is_not_waited_for(checkpoint: str, cases: list[Case]) -> None:
+def test_an_answer_waits_for_an_item_in_a_cached_prefix(checkpoint: str, cases: list[Case]) -> None:
+    """It may be needed yet, and may fail; the prompt is not computed again for that."""
     engine = make_engine(checkpoint, block_size=1)
     case = cases[0]
-    for embeddings in (case.embeddings, [None]):
-        engine.add_request("r", case.prompt, embeddings, PARAMS)
-        assert tokens(run(engine)) == {"r": case.expected}
+    engine.add_request("r", case.prompt, case.embeddings, PARAMS)
+    assert tokens(run(engine)) == {"r": case.expected}
+    engine.add_request("r", case.prompt, [None], PARAMS)
+    while not engine.is_idle:
+        assert engine.step() == []
+    engine.set_embeddings("r", 0, case.embeddings[0])
+    outputs = list(run(engine))
+    assert tokens(iter(outputs)) == {"r": case.expected}
+    assert outputs[0].num_cached_tokens == len(case.prompt.prompt_token_ids) - 1
 
 
 def test_several_answers_compute_the_prompt_once(checkpoint: str, cases: list[Case]) -> None:
