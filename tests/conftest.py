@@ -8,8 +8,10 @@ import torch
 
 from preprocess.torchvision_build import make_importable
 
-# One thread each: the tests' engines and the application's replicas share two cores.
+# One thread each: the tests' engines and the application's replicas share two cores. (And where several threads divide
+# a product's rows among them, the last bits of a row depend on how many others there are.)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 # Handles of a session that has ended push metrics once more, for which Ray would start a new one behind our backs.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
