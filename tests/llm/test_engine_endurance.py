@@ -120,4 +120,5 @@ def endure(checkpoint: str) -> None:
     crowd.finished.clear()
     gc.collect()
     num_objects, num_bytes = len(gc.get_objects()) - objects_before, resident_bytes() - bytes_before
-    assert (num_objects < 1_000, num_bytes < 6 * 2**20) == (True, True), (num_objects, num_bytes)
+    # The allocator's own rest comes to 7 MB; a row of logits kept from each step would be several times the bound.
+    assert (num_objects < 1_000, num_bytes < 16 * 2**20) == (True, True), (num_objects, num_bytes)
