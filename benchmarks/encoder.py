@@ -33,6 +33,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import deployments.app
 import deployments.pipeline
+from benchmarks.document import publish
 from deployments.config import AppConfig
 from deployments.ingress import Ingress
 from deployments.items_under_way import ItemsUnderWay
@@ -278,9 +279,7 @@ def main() -> None:
     }
     checks = checks_of(engine, pipeline)
     document = {"checks": checks, "measured": {"engine": engine, "pipeline": pipeline}, "machine": machine}
-    if options.output:
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    publish(document, options.output)
 
 
 if __name__ == "__main__":

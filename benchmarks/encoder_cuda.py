@@ -13,7 +13,6 @@ results/encoder_<name of the GPU>.json beside this one.
 
 import argparse
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 import transformers
 from transformers import LlavaConfig, PreTrainedConfig, PreTrainedModel, Qwen2VLConfig
 
+from benchmarks.document import publish
 from benchmarks.llm_cuda import Limits, measure_limits, results_file, seconds_of
 from encoder.config import EncoderConfig, PartConfig
 from encoder.engine import EncoderEngine
@@ -226,10 +226,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device)
     machine = {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
     document = {"checks": checks, "measured": measured, "machine": machine}
-    if options.output is not None:
-        output = results_file(f"encoder {name}") if options.output == Path() else options.output
-        output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    publish(document, results_file(f"encoder {name}") if options.output == Path() else options.output)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the best times, for others use the machine too.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration, PreTrainedModel
 
+from benchmarks.document import publish
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.sampling_params import SamplingParams
@@ -199,9 +199,7 @@ def main() -> None:
         "torch": torch.__version__,
     }
     document = {"checks": checks_of(measured), "measured": measured, "machine": machine}
-    if options.output:
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    publish(document, options.output)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ which it compiles; tokens a second are those behind the first of each answer. Th
 
 import argparse
 import copy
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.document import publish
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
@@ -316,10 +316,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device)
     machine = {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
     document = {"checks": checks, "measured": measured, "machine": machine}
-    if options.output is not None:
-        output = results_file(name) if options.output == Path() else options.output
-        output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    publish(document, results_file(name) if options.output == Path() else options.output)
 
 
 if __name__ == "__main__":

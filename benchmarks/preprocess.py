@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.document import publish
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.models import FAMILIES
@@ -181,9 +182,7 @@ def main() -> None:
                 print(f"expansion of text: {over:.2f}x of tokenizing it")
     machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "torch": torch.__version__}
     document = {"checks": checks, "measured": measured, "backend": options.backend, "machine": machine}
-    if options.output:
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    publish(document, options.output)
 
 
 if __name__ == "__main__":

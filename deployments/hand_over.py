@@ -66,8 +66,6 @@ class HandOver:
     async def _receive(self, index: int) -> "torch.Tensor":
         try:
             packed: PackedTensor = await self._items[index].ref
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             # Its own reason is known to whoever made the call; across processes it would come wrapped once more.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None

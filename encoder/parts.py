@@ -8,6 +8,7 @@ from torch import nn
 
 from encoder.config import PartConfig
 from encoder.models import VisionFamily
+from modeling.half_model import is_within
 from modeling.packed_linear import pack_linear_layers
 from modeling.packed_patches import pack_patch_convolutions
 from modeling.quantized_linear import quantize_linear_layers
@@ -24,7 +25,7 @@ def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, proje
     receiver's device and dtype."""
 
     def is_projector(name: str) -> bool:
-        return any(name == path or name.startswith(f"{path}.") for path in family.projector)
+        return is_within(name, family.projector)
 
     _place(model, tower, lambda name: not is_projector(name))
     _place(model, projector, is_projector)

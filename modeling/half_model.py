@@ -1,5 +1,6 @@
 """Hugging Face models without some of their parts, so that a stage loads its half of a checkpoint and no more."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -26,7 +27,7 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
         "_tied_weights_keys": {
             key: source
             for key, source in (whole._tied_weights_keys or {}).items()
-            if not any(_is_within(path, parts) for path in (key, source))
+            if not any(is_within(path, parts) for path in (key, source))
         },
         # Older checkpoints have other names in front of these.
         "_keys_to_ignore_on_load_unexpected": [
@@ -38,7 +39,8 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
     return type(whole.__name__, (whole,), attributes)
 
 
-def _is_within(path: str, parts: tuple[str, ...]) -> bool:
+def is_within(path: str, parts: Iterable[str]) -> bool:
+    """Whether a module or parameter is one of the `parts`, or in one of them."""
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 

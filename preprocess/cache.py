@@ -21,11 +21,10 @@ class CacheStats:
 
 
 class _Flight(Generic[V]):
-    """One computation under way, the number of requests that wait for it, and what they have been told so far."""
+    """One computation under way, a listener for each request that waits for it, and what they have been told last."""
 
     def __init__(self, task: asyncio.Task[tuple[V, int]]) -> None:
         self.task = task
-        self.num_waiters = 0
         self.listeners: list[Callable[[V], None]] = []
         self.announced: list[V] = []
 
@@ -65,7 +64,6 @@ class ItemCache(Generic[V]):
         flight = self._flights.get(key)
         if flight is None:
             flight = self._start(key, create)
-        flight.num_waiters += 1
         flight.listeners.append(on_announced)
         for early in flight.announced:
             on_announced(early)
@@ -73,9 +71,8 @@ class ItemCache(Generic[V]):
             value, _ = await asyncio.shield(flight.task)
             return value, False
         finally:
-            flight.num_waiters -= 1
             flight.listeners.remove(on_announced)
-            if flight.num_waiters == 0 and not flight.task.done():
+            if not flight.listeners and not flight.task.done():
                 # From here on nobody may join it: the next caller starts anew.
                 self._flights.pop(key, None)
                 flight.task.cancel()

@@ -55,46 +55,28 @@ BLIP_2 = VisionFamily(
     modalities={"image": _IMAGE},
     has_tiles=True,
 )
-DEEPSEEK_VL = VisionFamily(
-    model_class=without(DeepseekVLForConditionalGeneration, *_LANGUAGE),
-    tower="model.vision_model",
-    projector=("model.aligner",),
-    modalities={"image": _IMAGE},
-    has_tiles=True,
-)
-GEMMA3 = VisionFamily(
-    model_class=without(Gemma3ForConditionalGeneration, *_LANGUAGE),
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
-    modalities={"image": _IMAGE},
-    has_tiles=True,
-)
-INTERNVL = VisionFamily(
-    model_class=without(InternVLForConditionalGeneration, *_LANGUAGE),
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
-    # A frame is a tile.
-    modalities={"image": _IMAGE, "video": _tiles("pixel_values_videos")},
-    has_tiles=True,
-)
-JANUS = VisionFamily(
-    model_class=without(JanusForConditionalGeneration, *_LANGUAGE, *_GENERATION),
-    tower="model.vision_model",
-    projector=("model.aligner",),
-    modalities={"image": _IMAGE},
-    has_tiles=True,
-)
-LLAVA = VisionFamily(
-    model_class=without(LlavaForConditionalGeneration, *_LANGUAGE),
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
-    modalities={"image": _IMAGE},
-    has_tiles=True,
-)
-PALIGEMMA = VisionFamily(
-    model_class=without(PaliGemmaForConditionalGeneration, *_LANGUAGE),
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
-    modalities={"image": _IMAGE},
-    has_tiles=True,
-)
+
+
+def _family(
+    whole: type[PreTrainedModel], tower: str, projector: str, *unused: str, **more: VisionModality
+) -> VisionFamily:
+    """Pictures of tiles, and `more` kinds of items; of the model without its language half and `unused` parts."""
+    return VisionFamily(
+        model_class=without(whole, *_LANGUAGE, *unused),
+        tower=tower,
+        projector=(projector,),
+        modalities={"image": _IMAGE, **more},
+        has_tiles=True,
+    )
+
+
+_TOWER = ("model.vision_tower", "model.multi_modal_projector")
+_DEEPSEEK = ("model.vision_model", "model.aligner")
+
+DEEPSEEK_VL = _family(DeepseekVLForConditionalGeneration, *_DEEPSEEK)
+GEMMA3 = _family(Gemma3ForConditionalGeneration, *_TOWER)
+# A frame is a tile.
+INTERNVL = _family(InternVLForConditionalGeneration, *_TOWER, video=_tiles("pixel_values_videos"))
+JANUS = _family(JanusForConditionalGeneration, *_DEEPSEEK, *_GENERATION)
+LLAVA = _family(LlavaForConditionalGeneration, *_TOWER)
+PALIGEMMA = _family(PaliGemmaForConditionalGeneration, *_TOWER)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from deployments.engine_loop import EngineDiedError, EngineLoop
+from tests.waiting import until
 
 
 @dataclass
@@ -62,14 +63,6 @@ async def count_to(engine: CountingEngine, loop: EngineLoop[Count], request_id: 
             if len(values) >= end:
                 break
     return values
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("did not come about in 10 s")
 
 
 async def settled(engine: CountingEngine) -> None:

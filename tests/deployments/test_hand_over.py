@@ -19,6 +19,7 @@ from deployments.stage_messages import GeneratedText
 from deployments.tensor_wire import PackedTensor
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ChatPrompt, ProcessorIdentity
+from tests.waiting import until
 
 ANSWER = GeneratedText("red", [5], 1, 0, 1, "stop", {})
 
@@ -86,12 +87,6 @@ def stored(ref: str) -> StoredItem:
 
 async def answers(stages: Stages) -> list[GeneratedText]:
     return [piece async for piece in stages.answer()]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_generate_begins_while_items_are_encoded() -> None:
