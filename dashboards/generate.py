@@ -80,7 +80,10 @@ _OVERVIEW = Row(
         Panel(
             "Errors",
             "reqps",
-            (Query(_rate("ray_raylens_request_errors_total", "stage", "code"), "{{stage}}: {{code}}"),),
+            (
+                Query(_rate("ray_raylens_request_errors_total", "stage", "code"), "{{stage}}: {{code}}"),
+                Query(_rate("ray_raylens_admission_rejections_total", "reason"), "no room: {{reason}}"),
+            ),
         ),
         Panel(
             "Tokens",

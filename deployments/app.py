@@ -39,7 +39,7 @@ def build_app(config: AppConfig) -> Application:
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that are encoded in the same replicas: all of both have to find room.
-        room = config.ingress.max_ongoing_requests * (1 + config.media.max_items)
+        room = config.admission.total.requests * (1 + config.media.max_items)
         generate = _engine_stage(
             Generate,
             config,
@@ -55,8 +55,7 @@ def build_app(config: AppConfig) -> Application:
         serve.ingress()(Ingress),
         name="Ingress",
         ray_actor_options={"num_cpus": config.ingress.num_cpus},
-        max_ongoing_requests=config.ingress.max_ongoing_requests,
-        max_queued_requests=config.ingress.max_queued_requests,
+        max_ongoing_requests=config.max_ingress_calls,
         **_HEALTH,
     ).bind(config, preprocess, encode, generate)
 

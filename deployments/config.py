@@ -86,12 +86,48 @@ class MediaConfig(Settings):
         )
 
 
+class AuthConfig(Settings):
+    """API keys. Without a file and without RAYLENS_API_KEYS in the environment, anybody may call."""
+
+    keys_file: str | None = Field(None, description="YAML file of API keys' hashes, made with `raylens key`")
+
+
+class Budget(Settings):
+    """What requests may take together at one time."""
+
+    requests: int = Field(ge=1, description="in work")
+    bytes: int = Field(ge=1, description="of bodies and fetched media, also of those that wait")
+    pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
+    tokens: int = Field(
+        ge=1, description="characters of text / 4 + answers x max_tokens, or 1024 where that is not set"
+    )
+
+
+class AdmissionConfig(Settings):
+    """What comes in at once; what finds no room waits, then is refused with 429 and Retry-After."""
+
+    total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
+    per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
+    max_queued_requests: int = Field(256, ge=0, description="requests that wait for room")
+    max_queued_requests_per_key: int = Field(64, ge=0, description="of these with one API key")
+    max_queue_seconds: float = Field(30.0, gt=0, description="seconds that a request waits for room at most")
+    max_body_bytes: int = Field(96 * 2**20, ge=1, description="bytes of one request's body")
+    body_timeout_s: float = Field(60.0, gt=0, description="seconds that sending a body may take")
+
+
+class UploadConfig(Settings):
+    """Files that clients send once and name in later requests (`/v1/files`)."""
+
+    max_files: int = Field(1024, ge=0, description="files kept for one API key")
+    max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
+    max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
+
+
 class IngressConfig(Settings):
     """The HTTP endpoint, which also owns both caches."""
 
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
-    max_ongoing_requests: int = Field(256, ge=1, description="requests in work at once")
-    max_queued_requests: int = Field(256, ge=1, description="requests waiting beyond those, then 503")
+    cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
     max_named_items: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept")
@@ -225,6 +261,9 @@ class AppConfig(Settings):
         " little traffic with pictures",
     )
     media: MediaConfig = MediaConfig()
+    auth: AuthConfig = AuthConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    uploads: UploadConfig = UploadConfig()
     ingress: IngressConfig = IngressConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
@@ -260,6 +299,11 @@ class AppConfig(Settings):
 
     def part_dtype_name(self, part: VisionPartConfig) -> str:
         return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
+
+    @property
+    def max_ingress_calls(self) -> int:
+        """HTTP requests at once that Ray Serve lets through: admission decides, and health and metrics get by."""
+        return 2 * (self.admission.total.requests + self.admission.max_queued_requests) + 256
 
     @property
     def num_reserved_cpus(self) -> float:

@@ -11,6 +11,7 @@ from deployments.engine_loop import EngineLoop
 from deployments.generate_ranks import RankActors
 from deployments.hand_over import HandOver, ItemEmbeddings
 from deployments.metrics import GenerateMetrics
+from deployments.pieces import PieceMaker
 from deployments.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
 from deployments.tensor_wire import PackedItem, PackedTensor
 from deployments.torch_setup import set_up_torch
@@ -82,8 +83,8 @@ class Generate:
         cache_salt: str,
         sent_at: float,
         items: list[ItemEmbeddings],
-    ) -> AsyncGenerator[GeneratedText]:
-        """Yields the answer piece by piece: tokens that are ready together go together, the first one at once.
+    ) -> AsyncGenerator[list[GeneratedText]]:
+        """Yields the answers piece by piece: tokens that are ready together go together, the first one at once.
 
         Items that are encoded still are waited for one by one, while the prompt is computed up to the first of them;
         raises EmbeddingsLostError when what was to come does not. Requests of different `cache_salt` share no prefix.
@@ -99,15 +100,19 @@ class Generate:
             lambda id_: self._engine.add_request(id_, prompt, embeddings, params, cache_salt=cache_salt),
             hand_over.pending(self._engine.set_embeddings),
         )
-        is_first = True
+        pieces_of = PieceMaker(self._engine.byte_tokenizer, prompt.prompt_token_ids[0])
+        if params.logprobs is not None or params.prompt_logprobs is not None:
+            await asyncio.to_thread(pieces_of.prepare)
+        num_unfinished, is_first = params.n, True
         async with aclosing(stream) as batches:
             async for outputs in batches:
-                piece = _merge(outputs)
+                pieces = pieces_of(outputs)
                 if is_first and items:
-                    piece.seconds["transfer_embeddings"] = hand_over.transfer_seconds
+                    pieces[0].seconds["transfer_embeddings"] = hand_over.transfer_seconds
                 is_first = False
-                yield piece
-                if piece.finish_reason is not None:
+                yield pieces
+                num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
+                if num_unfinished == 0:
                     return
 
     async def encode(
@@ -140,27 +145,3 @@ class Generate:
         if stats.num_preemptions > self._num_preemptions:
             self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
             self._num_preemptions = stats.num_preemptions
-
-
-def _merge(outputs: "list[RequestOutput]") -> GeneratedText:
-    """One piece out of the outputs of several steps; stage times go out with the token that ends the stage."""
-    last = outputs[-1]
-    times = last.times
-    seconds: dict[str, float] = {}
-    token_ids = [token_id for output in outputs for token_id in output.token_ids]
-    first_index = last.num_output_tokens - len(token_ids)
-    if first_index == 0 and times.first_token is not None and times.first_scheduled is not None:
-        seconds["llm_queue"] = times.first_scheduled - times.arrival
-        seconds["prefill"] = times.first_token - times.first_scheduled
-    if first_index <= 1 < last.num_output_tokens and times.first_token is not None and times.second_token is not None:
-        seconds["first_decode"] = times.second_token - times.first_token
-    return GeneratedText(
-        text="".join(output.text for output in outputs),
-        token_ids=token_ids,
-        num_prompt_tokens=last.num_prompt_tokens,
-        num_cached_tokens=last.num_cached_tokens,
-        num_output_tokens=last.num_output_tokens,
-        # A plain string: the enumeration's module imports torch, which the ingress does without.
-        finish_reason=None if last.finish_reason is None else last.finish_reason.value,
-        seconds=seconds,
-    )

@@ -6,8 +6,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.stage_messages import Heartbeat
-from preprocess.schema import ProcessorIdentity
+from deployments.stage_messages import Heartbeat, ServedModel
 
 
 class StageMonitor:
@@ -18,7 +17,7 @@ class StageMonitor:
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
-        self.processor: ProcessorIdentity | None = None
+        self.served: ServedModel | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, handle in stages.items()]
 
@@ -50,7 +49,7 @@ class StageMonitor:
             try:
                 beat: Heartbeat = await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s)
                 self._last_seen[name] = max(time.monotonic() - beat.age_s, self._last_seen[name] or 0.0)
-                self.processor = beat.processor or self.processor
+                self.served = beat.served or self.served
             except Exception:  # whatever it is, the stage did not answer
                 pass
             await asyncio.sleep(self._period_s)

@@ -1,39 +1,30 @@
-"""The HTTP endpoint: OpenAI-compatible routes, server-sent events, errors in OpenAI's form."""
+"""The HTTP endpoint: which routes there are, and what they share."""
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI, Header
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
 from ray.serve.handle import DeploymentHandle
 
-from deployments.accounting import RequestAccount
-from deployments.answer import Answer
+from deployments.admission import Admission
+from deployments.api.models import ModelCard, ModelList
+from deployments.api_keys import ApiKeys
 from deployments.config import AppConfig
-from deployments.errors import add_error_handlers, error_response
+from deployments.errors import ERROR_RESPONSES, add_error_handlers
+from deployments.file_routes import FileRoutes
+from deployments.gate import Gate
+from deployments.generation_routes import GenerationRoutes
 from deployments.health import StageMonitor
-from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
 from deployments.metrics_export import export_metrics
 from deployments.pipeline import Pipeline
-from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
-from deployments.stage_calls import StageUnavailableError
-from deployments.stage_messages import GeneratedText
-from preprocess.hasher import content_hash
-from preprocess.schema import ChatPrompt, InvalidRequestError
-
-logger = logging.getLogger("ray.serve")
-
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 404, 500, 503)}
-
-
-def _tenant_salt(authorization: str | None) -> str:
-    """Clients with different API keys share neither items nor names for them. (Whether a key is valid is not asked.)"""
-    return content_hash((authorization or "").encode())
+from deployments.served import Served
+from deployments.token_routes import TokenRoutes
+from deployments.uploads import Uploads
 
 
 class Ingress:
@@ -46,9 +37,8 @@ class Ingress:
         encode: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
     ) -> None:
-        self._model_name = config.model_name
-        self._created = int(time.time())
-        self._first_token_timeout_s = config.ingress.first_token_timeout_s
+        self._config = config
+        self._keys = ApiKeys(config.auth.keys_file)
         self._metrics = IngressMetrics()
         self._monitor = StageMonitor(
             {"preprocess": preprocess, "generate": generate}
@@ -56,6 +46,9 @@ class Ingress:
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
         )
+        self._served = Served(config.model_name, self._monitor)
+        limits = config.media.limits()
+        self._uploads = Uploads(config.uploads, limits)
         # Whoever encodes is seen when it does.
         homes = {"encode": "generate"} if config.encoder == "inline" else {}
         self._pipeline = Pipeline(
@@ -64,8 +57,15 @@ class Ingress:
             encode,
             generate,
             self._metrics,
+            self._uploads,
             on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
         )
+        timeout_s = config.ingress.first_token_timeout_s
+        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
+            GenerationRoutes(self._served, self._pipeline, self._metrics, limits, timeout_s),
+            TokenRoutes(self._served, self._pipeline, limits),
+            FileRoutes(self._uploads),
+        ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Ray Serve calls once the replica is made: the routes, bound to this object."""
@@ -73,15 +73,21 @@ class Ingress:
             title="Raylens",
             description="Vision-language models behind an OpenAI-compatible API.",
             lifespan=self._lifespan,
+            docs_url=None,  # its page takes scripts from elsewhere
+            redoc_url=None,
         )
+        for routes in self._routes:
+            routes.add_to(api)
         route = api.add_api_route
-        chat = "/v1/chat/completions"
-        route(chat, self.chat_completions, methods=["POST"], response_model=ChatCompletion, responses=_ERRORS)
-        route("/v1/models", self.models, methods=["GET"])
-        route("/v1/models/{model:path}", self.model, methods=["GET"], responses=_ERRORS)
+        route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
+        route("/v1/models/{model:path}", self.model, methods=["GET"], responses=ERROR_RESPONSES)
         route("/health", self.health, methods=["GET"], response_model=None)
         route("/metrics", self.metrics, methods=["GET"], response_model=None)
         add_error_handlers(api)
+        admission = Admission(self._config.admission, self._metrics.count_rejection)
+        api.add_middleware(Gate, keys=self._keys, admission=admission, config=self._config.admission)
+        if origins := self._config.ingress.cors_origins:
+            api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return api
 
     @asynccontextmanager
@@ -91,57 +97,15 @@ class Ingress:
         reporter.cancel()
         self._monitor.close()
         await self._pipeline.close()
-
-    async def chat_completions(
-        self, body: ChatCompletionRequest, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
-    ) -> Response:
-        """Answers a conversation that may hold pictures, all at once or as server-sent events."""
-        account = RequestAccount(self._metrics)
-        try:
-            return await self._answer(body, account, _tenant_salt(authorization))
-        except BaseException as error:
-            self._note_failure(account, error)
-            raise
-
-    async def _answer(self, body: ChatCompletionRequest, account: RequestAccount, tenant_salt: str) -> Response:
-        self._check_model(body.model)
-        processor = self._monitor.processor
-        if processor is None:
-            raise StageUnavailableError("preprocess", "the stages are still starting")
-        request = PipelineRequest(
-            request_id=account.request_id,
-            prompt=ChatPrompt(body.template_messages()),
-            media=body.media(),
-            params=body.sampling_params(),
-            options=body.mm_processor_kwargs or {},
-            tenant_salt=tenant_salt,
-        )
-        answer = Answer(body, request, account)
-        async with AsyncExitStack() as stack:
-            pieces = self._pipeline.run(request, processor)
-            await stack.enter_async_context(aclosing(pieces))
-            # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
-            first = await self._first(pieces)
-            if body.stream:
-                events = self._events(answer, account, first, pieces, stack.pop_all())
-                return StreamingResponse(events, media_type="text/event-stream")
-            completion = await answer.complete(first, pieces)
-        return Response(completion.model_dump_json(exclude_none=True), media_type="application/json")
-
-    async def _first(self, pieces: AsyncGenerator[GeneratedText]) -> GeneratedText:
-        try:
-            async with asyncio.timeout(self._first_token_timeout_s):
-                return await anext(pieces)
-        except TimeoutError:
-            raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
+        self._uploads.close()
 
     async def models(self) -> ModelList:
         """The one model that is served."""
-        return ModelList(data=[ModelCard(id=self._model_name, created=self._created)])
+        return ModelList(data=[ModelCard(id=self._served.name, created=self._served.created)])
 
     async def model(self, model: str) -> ModelCard:
-        self._check_model(model)
-        return ModelCard(id=self._model_name, created=self._created)
+        self._served.check_model(model)
+        return ModelCard(id=self._served.name, created=self._served.created)
 
     async def health(self) -> JSONResponse:
         """200 when every stage is ready, else 503; the body says which is not."""
@@ -151,40 +115,6 @@ class Ingress:
     async def metrics(self) -> Response:
         """All stages' metrics, for Prometheus."""
         return Response(await export_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    def _check_model(self, model: str) -> None:
-        if model != self._model_name:
-            raise InvalidRequestError(
-                f"{model[:100]!r} is not served here, only {self._model_name!r}",
-                field="model",
-                code="model_not_found",
-                status=404,
-            )
-
-    async def _events(
-        self,
-        answer: Answer,
-        account: RequestAccount,
-        first: GeneratedText,
-        pieces: AsyncGenerator[GeneratedText],
-        stack: AsyncExitStack,
-    ) -> AsyncIterator[str]:
-        """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
-        async with stack:
-            try:
-                async for chunk in answer.chunks(first, pieces):
-                    yield f"data: {chunk.model_dump_json(exclude_none=True)}\n\n"
-            except BaseException as error:
-                self._note_failure(account, error)
-                if not isinstance(error, Exception):
-                    raise
-                yield f"data: {error_response(error)[1].model_dump_json()}\n\n"
-            yield "data: [DONE]\n\n"
-
-    def _note_failure(self, account: RequestAccount, error: BaseException) -> None:
-        account.fail(error)
-        if isinstance(error, Exception) and not isinstance(error, InvalidRequestError):
-            logger.error("request %s failed", account.request_id, exc_info=error)
 
     async def _report_caches_forever(self) -> None:
         while True:

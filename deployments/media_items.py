@@ -15,10 +15,12 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
+from deployments.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.metrics import IngressMetrics
 from deployments.named_contents import NamedContents
 from deployments.stage_calls import StageCalls, StageFailedError, tensors_and_info
 from deployments.stage_messages import EmbeddingInfo, ItemJob
+from deployments.uploads import Uploads
 from llm.sampling_params import SamplingParams
 from preprocess.cache import ItemCache
 from preprocess.hasher import content_hash, mm_hash
@@ -27,23 +29,13 @@ from preprocess.media_fetch import MediaFetcher
 from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class MediaSource:
-    """An item as the client sent it: a data: or http(s) URL, a name for it (`uuid`), or both. A name alone stands for
-    the item that was last sent with it. `field` names it in errors. `is_precomputed`: the content is no media file but
-    tensors, see `preprocess.precomputed`."""
-
-    url: str | None
-    field: str
-    modality: str = "image"
-    is_precomputed: bool = False
-    uuid: str | None = None
-
-
 @dataclass(slots=True)
 class PipelineRequest:
-    """What the pipeline needs of a request. Prompt ids, stage times (seconds) and cache hits (items) are filled in
-    on the way. Items of requests with different `tenant_salt` are never shared."""
+    """What the pipeline needs of a request, which has one prompt. Prompt ids, stage times (seconds) and cache hits
+    (items) are filled in on the way. Items of requests with different `tenant_salt` are never shared.
+
+    `max_prompt_tokens`: see `PromptRenderer.render`. `on_fetched` is told the content of each item that was not in the
+    request itself; what it raises ends the request."""
 
     request_id: str
     prompt: Prompt
@@ -51,6 +43,8 @@ class PipelineRequest:
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
     tenant_salt: str = ""
+    max_prompt_tokens: int | None = None
+    on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
     prompt_token_ids: list[int] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     num_processor_cache_hits: int = 0
@@ -90,9 +84,11 @@ class MediaItems:
         encode: DeploymentHandle[Any],
         calls: StageCalls,
         metrics: IngressMetrics,
+        uploads: Uploads,
     ) -> None:
         self._limits = config.media.limits()
         self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
+        self._uploads = uploads
         self._preprocess = preprocess
         self._encode = encode
         self._calls = calls
@@ -114,7 +110,7 @@ class MediaItems:
             )
         self._check_total_bytes(sum(len(source.url or "") * 3 // 4 for source in request.media))
         started = time.perf_counter()
-        contents = await self._contents(request.media)
+        contents = await self._contents(request)
         items = [
             await self._hashed(request, source, content, processor)
             for source, content in zip(request.media, contents, strict=True)
@@ -124,6 +120,17 @@ class MediaItems:
         for item in items:
             self._metrics.mm_items.inc(tags={"modality": item.source.modality})
         return items
+
+    async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
+        """The item processed but not encoded; for prompts that are only rendered."""
+        try:
+            processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
+        except _ContentMissingError:
+            raise _not_cached(item.source) from None
+        except InvalidRequestError as error:
+            raise _of_item(error, item.source) from error
+        request.num_processor_cache_hits += is_cached
+        return processed
 
     async def embeddings_of(
         self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[StoredItem], None]
@@ -175,29 +182,34 @@ class MediaItems:
                 code="media_too_large",
             )
 
-    async def _contents(self, sources: list[MediaSource]) -> list[bytes | None]:
+    async def _contents(self, request: PipelineRequest) -> list[bytes | None]:
         """All contents side by side; the first failure, too many bytes in all among them, ends the others."""
         num_bytes = 0
 
         async def load(source: MediaSource) -> bytes | None:
             nonlocal num_bytes
-            content = await self._content(source)
+            content = await self._content(request, source)
             num_bytes += len(content or b"")
             self._check_total_bytes(num_bytes)
             return content
 
-        return await all_or_none([load(source) for source in sources])
+        return await all_or_none([load(source) for source in request.media])
 
-    async def _content(self, source: MediaSource) -> bytes | None:
+    async def _content(self, request: PipelineRequest, source: MediaSource) -> bytes | None:
         if source.url is None:
             return None
         try:
             if source.url.startswith("data:"):
                 return await decode_data_url(source.url, limits=self._limits)
-            content = await self._fetcher.fetch(source.url)
+            if source.url.startswith(UPLOAD_SCHEME):
+                file_id = source.url.removeprefix(UPLOAD_SCHEME)
+                content = await self._uploads.read(request.tenant_salt, file_id)
+            else:
+                content = await self._fetcher.fetch(source.url)
+                self._metrics.mm_media_download_bytes.inc(len(content))
         except InvalidRequestError as error:
             raise _of_item(error, source) from error
-        self._metrics.mm_media_download_bytes.inc(len(content))
+        request.on_fetched(source, content)
         return content
 
     async def _hashed(
@@ -284,7 +296,7 @@ def _num_alike(request: PipelineRequest, source: MediaSource) -> int:
 
 def _of_item(error: InvalidRequestError, source: MediaSource) -> InvalidRequestError:
     """The libraries' error about a media item, with the client's name for it."""
-    return error.for_field(source.field) if error.field == "media" else error
+    return error.for_field(source.field) if error.field in ("media", "file_id") else error
 
 
 def _not_cached(source: MediaSource) -> InvalidRequestError:

@@ -55,6 +55,9 @@ class IngressMetrics:
         self.generation_tokens = _counter("generation_tokens", "Tokens generated, counted as they are sent")
         self.request_success = _counter("request_success", "Requests ended; abort: the client left", "finished_reason")
         self.request_errors = _counter("request_errors", "Requests ended by an error", "stage", "code")
+        self.admission_rejections = _counter(
+            "admission_rejections", "Requests refused for want of room, by what there was none of", "reason"
+        )
         self.items_recomputed = _counter("items_recomputed", "Work done again elsewhere", "stage", "reason")
         self.time_to_first_token = _histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _LATENCY_BUCKETS
@@ -87,6 +90,9 @@ class IngressMetrics:
         )
         self.mm_cache = CacheMetrics("mm_cache")
         self.encoder_cache = CacheMetrics("encoder_cache")
+
+    def count_rejection(self, reason: str) -> None:
+        self.admission_rejections.inc(tags={"reason": reason})
 
 
 class CacheMetrics:

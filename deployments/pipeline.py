@@ -3,18 +3,21 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
 from deployments.hand_over import ItemEmbeddings
 from deployments.items_under_way import ItemsUnderWay
-from deployments.media_items import LoadedItem, MediaItems, PipelineRequest
+from deployments.media_items import LoadedItem, MediaItems, PipelineRequest, all_or_none
 from deployments.metrics import IngressMetrics
 from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, StageFailedError, cancel, translated
 from deployments.stage_messages import GeneratedText
-from preprocess.schema import ItemInfo, ProcessedPrompt, ProcessorIdentity
+from deployments.uploads import Uploads
+from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
+
+ItemT = TypeVar("ItemT")
 
 
 class Pipeline:
@@ -27,12 +30,13 @@ class Pipeline:
         encode: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
         metrics: IngressMetrics,
+        uploads: Uploads,
         on_reply: Callable[[str], None],
     ) -> None:
         self._preprocess = preprocess
         self._generate = generate
         self._calls = StageCalls(metrics, on_reply)
-        self.items = MediaItems(config, preprocess, encode, self._calls, metrics)
+        self.items = MediaItems(config, preprocess, encode, self._calls, metrics, uploads)
 
     async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
         """Yields the answer's pieces. What fails before the first one has been tried again where that can help.
@@ -54,6 +58,27 @@ class Pipeline:
                 # Cached data went with the node that held it: forget it and make it anew.
                 self.items.forget(items)
 
+    async def render(self, request: PipelineRequest, processor: ProcessorIdentity) -> tuple[ProcessedPrompt, list[str]]:
+        """What the engine would get of the request, and the modality of each item in it; nothing is encoded."""
+        items = await self.items.load(request, processor)
+        infos = [stored.info for stored in await all_or_none([self.items.processed_of(request, one) for one in items])]
+        prompt = await self._render(request, infos, [item.key for item in items])
+        return prompt, _kept(prompt, [info.modality for info in infos])
+
+    async def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool) -> list[int]:
+        async def call() -> list[int]:
+            found: list[int] = await self._preprocess.tokenize.remote(prompt, add_special_tokens)
+            return found
+
+        return await self._calls.send("preprocess", call)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        async def call() -> str:
+            text: str = await self._preprocess.detokenize.remote(token_ids)
+            return text
+
+        return await self._calls.send("preprocess", call)
+
     async def close(self) -> None:
         await self.items.close()
 
@@ -62,7 +87,7 @@ class Pipeline:
         async with ItemsUnderWay(self.items, request, items) as under_way:
             infos = await under_way.started()
             prompt = await under_way.meanwhile(self._render(request, infos, [item.key for item in items]))
-            embeddings = under_way.embeddings()
+            embeddings = _kept(prompt, under_way.embeddings())
             async with AsyncExitStack() as stack:
                 pieces = await stack.enter_async_context(aclosing(self._decode(request, prompt, embeddings)))
                 try:
@@ -76,7 +101,7 @@ class Pipeline:
                         raise
                     # Who made an item had died, and it was made elsewhere: what was handed over led nowhere.
                     self._calls.note_again("generate", error)
-                    again = self._decode(request, prompt, under_way.embeddings())
+                    again = self._decode(request, prompt, _kept(prompt, under_way.embeddings()))
                     pieces = await stack.enter_async_context(aclosing(again))
                 async for piece in pieces:
                     yield piece
@@ -89,7 +114,9 @@ class Pipeline:
         return prompt
 
     async def _render_once(self, request: PipelineRequest, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
-        prompt: ProcessedPrompt = await self._preprocess.render.remote(request.prompt, items, hashes)
+        prompt: ProcessedPrompt = await self._preprocess.render.remote(
+            request.prompt, items, hashes, request.max_prompt_tokens
+        )
         return prompt
 
     async def _decode(
@@ -104,12 +131,13 @@ class Pipeline:
                 request.request_id, prompt, request.params, request.tenant_salt, time.time(), embeddings
             )
             try:
-                async for piece in pieces:
-                    has_started = True
+                async for ready in pieces:
                     self._calls.on_reply("generate")
-                    for stage, seconds in piece.seconds.items():
-                        request.add_seconds(stage, seconds)
-                    yield piece
+                    for piece in ready:
+                        has_started = True
+                        for stage, seconds in piece.seconds.items():
+                            request.add_seconds(stage, seconds)
+                        yield piece
                 return
             except CALL_ERRORS as error:
                 if has_started:
@@ -119,3 +147,8 @@ class Pipeline:
             except BaseException:
                 cancel(pieces)  # the client left
                 raise
+
+
+def _kept(prompt: ProcessedPrompt, items: list[ItemT]) -> list[ItemT]:
+    """What there is for each of the request's items, for those that are in the prompt still."""
+    return items if prompt.kept_items is None else [items[index] for index in prompt.kept_items]

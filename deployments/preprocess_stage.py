@@ -5,22 +5,24 @@ The library is imported where a replica starts: the controller and the ingress n
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
 from deployments.metrics import PreprocessMetrics
 from deployments.pixel_scaling import PendingWork
-from deployments.stage_messages import Heartbeat, ItemJob
+from deployments.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.tensor_wire import PackedItem, PackedTensor
 from deployments.torch_setup import set_up_torch
 from preprocess.pixel_count import work_pixels
-from preprocess.schema import ItemInfo, ProcessedPrompt, Prompt
+from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, TextPrompt
 
 if TYPE_CHECKING:
     from preprocess.processor import MultiModalProcessor
     from preprocess.schema import ItemTensors
+
+ResultT = TypeVar("ResultT")
 
 
 class Preprocess:
@@ -57,11 +59,25 @@ class Preprocess:
             return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
         return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
 
-    async def render(self, prompt: Prompt, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
+    async def render(
+        self, prompt: Prompt, items: list[ItemInfo], hashes: list[str], max_prompt_tokens: int | None
+    ) -> ProcessedPrompt:
+        """See `PromptRenderer.render`."""
+        prompts = self._processor.prompts
+        return await self._on_prompt_thread(
+            lambda: prompts.render(prompt, items, hashes, max_prompt_tokens=max_prompt_tokens)
+        )
+
+    async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
+        prompts = self._processor.prompts
+        return await self._on_prompt_thread(lambda: prompts.tokenize(prompt, add_special_tokens=add_special_tokens))
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        return await self._on_prompt_thread(lambda: self._processor.prompts.detokenize(token_ids))
+
+    async def _on_prompt_thread(self, work: Callable[[], ResultT]) -> ResultT:
         with self._pending.call():
-            return await asyncio.get_running_loop().run_in_executor(
-                self._prompt_thread, self._processor.prompts.render, prompt, items, hashes
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What `deployments.pixel_scaling` scales by; Serve asks about twice a second."""
@@ -69,7 +85,10 @@ class Preprocess:
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(processor=self._processor.identity)
+        prompts = self._processor.prompts
+        return Heartbeat(
+            served=ServedModel(self._processor.identity, self._processor.max_model_len, prompts.tool_calls)
+        )
 
 
 def load_model_processor(config: AppConfig) -> "MultiModalProcessor":

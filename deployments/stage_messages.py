@@ -5,18 +5,28 @@ that they are whole. The caller passes a reference to the first on, unread, as e
 Both are owned by the caller, so they outlive the replica that made them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from preprocess.schema import ProcessorIdentity
+from preprocess.schema import ProcessorIdentity, ToolCallFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the ingress has to know of the model: its processor's identity, the context in tokens, and how calls of
+    tools look in its answers, None where its chat template knows no tools."""
+
+    processor: ProcessorIdentity
+    max_model_len: int
+    tool_calls: ToolCallFormat | None
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A stage's sign of life: seconds since its engine last moved, and the processor's identity if it has one."""
+    """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told."""
 
     age_s: float = 0.0
-    processor: ProcessorIdentity | None = None
+    served: ServedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +52,23 @@ class EmbeddingInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token, what it stands for in bytes (maybe a part of a character), its log-probability in nats, None for the
+    first of a prompt, and the likeliest tokens at its place with theirs."""
+
+    token_id: int
+    content: bytes
+    logprob: float | None
+    top: list[tuple[bytes, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of an answer. `seconds` holds the stage times that became known with it, by stage name."""
+    """A piece of answer `index` of a request. `seconds` holds the stage times that became known with it, by stage name.
+
+    `logprobs` of its tokens and, on the first piece of answer 0, `prompt_logprobs` of the prompt's, where they were
+    asked for.
+    """
 
     text: str
     token_ids: list[int]
@@ -52,3 +77,6 @@ class GeneratedText:
     num_output_tokens: int
     finish_reason: str | None
     seconds: dict[str, float]
+    index: int = 0
+    logprobs: list[ScoredToken] = field(default_factory=list)
+    prompt_logprobs: list[ScoredToken] = field(default_factory=list)

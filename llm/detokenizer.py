@@ -79,11 +79,11 @@ class Detokenizer:
             self.stopped = True
             self._held_back = ""
             return text[: min(found)]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        keep = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held_back = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from llm.admission import check_embeddings, check_room, check_spans
 from llm.block_manager import BlockManager
+from llm.byte_tokenizer import ByteTokenizer
 from llm.config import EngineConfig
 from llm.detokenizer import Detokenizer, decoder_of
 from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
@@ -47,7 +48,8 @@ class LLMEngine:
         generation = load_generation_config(config.model, config.revision)
         self._eos_token_ids = eos_token_ids(generation, tokenizer.eos_token_id)
         self._default_sampling = default_sampling(generation)
-        self.grammar_compiler = GrammarCompiler(tokenizer, self._runner.vocab_size, self._eos_token_ids)
+        self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._eos_token_ids)
+        self.grammar_compiler = GrammarCompiler(self.byte_tokenizer)
         self._requests: dict[str, Request] = {}
         self._is_stalled = False
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings

@@ -6,13 +6,11 @@ several terminals. It computes a mask when one is asked for, and so compiles in 
 
 import functools
 import logging
-import threading
-from typing import Any
 
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
-from llguidance.hf import from_tokenizer
 
+from llm.byte_tokenizer import ByteTokenizer
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
 
@@ -75,17 +73,8 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles for one model and keeps what was asked for last. May be used by any thread, beside the engine's."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """Takes a Hugging Face tokenizer, the width of the model's logits, and its end tokens.
-
-        The tokenizer is read in full on first use: the requests before need no fast one and do not wait for it.
-        """
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
-        # Logits may be padded beyond the tokenizer's tokens; nothing may stand in its way on the other side.
-        self._vocab_size = max(vocab_size, len(tokenizer))
-        self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < len(tokenizer))
-        self._matching_tokenizer: LLTokenizer | None = None
-        self._lock = threading.Lock()
         self._compile = functools.lru_cache(maxsize=MAX_CACHED_GRAMMARS)(self._compile_anew)
 
     def compile(self, wish: StructuredOutput) -> CompiledGrammar:
@@ -94,23 +83,18 @@ class GrammarCompiler:
         Raises InvalidRequestError that names the field of `wish`.
         """
         for text in wish.choice or ():
-            if special := [token for token in self._tokenizer.all_special_tokens if token in text]:
+            if special := [token for token in self._tokenizer.special_tokens if token in text]:
                 reason = f"must be without the model's special tokens, got {special[0]}"
                 raise InvalidRequestError(reason, field="choice")
         return self._compile(*wish.specification)
 
     def _compile_anew(self, field: str, text: str) -> CompiledGrammar:
-        with self._lock:
-            if self._matching_tokenizer is None:
-                self._matching_tokenizer = self._read_tokenizer(field)
-        return compile_grammar(self._matching_tokenizer, field, text)
-
-    def _read_tokenizer(self, field: str) -> LLTokenizer:
         try:
-            return from_tokenizer(self._tokenizer, self._vocab_size, self._eos_token_ids or None)
+            matching = self._tokenizer.matching()
         except ValueError as error:
-            reason = f"must be absent: {type(self._tokenizer).__name__}, the model's tokenizer, does not support it"
+            reason = f"must be absent: {self._tokenizer.name}, the model's tokenizer, does not support it"
             raise InvalidRequestError(reason, field=field) from error
+        return compile_grammar(matching, field, text)
 
 
 def compile_grammar(tokenizer: LLTokenizer, field: str, text: str) -> CompiledGrammar:

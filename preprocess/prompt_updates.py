@@ -316,6 +316,10 @@ def tokens_of_target(target: Target, tokenizer: PromptTokenizer) -> TokenIds:
     return ids
 
 
+def text_of_target(target: Target, tokenizer: PromptTokenizer) -> str:
+    return target if isinstance(target, str) else tokenizer.decode(token_ids(target))
+
+
 def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
     """The ids to look for, or None for a text whose tokens depend on what is beside it."""
     if not isinstance(target, str):

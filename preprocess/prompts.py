@@ -9,15 +9,18 @@ from jinja2.exceptions import TemplateError
 
 from preprocess.models.family import HFProcessor, ProcessorFamily
 from preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
+from preprocess.prompt_truncation import Extent, truncate_left
 from preprocess.prompt_updates import (
     PromptReplacement,
     PromptRules,
     apply_updates,
+    text_of_target,
     tokens_of_target,
     without_special_tokens,
 )
 from preprocess.schema import (
     ChatPrompt,
+    InterleavedPrompt,
     InvalidRequestError,
     ItemInfo,
     Message,
@@ -26,7 +29,11 @@ from preprocess.schema import (
     Prompt,
     TextPrompt,
     TokensPrompt,
+    ToolCallFormat,
 )
+
+_MAX_CUT_CONTEXTS = 16
+"""A prompt that may be cut to the context's length may be so many times as long: what is cut off is tokenised, too."""
 
 
 class PromptRenderer:
@@ -47,6 +54,7 @@ class PromptRenderer:
         self._hf_tokenizer = hf_tokenizer
         self._tokenizer = tokenizer
         self._template = processor.chat_template or hf_tokenizer.chat_template
+        self.tool_calls = tool_call_format(self._template)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._longest_token = max(len(token) for token in hf_tokenizer.get_vocab())
@@ -59,31 +67,71 @@ class PromptRenderer:
             frame=family.frame(processor),
         )
 
-    def render(self, prompt: Prompt, items: Sequence[ItemInfo], hashes: Sequence[str]) -> ProcessedPrompt:
+    def render(
+        self,
+        prompt: Prompt,
+        items: Sequence[ItemInfo],
+        hashes: Sequence[str],
+        *,
+        max_prompt_tokens: int | None = None,
+    ) -> ProcessedPrompt:
         """Expands a prompt of any form for its items, those of a modality in prompt order, with their content hashes.
 
-        A prompt given as text and the same one given as the ids of that text come out the same. Raises
-        InvalidRequestError when placeholders and items do not match or no room is left in the context to answer.
+        A prompt given as text and the same one given as the ids of that text come out the same. One longer than
+        `max_prompt_tokens` is cut from the left (a negative number: so many less than the context); no item is cut
+        through. Raises InvalidRequestError when placeholders and items do not match or no room is left in the context
+        to answer.
         """
+        limit = max_prompt_tokens
+        if limit is not None:
+            limit = max(1, min(limit if limit > 0 else self._max_model_len + limit, self._max_model_len - 1))
         try:
-            ids, placeholders = self._expand(prompt, items)
+            ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
+            kept = None
+            if limit is not None and len(ids) > limit:
+                extents = [self._extent(ids, *pair) for pair in zip(placeholders, items, strict=True)]
+                ids, placeholders, kept = truncate_left(ids, placeholders, extents, limit)
+                hashes, items = [hashes[index] for index in kept], [items[index] for index in kept]
+                self._check_items(items)
+            if not len(ids):
+                raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
+            if len(ids) >= self._max_model_len:
+                raise self._no_room(len(ids))
         except InvalidRequestError as error:
-            raise error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt") from None
-        return ProcessedPrompt(ids, placeholders, list(hashes), [item.language_inputs for item in items])
+            raise _of_prompt(error, prompt) from None
+        language_inputs = [item.language_inputs for item in items]
+        return ProcessedPrompt(ids.tolist(), placeholders, list(hashes), language_inputs, kept)
 
-    def _ids(self, prompt: Prompt, *, add_special_tokens: bool) -> TokenIds:
-        """The prompt tokenised; `add_special_tokens`: with the BOS and EOS that the tokenizer adds by itself."""
+    def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt without media. Raises InvalidRequestError."""
+        try:
+            ids = self._ids(prompt, add_special_tokens=add_special_tokens and self._add_special_tokens)
+        except InvalidRequestError as error:
+            raise _of_prompt(error, prompt) from None
+        found: list[int] = ids.tolist()
+        return found
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens by name. Raises InvalidRequestError."""
+        try:
+            return self._tokenizer.decode(self._checked_ids(ids, is_cut=True))
+        except InvalidRequestError as error:
+            raise error.for_field("tokens") from None
+
+    def _ids(self, prompt: Prompt, *, add_special_tokens: bool, is_cut: bool = False) -> TokenIds:
+        """The prompt tokenised; `add_special_tokens`: with the BOS and EOS that the tokenizer adds by itself. `is_cut`:
+        it may be too long."""
         if isinstance(prompt, TokensPrompt):
-            ids = self._rewritten_ids(self._checked_ids(prompt.token_ids), add_special_tokens)
+            ids = self._rewritten_ids(self._checked_ids(prompt.token_ids, is_cut=is_cut), add_special_tokens)
             return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
         try:
-            if isinstance(prompt, TextPrompt):
-                self._check_length(len(prompt.text))
-                text = self._rewritten(prompt.text)
-                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            self._check_length(_num_chars(prompt.messages))
-            text = self._rewritten(self._fill_template(prompt.messages))
-            self._check_length(len(text))
+            if isinstance(prompt, TextPrompt | InterleavedPrompt):
+                text = prompt.text if isinstance(prompt, TextPrompt) else self._with_placeholders(prompt)
+                self._check_length(len(text), is_cut=is_cut)
+                return self._tokenizer.encode(self._rewritten(text), add_special_tokens=add_special_tokens)
+            self._check_length(_num_chars(prompt.messages), is_cut=is_cut)
+            text = self._rewritten(self._fill_template(prompt))
+            self._check_length(len(text), is_cut=is_cut)
             bos = self._hf_tokenizer.bos_token
             adds_now = add_special_tokens and not (bos and text.startswith(bos))
             return self._tokenizer.encode(text, add_special_tokens=adds_now, is_marked=True)
@@ -93,8 +141,25 @@ class PromptRenderer:
         except (TypeError, ValueError) as error:
             raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
 
-    def _checked_ids(self, ids: Sequence[int]) -> TokenIds:
-        if len(ids) >= self._max_model_len:
+    def _with_placeholders(self, prompt: InterleavedPrompt) -> str:
+        update, image = self._rules.updates["image"], ""
+        # Where the model's pictures have a place of their own nothing stands for one.
+        if isinstance(update, PromptReplacement):
+            image = text_of_target(update.target, self._tokenizer).join(self._family.modalities["image"].marks)
+        return "".join(image if part is None else part for part in prompt.parts)
+
+    def _extent(self, ids: TokenIds, placeholder: PlaceholderRange, item: ItemInfo) -> Extent:
+        start = placeholder.offset - item.expansion.features.offset
+        end = start + len(item.expansion.token_ids)
+        before, after = (self._tokenizer.content(mark).ids for mark in self._family.modalities[item.modality].marks)
+        if len(before) and np.array_equal(ids[max(0, start - len(before)) : start], before):
+            start -= len(before)
+        if len(after) and np.array_equal(ids[end : end + len(after)], after):
+            end += len(after)
+        return Extent(start, end)
+
+    def _checked_ids(self, ids: Sequence[int], *, is_cut: bool) -> TokenIds:
+        if len(ids) >= self._max_model_len * (_MAX_CUT_CONTEXTS if is_cut else 1):
             raise self._no_room(len(ids))
         try:
             array = np.asarray(ids if len(ids) else np.empty(0, np.int32))
@@ -131,12 +196,13 @@ class PromptRenderer:
                 ids += tokens_of_target(update.target, self._tokenizer).tolist() * num_items.get(modality, 0)
         return TokensPrompt(ids)
 
-    def _expand(self, prompt: Prompt, items: Sequence[ItemInfo]) -> tuple[list[int], list[PlaceholderRange]]:
+    def _expand(
+        self, prompt: Prompt, items: Sequence[ItemInfo], *, is_cut: bool
+    ) -> tuple[TokenIds, list[PlaceholderRange]]:
         self._check_items(items)
         pairs = [(item.modality, item.expansion) for item in items]
-        ids = self._ids(
-            prompt, add_special_tokens=self._add_special_tokens and (self._family.keeps_special_tokens or not items)
-        )
+        adds_special_tokens = self._add_special_tokens and (self._family.keeps_special_tokens or not items)
+        ids = self._ids(prompt, add_special_tokens=adds_special_tokens, is_cut=is_cut)
         may_be_expanded = isinstance(prompt, TokensPrompt)
         final, placeholders = apply_updates(ids, pairs, self._rules, self._tokenizer, may_be_expanded=may_be_expanded)
         num_positions = sum(int((final == embed_id).sum()) for embed_id in self._embed_ids)
@@ -147,9 +213,7 @@ class PromptRenderer:
                 field="prompt",
                 code="placeholder_mismatch",
             )
-        if len(final) >= self._max_model_len:
-            raise self._no_room(len(final))
-        return final.tolist(), placeholders
+        return final, placeholders
 
     def _check_items(self, items: Sequence[ItemInfo]) -> None:
         """Raises InvalidRequestError for more items than the model takes in one prompt, or none where it needs some."""
@@ -177,25 +241,27 @@ class PromptRenderer:
             code="context_length_exceeded",
         )
 
-    def _check_length(self, num_chars: int) -> None:
+    def _check_length(self, num_chars: int, *, is_cut: bool) -> None:
         """Refuses what cannot fit however it is tokenised, before time is spent on it."""
-        if num_chars > self._max_model_len * self._longest_token:
+        if num_chars > self._max_model_len * self._longest_token * (_MAX_CUT_CONTEXTS if is_cut else 1):
             raise InvalidRequestError(
                 f"{num_chars} characters of text are more than the context of {self._max_model_len} tokens can hold",
                 field="messages",
                 code="context_length_exceeded",
             )
 
-    def _fill_template(self, messages: Sequence[Message]) -> str:
+    def _fill_template(self, prompt: ChatPrompt) -> str:
         """Control tokens and placeholders that a user typed come out marked, to be tokenised as ordinary text."""
         if not isinstance(self._template, str):
             raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
-        (marked,), _, _, _ = self._hf_tokenizer._mark_chat_inputs(
-            self._template, [list(messages)], None, None, {}, True, False
+        if prompt.tools and self.tool_calls is None:
+            raise InvalidRequestError("this model's chat template has no tools, or none in a known form", field="tools")
+        (marked,), tools, _, _ = self._hf_tokenizer._mark_chat_inputs(
+            self._template, [list(prompt.messages)], prompt.tools or None, None, {}, True, False
         )
         try:
             text: str = self._processor.apply_chat_template(
-                marked, chat_template=self._template, add_generation_prompt=True, tokenize=False
+                marked, tools=tools, chat_template=self._template, add_generation_prompt=True, tokenize=False
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(
@@ -203,6 +269,22 @@ class PromptRenderer:
                 field="messages",
             ) from error
         return text
+
+
+def tool_call_format(template: object) -> ToolCallFormat | None:
+    """How the model of this chat template writes calls of tools; None where it has none, or in a form unknown here.
+
+    Hermes' form is that of Qwen's and of most models built on theirs; their templates spell its tags out.
+    """
+    is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
+    return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None
+
+
+def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:
+    """The error with the client's name for the prompt, where it is about that."""
+    if error.field == "tools":
+        return error
+    return error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt")
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

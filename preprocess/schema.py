@@ -48,9 +48,13 @@ Message: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, for the model's chat template; media parts stand where the items belong."""
+    """A conversation, for the model's chat template; media parts stand where the items belong.
+
+    `tools`: functions that the model may call, in OpenAI's form.
+    """
 
     messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,14 @@ class TokensPrompt:
     token_ids: list[int]
 
 
-Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt
+@dataclass(frozen=True, slots=True)
+class InterleavedPrompt:
+    """Texts and pictures in turn: None stands for the next picture, which gets the model's own placeholder."""
+
+    parts: list[str | None]
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt | InterleavedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,14 @@ class ItemInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """How a model writes the call of a tool: `start`, a JSON object with `name` and `arguments`, `end`."""
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorIdentity:
     """What decides how items come out, besides the items: part of their cache keys.
 
@@ -150,10 +169,12 @@ class ProcessorIdentity:
 class ProcessedPrompt:
     """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
 
-    `language_inputs[i]` belongs to item i, too.
+    `language_inputs[i]` belongs to item i, too. `kept_items`: which of the request's items these are; None: all, for
+    nothing has been cut off.
     """
 
     prompt_token_ids: list[int]
     placeholders: list[PlaceholderRange]
     mm_hashes: list[str]
     language_inputs: list[LanguageInputs] = field(default_factory=list, compare=False)
+    kept_items: list[int] | None = None

@@ -51,6 +51,7 @@ ARIA = ProcessorFamily(
             fields={"pixel_values": _CROPS, "pixel_mask": _CROPS},
             update=replaces_image_token,
             embed_token=image_token,
+            marks=("<fim_prefix>", "<fim_suffix>"),
             size_outputs=_size_outputs,
             largest=_largest,
             run=_run,

@@ -80,6 +80,7 @@ class Modality:
     `fields`: how its outputs split into items.
     `update`: where the items go in the prompt.
     `embed_token`: the token whose positions take an item's embeddings.
+    `marks`: what the model's chat template writes before and after an item's placeholder.
     `size_outputs`: outputs for an item of a size as far as `expansion` looks at them, without pixels; takes the
     processor, the numbers of the Size and the keyword arguments.
     `largest`: candidates for the size with the most tokens; no size of image has more than the best of them. For
@@ -104,6 +105,7 @@ class Modality:
     fields: Fields
     update: Callable[[HFProcessor], PromptUpdate]
     embed_token: Callable[[HFProcessor], str]
+    marks: tuple[str, str] = ("", "")
     size_outputs: Callable[..., Outputs]
     largest: Callable[[HFProcessor, Kwargs], Sequence[Size]]
     decode: Callable[[HFProcessor, bytes, MediaLimits, Kwargs], Any] = decode_picture

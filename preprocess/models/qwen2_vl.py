@@ -95,10 +95,13 @@ def _run(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outpu
     return run_images(processor, images, {**kwargs, "size": size, "temporal_patch_size": 1})
 
 
+_MARKS = ("<|vision_start|>", "<|vision_end|>")
+
 _IMAGE = Modality(
     fields={"pixel_values": Flat(_num_patches), "image_grid_thw": Batched()},
     update=replaces_image_token,
     embed_token=image_token,
+    marks=_MARKS,
     size_outputs=_size_outputs,
     largest=_largest,
     language_fields=("image_grid_thw",),
@@ -160,6 +163,7 @@ def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
     return replace(
         FIXED_FRAMES,
         fields={"pixel_values_videos": Flat(_num_clip_patches), "video_grid_thw": Batched(), **timed},
+        marks=_MARKS,
         size_outputs=clips.size_outputs,
         largest=clips.largest,
         language_fields=("video_grid_thw", *timed),

@@ -1,12 +1,46 @@
-"""A real Ray cluster with the application on it, once a module, and clients for it."""
+"""A real Ray cluster with the application on it, once for all modules in a row that serve the same, and clients."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from openai import OpenAI
 
 from deployments.config import AppConfig
 from deployments.local_cluster import free_port, running_app
+
+
+class RunningApp:
+    """The application that is up, if one is."""
+
+    def __init__(self) -> None:
+        self._config: AppConfig | None = None
+        self._stack = ExitStack()
+        self._url = ""
+
+    def url(self, config: AppConfig) -> str:
+        if config != self._config:
+            self.stop()
+            self._url = self._stack.enter_context(running_app(config, host="127.0.0.1", port=free_port()))
+            self._config = config
+        return self._url
+
+    def stop(self) -> None:
+        self._config = None
+        self._stack.close()
+
+
+_RUNNING = RunningApp()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # There is one Ray session in a process: tests that start their own find none.
+    if "app_url" not in getattr(item, "fixturenames", ()):
+        _RUNNING.stop()
+
+
+def pytest_sessionfinish() -> None:
+    _RUNNING.stop()
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +50,16 @@ def app_config(shapes: str) -> AppConfig:
 
 
 @pytest.fixture(scope="module")
-def app_url(app_config: AppConfig) -> Iterator[str]:
-    with running_app(app_config, host="127.0.0.1", port=free_port()) as url:
-        yield url
+def keeps_app_as_it_is() -> bool:
+    """Whether the next module may go on with the same application; one that kills parts of it overrides this."""
+    return True
+
+
+@pytest.fixture(scope="module")
+def app_url(app_config: AppConfig, keeps_app_as_it_is: bool) -> Iterator[str]:
+    yield _RUNNING.url(app_config)
+    if not keeps_app_as_it_is:
+        _RUNNING.stop()
 
 
 @pytest.fixture(scope="module")

@@ -261,7 +261,15 @@ def with_file(content: bytes, role: str = "user") -> list[dict[str, Any]]:
     return [{"role": role, "content": [picture_part(content)]}]
 
 
+def with_part(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [part]}]
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 IMAGE_FIELD = "messages[0].content[0].image_url"
+EMBEDS_FIELD = "messages[0].content[0].image_embeds"
+VIDEO_FIELD = "messages[0].content[0].video_url"
+INPUT_FIELD = "messages[0].content[0].input_image"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -277,7 +285,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": with_file(RED, "system")}, 400, IMAGE_FIELD),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, 400, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages[0].content"),
@@ -292,7 +300,22 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": HELLO, "max_tokens": 2048}, 400, "max_tokens"),
         ({"messages": HELLO, "temperature": 3}, 400, "temperature"),
         ({"messages": HELLO, "top_p": 0}, 400, "top_p"),
-        ({"messages": HELLO, "n": 2}, 400, "n"),
+        ({"messages": HELLO, "n": 129}, 400, "n"),
+        ({"messages": HELLO, "n": 0}, 400, "n"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "logprobs"),
+        ({"messages": HELLO, "top_logprobs": 2}, 400, "body"),
+        ({"messages": HELLO, "stream_options": {"include_usage": True}, "stream": False}, 400, "body"),
+        ({"messages": HELLO, "tools": [WEATHER]}, 400, "tools"),
+        ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools[0].function"),
+        ({"messages": HELLO, "tool_choice": "required"}, 400, "body"),
+        ({"messages": [{"role": "tool", "content": "5"}]}, 400, "messages[0]"),
+        ({"messages": HELLO, "priority": -1}, 400, "priority"),
+        ({"messages": HELLO, "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+        ({"messages": with_part({"type": "image_embeds", "image_embeds": "AAAA"})}, 400, EMBEDS_FIELD),
+        ({"messages": with_part({"type": "image_embeds", "image_embeds": "@"})}, 400, EMBEDS_FIELD),
+        ({"messages": with_part({"type": "video_url", "video_url": {"url": "data:;base64,AAAA"}})}, 400, VIDEO_FIELD),
+        ({"messages": with_part({"type": "input_image", "file_id": "file-none"})}, 404, INPUT_FIELD),
+        ({"messages": with_part({"type": "input_image"})}, 400, "messages[0].content[0]"),
         ({"messages": HELLO, "stop": [""]}, 400, "stop"),
         ({"messages": HELLO, "seed": 2**70}, 400, "seed"),
         ({"messages": HELLO, "presence_penalty": 2.5}, 400, "presence_penalty"),

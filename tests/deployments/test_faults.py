@@ -15,6 +15,12 @@ from deployments.local_cluster import APP_NAME
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 
+
+@pytest.fixture(scope="module")
+def keeps_app_as_it_is() -> bool:
+    return False
+
+
 COLOURS = ["red", "green", "blue"]
 
 

@@ -12,13 +12,14 @@ import torch
 
 from deployments.config import AppConfig
 from deployments.hand_over import EmbeddingsLostError, HandOver, ItemEmbeddings
-from deployments.media_items import LoadedItem, MediaSource, PipelineRequest, StoredItem
+from deployments.media_items import LoadedItem, PipelineRequest, StoredItem
+from deployments.media_source import MediaSource
 from deployments.pipeline import Pipeline
 from deployments.stage_calls import ItemLostError, StageFailedError
 from deployments.stage_messages import GeneratedText
 from deployments.tensor_wire import PackedTensor
 from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, ProcessorIdentity
+from preprocess.schema import ChatPrompt, ProcessedPrompt, ProcessorIdentity
 from tests.waiting import until
 
 ANSWER = GeneratedText("red", [5], 1, 0, 1, "stop", {})
@@ -33,7 +34,7 @@ class Stages(Pipeline):
         again = SimpleNamespace(inc=lambda tags: self.recomputed.append(tags))
         metrics: Any = SimpleNamespace(mm_items=inc, mm_media_download_bytes=inc, items_recomputed=again)
         nothing: Any = None
-        super().__init__(AppConfig(), nothing, nothing, nothing, metrics, on_reply=lambda stage: None)
+        super().__init__(AppConfig(), nothing, nothing, nothing, metrics, nothing, on_reply=lambda stage: None)
         self.refs = refs
         self.may_end = [asyncio.Event() for _ in refs]
         self.failures: list[Exception | None] = [None] * len(refs)
@@ -60,8 +61,8 @@ class Stages(Pipeline):
             raise failure
         return last
 
-    async def _render(self, *_: Any) -> Any:
-        return None
+    async def _render(self, *_: Any) -> ProcessedPrompt:
+        return ProcessedPrompt([], [], [])
 
     async def _decode(self, request: Any, prompt: Any, embeddings: list[ItemEmbeddings]) -> AsyncGenerator[Any]:
         self.given.append(embeddings)

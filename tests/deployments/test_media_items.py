@@ -9,7 +9,8 @@ import pytest
 
 from deployments.config import AppConfig
 from deployments.demo import picture_part
-from deployments.media_items import LoadedItem, MediaItems, MediaSource, PipelineRequest, StoredItem
+from deployments.media_items import LoadedItem, MediaItems, PipelineRequest, StoredItem
+from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from preprocess.schema import (
     ChatPrompt,
@@ -36,7 +37,7 @@ class Items(MediaItems):
     def __init__(self, **settings: Any) -> None:
         metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
         nothing: Any = None
-        super().__init__(AppConfig.model_validate({"ingress": settings}), nothing, nothing, nothing, metrics)
+        super().__init__(AppConfig.model_validate({"ingress": settings}), nothing, nothing, nothing, metrics, nothing)
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.made: list[str] = []
@@ -132,7 +133,7 @@ async def test_bytes_of_all_items_are_bounded_while_they_arrive(monkeypatch: pyt
     limit = items._limits.max_total_bytes
     ended: list[str] = []
 
-    async def content(source: MediaSource) -> bytes:
+    async def content(request: PipelineRequest, source: MediaSource) -> bytes:
         if source.uuid == "slow":
             try:
                 await asyncio.sleep(60)

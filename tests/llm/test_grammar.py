@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from llm import grammar as grammar_module
+from llm.byte_tokenizer import ByteTokenizer
 from llm.grammar import CompiledGrammar, GrammarCompiler
 from llm.sampler import sample
 from llm.sampler_state import SamplerState
@@ -32,7 +33,7 @@ def tokenizer(shapes: str) -> Any:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Any) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, VOCAB, EOS)
+    return GrammarCompiler(ByteTokenizer(tokenizer, VOCAB, EOS))
 
 
 def state(compiler: GrammarCompiler, wish: StructuredOutput, **params: Any) -> SamplerState:
@@ -152,7 +153,7 @@ def test_blanks_do_not_go_on_for_ever(tokenizer: Any, compiler: GrammarCompiler)
 
 def test_only_the_end_follows_a_complete_form(tokenizer: Any) -> None:
     """Both of the model's end tokens, and before `min_tokens` too: the form of the answer goes before its length."""
-    several = GrammarCompiler(tokenizer, VOCAB, frozenset({2, 3}))
+    several = GrammarCompiler(ByteTokenizer(tokenizer, VOCAB, frozenset({2, 3})))
     wish = StructuredOutput(choice=("a",))
     params = SamplingParams(temperature=0.0, min_tokens=50, logit_bias={5: 100.0}, structured_output=wish)
     for likeliest in (2, 3):
@@ -248,7 +249,7 @@ def test_equal_forms_are_compiled_once_and_share_nothing(tokenizer: Any, monkeyp
         return compile_grammar(tokenizer, field, text)
 
     monkeypatch.setattr(grammar_module, "compile_grammar", counted)
-    compiler = GrammarCompiler(tokenizer, VOCAB, EOS)
+    compiler = GrammarCompiler(ByteTokenizer(tokenizer, VOCAB, EOS))
     schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
     first = compiler.compile(StructuredOutput(json_schema=schema))
     assert compiler.compile(StructuredOutput(json_schema=json.dumps(schema))) is first
@@ -262,7 +263,7 @@ def test_equal_forms_are_compiled_once_and_share_nothing(tokenizer: Any, monkeyp
 
 
 def test_threads_may_compile_at_once(tokenizer: Any) -> None:
-    compiler = GrammarCompiler(tokenizer, VOCAB, EOS)
+    compiler = GrammarCompiler(ByteTokenizer(tokenizer, VOCAB, EOS))
     wishes = [StructuredOutput(regex=f"[a-z]{{{1 + i % 8}}}x") for i in range(64)]
     with ThreadPoolExecutor(8) as pool:
         matchers = list(pool.map(lambda wish: compiler.compile(wish).new_matcher(), wishes))
@@ -274,7 +275,7 @@ def test_logits_may_be_narrower_than_the_tokenizer(tokenizer: Any) -> None:
     vocab, eos = 600, frozenset({2, 5000})
     assert vocab < len(tokenizer)
     wish = StructuredOutput(choice=("a",))
-    grammar = GrammarCompiler(tokenizer, vocab, eos).compile(wish)
+    grammar = GrammarCompiler(ByteTokenizer(tokenizer, vocab, eos)).compile(wish)
     params = SamplingParams(structured_output=wish)
     own = SamplerState(params, (), vocab_size=vocab, eos_token_ids=eos, grammar=grammar)
     tokens = [sample(torch.zeros(1, vocab), [own])[0] for _ in range(2)]
@@ -286,7 +287,7 @@ def test_a_tokenizer_of_another_library_is_refused_when_a_form_is_wanted() -> No
         def __len__(self) -> int:
             return 10
 
-    compiler = GrammarCompiler(Slow(), VOCAB, EOS)
+    compiler = GrammarCompiler(ByteTokenizer(Slow(), VOCAB, EOS))
     with pytest.raises(InvalidRequestError, match="regex: must be absent: Slow") as caught:
         compiler.compile(StructuredOutput(regex="a"))
     assert caught.value.field == "regex"

@@ -1,0 +1,147 @@
+"""`POST /v1/chat/completions`: the conversation, and the answer whole or in chunks."""
+
+import time
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from deployments.api.generation import GenerationFields
+from deployments.api.messages import Messages, media_of_messages
+from deployments.api.tools import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
+from deployments.api.wire import StageTimings, Usage
+from deployments.media_source import MediaSource
+from llm.sampling_params import SamplingParams
+from llm.structured_output import StructuredOutput
+from preprocess.schema import ChatPrompt
+
+
+class ChatCompletionRequest(GenerationFields):
+    messages: Messages
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+
+    @model_validator(mode="after")
+    def _names_tokens_of_logprobs(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs may be set only where logprobs is true")
+        return self
+
+    @model_validator(mode="after")
+    def _chooses_among_tools(self) -> "ChatCompletionRequest":
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two functions have the same name")
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise ValueError("tool_choice: there are no tools to choose from")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError("tool_choice names a function that is not among the tools")
+        return self
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """Those of which the answer has to call one; empty where it may be anything."""
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.offered_tools if tool.function.name == self.tool_choice.function.name]
+        return self.offered_tools if self.tool_choice == "required" else []
+
+    def prompt(self) -> ChatPrompt:
+        tools = [tool.model_dump(exclude_none=True) for tool in self.offered_tools]
+        return ChatPrompt([message.template_form() for message in self.messages], tools)
+
+    def media(self) -> list[MediaSource]:
+        """Every item, in the order of the prompt. Raises InvalidRequestError."""
+        return media_of_messages(self.messages)
+
+    def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
+        """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
+        return self.make_sampling_params(
+            max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            structured_output=call_grammar,
+        )
+
+
+class TokenLogprob(BaseModel):
+    """A token's text, its bytes, which may be a part of a character, and its log-probability in nats."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+    stage_timings: StageTimings | None = None
+
+
+class ToolCallDelta(ToolCall):
+    """A whole call: it is not told in parts."""
+
+    index: int
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChunkChoice(BaseModel):
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    stage_timings: StageTimings | None = None

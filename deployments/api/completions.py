@@ -1,0 +1,89 @@
+"""`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
+
+import time
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from deployments.api.generation import GenerationFields
+from deployments.api.prompts import PlainPrompt, PromptMedia, prompt_and_media
+from deployments.api.wire import StageTimings, Usage
+from deployments.media_source import MediaSource
+from llm.sampling_params import SamplingParams
+from preprocess.schema import InvalidRequestError, Prompt
+
+MAX_PROMPTS = 64
+
+
+class CompletionRequest(GenerationFields, PromptMedia):
+    """`echo` puts the prompt's text before the answer's; with `logprobs` it names those of the prompt, too."""
+
+    prompt: PlainPrompt | Annotated[list[PlainPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+    max_tokens: int | None = Field(16, ge=0, description="null: as many as the context has room for")
+    logprobs: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def _is_best_of_all(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
+            raise ValueError("best_of has to be the same as n: all answers are returned")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens may be 0 only where echo is true")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more, each a text or token ids."""
+        if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
+            return [one for one in self.prompt if not isinstance(one, int)]
+        return [self.prompt]  # type: ignore[list-item]
+
+    def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
+        """Raises InvalidRequestError."""
+        prompts = self.prompts
+        if self.multi_modal_data and len(prompts) > 1:
+            raise InvalidRequestError(f"goes with one prompt, not with {len(prompts)}", field="multi_modal_data")
+        names = ["prompt"] if len(prompts) == 1 else [f"prompt[{index}]" for index in range(len(prompts))]
+        return [
+            prompt_and_media(prompt, self.multi_modal_data, name) for prompt, name in zip(prompts, names, strict=True)
+        ]
+
+    def sampling_params(self) -> SamplingParams:
+        """Raises InvalidRequestError."""
+        return self.make_sampling_params(
+            max_tokens=1 if self.max_tokens == 0 else self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+
+
+class CompletionLogprobs(BaseModel):
+    """Lists of one entry a token; the first token of an echoed prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(BaseModel):
+    """Whole, or an event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    stage_timings: StageTimings | None = None

@@ -1,0 +1,163 @@
+"""The fields that every request for generated text has, however its prompt is written."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from deployments.api.wire import Text, WireModel
+from llm.sampling_params import SamplingParams
+from llm.structured_output import StructuredOutput
+
+OptionName = Annotated[Text, Field(max_length=64)]
+
+
+class StreamOptions(WireModel):
+    """`include_obfuscation` asks for padding against eavesdroppers who count bytes, which this server does not add."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchema(WireModel):
+    """`strict` is a hint: the answer always is valid against the schema."""
+
+    name: Text
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(WireModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_goes_with_its_type(self) -> "ResponseFormat":
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError('json_schema has to be set where type is "json_schema", and only there')
+        return self
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        if self.json_schema is not None and self.json_schema.json_schema is not None:
+            return StructuredOutput(json_schema=self.json_schema.json_schema)
+        return None if self.type == "text" else StructuredOutput(json_object=True)
+
+
+class StructuredOutputs(WireModel):
+    """Forms of answers beyond OpenAI's API, named as by vLLM; exactly one is to be set."""
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+
+    @property
+    def structured_output(self) -> StructuredOutput:
+        choice = None if self.choice is None else tuple(self.choice)
+        return StructuredOutput(json_schema=self.json_schema, regex=self.regex, choice=choice, grammar=self.grammar)
+
+
+class MediaFields(WireModel):
+    """Settings for a request's media and for what becomes of its prompt."""
+
+    mm_processor_kwargs: dict[OptionName, bool | int | float | str] | None = Field(
+        None, max_length=16, description="settings of the model's processor for this request's media, e.g. max_pixels"
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        description="cut a longer prompt from the left to so many tokens, images whole; -1: to what the context leaves"
+        " beside max_tokens",
+    )
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _leaves_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("has to be at least 1, or -1")
+        return value
+
+    def max_prompt_tokens(self, max_tokens: int | None) -> int | None:
+        """As `PromptRenderer.render` takes it, for an answer of so many tokens."""
+        return -(max_tokens or 1) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+
+
+class GenerationFields(MediaFields):
+    """Fields typed to one value are accepted only where they change nothing."""
+
+    model: Text
+    n: int | None = Field(None, description="answers to the one prompt")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    min_tokens: int = Field(0, ge=0)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = Field(None, description="added to the logits, by token id")
+    seed: int | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[int] = Field([], description="tokens that end the answer, as the model's end tokens do")
+    ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
+    stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
+    return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
+    user: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> "GenerationFields":
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("response_format and structured_outputs cannot both be set")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_with_its_options(self) -> "GenerationFields":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options may be set only where stream is true")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with an event about usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        form = self.structured_outputs or self.response_format
+        return None if form is None else form.structured_output
+
+    def make_sampling_params(
+        self,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        structured_output: StructuredOutput | None = None,
+    ) -> SamplingParams:
+        """The parameters of these fields and those that differ between requests. Raises InvalidRequestError."""
+        return SamplingParams(
+            n=1 if self.n is None else self.n,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured_output=self.structured_output if structured_output is None else structured_output,
+        )

@@ -1,0 +1,62 @@
+"""The messages of a conversation, and how they become the pipeline's prompt and its media."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from deployments.api.content import ContentPart, media_of, template_content
+from deployments.api.tools import MAX_TOOLS, ToolCall
+from deployments.api.wire import Name, Text, WireModel
+from deployments.media_source import MediaSource
+from preprocess.schema import InvalidRequestError, Message
+
+
+class ChatMessage(WireModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[ContentPart] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
+    tool_call_id: Name | None = None
+    name: Name | None = None
+    # What the official client returns in an assistant message and sends back in the next turn.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content has to be set in a message without tool_calls")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls may be set in assistant messages only")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id has to be set in tool messages, and only there")
+        return self
+
+    def template_form(self) -> Message:
+        """As chat templates take it."""
+        message: Message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": template_content(self.content or ""),
+        }
+        if self.tool_calls:
+            message["tool_calls"] = [call.template_form() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+
+
+def media_of_messages(messages: list[ChatMessage]) -> list[MediaSource]:
+    """Every item, in the order of the prompt. Raises InvalidRequestError for one in another's message than a user's."""
+    found = []
+    for index, message in enumerate(messages):
+        sources = media_of(message.content or "", f"messages[{index}].content")
+        if sources and message.role != "user":
+            raise InvalidRequestError("only user messages may hold media", field=sources[0].field)
+        found += sources
+    return found

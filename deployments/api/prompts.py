@@ -1,0 +1,76 @@
+"""Prompts that are no conversation: text, maybe with pictures in it, or token ids, maybe with media beside them."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from deployments.api.wire import Name, Text, WireModel
+from deployments.media_source import MediaSource
+from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
+
+TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+PlainPrompt = Text | TokenIds
+
+_PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za-z0-9+/=]+)">')
+"""text-generation-webui's form of a picture in a prompt, which is a JPEG there."""
+
+
+class MediaItem(WireModel):
+    url: str | None = None
+    uuid: Name | None = None
+
+
+MediaItems = str | MediaItem | Annotated[list[str | MediaItem], Field(max_length=1024)]
+
+
+class PromptMedia(WireModel):
+    multi_modal_data: dict[Literal["image", "video"], MediaItems] | None = Field(
+        None, description="media for the placeholders in the prompt, by modality: URLs, or objects with url and uuid"
+    )
+
+
+def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
+    """A text at its `<img src="data:image/...;base64,...">`: the parts, None where a picture stands, and their URLs.
+
+    Takes time linear in the text's length.
+    """
+    pieces = _PICTURE.split(text)
+    parts: list[str | None] = []
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            parts.append(None)
+        elif piece:
+            parts.append(piece)
+    return parts, pieces[1::2]
+
+
+def prompt_and_media(
+    prompt: str | list[int], beside: dict[Literal["image", "video"], MediaItems] | None, field: str
+) -> tuple[Prompt, list[MediaSource]]:
+    """What the pipeline takes for the prompt that the client calls `field`, with media in it or `beside` it.
+
+    Raises InvalidRequestError for both at once.
+    """
+    if isinstance(prompt, str):
+        parts, urls = split_pictures(prompt)
+        if urls and beside:
+            raise InvalidRequestError(
+                f"{len(urls)} pictures in the text of a prompt that has multi_modal_data, too", field=field
+            )
+        if urls:
+            return InterleavedPrompt(parts), [MediaSource(url, field) for url in urls]
+    media = [
+        _source(item, modality, f"multi_modal_data.{modality}[{index}]")
+        for modality, items in (beside or {}).items()
+        for index, item in enumerate(items if isinstance(items, list) else [items])
+    ]
+    return (TextPrompt(prompt) if isinstance(prompt, str) else TokensPrompt(prompt)), media
+
+
+def _source(item: str | MediaItem, modality: str, field: str) -> MediaSource:
+    if isinstance(item, str):
+        return MediaSource(item, field, modality=modality)
+    if item.url is None and item.uuid is None:
+        raise InvalidRequestError("needs url, uuid or both", field=field)
+    return MediaSource(item.url, field, modality=modality, uuid=item.uuid)

@@ -1,0 +1,91 @@
+"""`POST /tokenize`, `/detokenize` and `/render`: what becomes of a prompt, with nothing generated."""
+
+from pydantic import BaseModel, Field, model_validator
+
+from deployments.api.content import TextPart
+from deployments.api.generation import MediaFields
+from deployments.api.messages import Messages, media_of_messages
+from deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
+from deployments.api.wire import Text, WireModel
+from deployments.media_source import MediaSource
+from preprocess.schema import ChatPrompt, Prompt, TextPrompt
+
+
+class TokenizeRequest(WireModel):
+    """A text or a conversation, of which the tokens are those of its text alone: nothing of media."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = Field(True, description="what the tokenizer itself puts around a text, e.g. BOS")
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs either prompt or messages")
+        for message in self.messages or ():
+            if isinstance(message.content, list) and not all(isinstance(part, TextPart) for part in message.content):
+                raise ValueError("messages may hold text only; POST /render takes media")
+        return self
+
+    def to_prompt(self) -> ChatPrompt | TextPrompt:
+        if self.prompt is not None:
+            return TextPrompt(self.prompt)
+        return ChatPrompt([message.template_form() for message in self.messages or ()])
+
+
+class TokenizeResponse(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(WireModel):
+    model: Text | None = None
+    tokens: TokenIds
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+class RenderRequest(MediaFields, PromptMedia):
+    """A conversation, or a prompt as of `/v1/completions`."""
+
+    model: Text | None = None
+    messages: Messages | None = None
+    prompt: PlainPrompt | None = None
+    max_tokens: int | None = Field(None, ge=1, description="what truncate_prompt_tokens: -1 leaves room for")
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "RenderRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs either prompt or messages")
+        if self.messages is not None and self.multi_modal_data is not None:
+            raise ValueError("multi_modal_data goes with prompt; messages hold their own media")
+        return self
+
+    def to_prompt(self) -> tuple[Prompt, list[MediaSource]]:
+        """Raises InvalidRequestError."""
+        if self.prompt is not None:
+            return prompt_and_media(self.prompt, self.multi_modal_data, "prompt")
+        messages = self.messages or []
+        return ChatPrompt([message.template_form() for message in messages]), media_of_messages(messages)
+
+
+class RenderedItem(BaseModel):
+    """An item's place in the prompt: positions [offset, offset + length), of which `num_embeds` take an embedding."""
+
+    modality: str
+    mm_hash: str
+    offset: int
+    length: int
+    num_embeds: int
+
+
+class RenderResponse(BaseModel):
+    """What the engine would get. Items that truncation took out are absent."""
+
+    prompt_token_ids: list[int]
+    items: list[RenderedItem]
+    max_model_len: int

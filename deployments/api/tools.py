@@ -1,0 +1,66 @@
+"""Functions that a model may call: how clients describe them, and how calls look in messages."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from deployments.api.wire import Name, Text, WireModel
+
+MAX_TOOLS = 128
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+def _json_object(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object, as text")
+    return text
+
+
+class FunctionDefinition(WireModel):
+    """`parameters`: a JSON schema of the arguments. `strict` is a hint: forced calls always are valid against it."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(WireModel):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(WireModel):
+    name: FunctionName
+
+
+class NamedTool(WireModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class FunctionCall(WireModel):
+    """`arguments`: a JSON object, as text."""
+
+    name: FunctionName
+    arguments: Annotated[Text, AfterValidator(_json_object)]
+
+
+class ToolCall(WireModel):
+    id: Name
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def template_form(self) -> dict[str, Any]:
+        """As chat templates take it: they write the arguments as JSON themselves."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        return {"id": self.id, "type": "function", "function": function}

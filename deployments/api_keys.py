@@ -1,0 +1,119 @@
+"""API keys: who may use the endpoint. Only their hashes are kept, and a changed file is read again while serving."""
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+logger = logging.getLogger("ray.serve")
+
+ENVIRONMENT_VARIABLE = "RAYLENS_API_KEYS"
+_PREFIX = "rl-"
+_KEY_BYTES = 32
+_LOOK_SECONDS = 1.0
+
+
+class ApiKeysError(ValueError):
+    """A file of keys, or the variable, that cannot be used; the message says why and holds no key."""
+
+
+class ApiKey(BaseModel):
+    """An entry of the file. `sha256`: of the key, in hexadecimal digits; a key has 256 random bits, so no slow hash is
+    needed. `max_requests`: at once, null: as many as `admission.per_key` says. `priority` is added to its requests'."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    max_requests: int | None = Field(None, ge=1)
+    priority: int = Field(0, ge=0, le=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request. Requests of callers with different `tenant_salt` share nothing that one could find out of
+    the other. `name` is None where anybody may call."""
+
+    name: str | None
+    tenant_salt: str
+    max_requests: int | None = None
+    priority: int = 0
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def hash_key(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def read_keys(file: Path) -> dict[str, ApiKey]:
+    """The keys of a YAML file, a list of ApiKey, by their hash. Raises ApiKeysError."""
+    try:
+        entries = TypeAdapter(list[ApiKey]).validate_python(yaml.safe_load(file.read_text()) or [])
+    except OSError as error:
+        raise ApiKeysError(f"{file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ApiKeysError(f"{file}: not YAML") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+        raise ApiKeysError(f"{file}: {problems}") from error
+    if len({entry.name for entry in entries}) < len(entries) or len({entry.sha256 for entry in entries}) < len(entries):
+        raise ApiKeysError(f"{file}: two entries have the same name or the same key")
+    return {entry.sha256: entry for entry in entries}
+
+
+class ApiKeys:
+    """The keys of a file and of the environment. Without either, anybody may call."""
+
+    def __init__(self, file: str | None, environment: Mapping[str, str] = os.environ) -> None:
+        """The variable RAYLENS_API_KEYS holds keys themselves, separated by commas. Raises ApiKeysError."""
+        self._file = None if file is None else Path(file)
+        given = [key.strip() for key in environment.get(ENVIRONMENT_VARIABLE, "").split(",") if key.strip()]
+        self._given = {hash_key(key): ApiKey(name=f"env-{n}", sha256=hash_key(key)) for n, key in enumerate(given)}
+        self.is_open = self._file is None and not self._given
+        self._state: tuple[int, int, int] | None = None
+        self._keys = dict(self._given)
+        self._next_look = 0.0
+        if self._file is not None:
+            self._keys |= read_keys(self._file)
+            self._state = _state(self._file)
+
+    def find(self, key: str | None) -> Caller | None:
+        """Who has this key, None where nobody has. Takes as long for a wrong key as for a right one: what is looked up
+        is its hash."""
+        if self.is_open:
+            return Caller(None, hash_key(key or ""))
+        self._read_again()
+        found = None if key is None else self._keys.get(hash_key(key))
+        return None if found is None else Caller(found.name, found.sha256, found.max_requests, found.priority)
+
+    def _read_again(self) -> None:
+        """A file that has become unreadable changes nothing: half a file, saved by an editor, locks nobody out."""
+        now = time.monotonic()
+        if self._file is None or now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        try:
+            state = _state(self._file)
+            if state != self._state:
+                self._keys = self._given | read_keys(self._file)
+                self._state = state
+                logger.info("API keys read again: %d", len(self._keys))
+        except (OSError, ApiKeysError) as error:
+            logger.error("API keys not read again, the old ones hold: %s", error)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino

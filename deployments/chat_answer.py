@@ -1,0 +1,171 @@
+"""A chat completion out of the pieces of its answers."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from deployments.accounting import RequestAccount
+from deployments.answer import Pieces, sent_event
+from deployments.api.chat import (
+    AssistantMessage,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatTokenLogprob,
+    Choice,
+    ChoiceLogprobs,
+    ChunkChoice,
+    Delta,
+    TokenLogprob,
+    ToolCallDelta,
+)
+from deployments.api.tools import ToolCall
+from deployments.api.wire import ErrorResponse
+from deployments.stage_messages import GeneratedText, ScoredToken
+from deployments.tool_calls import ToolCallParser
+from preprocess.schema import ToolCallFormat
+
+_MIN_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON cannot spell."""
+
+
+class _Choice:
+    """One answer so far."""
+
+    def __init__(self, parser: ToolCallParser | None) -> None:
+        self.parser = parser
+        self.text = ""
+        self.calls: list[ToolCall] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[ChatTokenLogprob] = []
+        self.has_begun = False
+
+    def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the piece makes certain."""
+        text, calls = piece.text, list[ToolCall]()
+        if self.parser is not None:
+            text, calls = self.parser.feed(piece.text)
+            if piece.finish_reason is not None:
+                text += self.parser.flush()
+        self.text += text
+        self.calls += calls
+        return text, calls
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return "tool_calls" if self.calls and reason == "stop" else reason
+
+
+class ChatAnswer:
+    """See `deployments.answer.Answer`. `tool_calls`: how calls look in the text, where there may be any."""
+
+    def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
+        self._body = body
+        self._account = account
+        names = {tool.function.name for tool in body.offered_tools}
+        self._choices = [
+            _Choice(None if tool_calls is None else ToolCallParser(tool_calls, names))
+            for _ in range(account.num_answers)
+        ]
+
+    async def complete(self, pieces: Pieces) -> ChatCompletion:
+        async for piece in pieces:
+            choice = self._choices[piece.index]
+            choice.add(piece)
+            choice.token_ids += piece.token_ids
+            choice.logprobs += map(_logprob, piece.logprobs)
+        completion = ChatCompletion(
+            id=self._account.request_id,
+            created=self._account.created,
+            model=self._body.model,
+            choices=[self._choice(index, choice) for index, choice in enumerate(self._choices)],
+            usage=self._account.usage,
+        )
+        if self._body.return_token_ids:
+            completion.prompt_token_ids = self._account.requests[0].prompt_token_ids
+        if self._body.stage_timings:
+            completion.stage_timings = self._account.timings()
+        return completion
+
+    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
+        """The role of each answer, its pieces of text, its finish reason, and the usage if asked for."""
+        async for piece in pieces:
+            for chunk in self._chunks_of(piece):
+                yield sent_event(chunk)
+        if self._body.includes_usage:
+            usage = self._chunk([])
+            usage.usage = self._account.usage
+            yield sent_event(usage)
+
+    def error_event(self, error: ErrorResponse) -> str:
+        return sent_event(error)
+
+    @property
+    def last_event(self) -> str:
+        return "data: [DONE]\n\n"
+
+    def _choice(self, index: int, choice: _Choice) -> Choice:
+        message = AssistantMessage(content=choice.text, tool_calls=choice.calls or None)
+        if choice.calls and not choice.text:
+            message.content = None
+        return Choice(
+            index=index,
+            message=message,
+            logprobs=ChoiceLogprobs(content=choice.logprobs) if self._body.logprobs else None,
+            finish_reason=choice.finish_reason(self._account.finish_reason(index)),
+            token_ids=choice.token_ids if self._body.return_token_ids else None,
+        )
+
+    def _chunks_of(self, piece: GeneratedText) -> list[ChatCompletionChunk]:
+        choice, index = self._choices[piece.index], piece.index
+        chunks = []
+        if not choice.has_begun:
+            choice.has_begun = True
+            opening = self._chunk([ChunkChoice(index=index, delta=Delta(role="assistant", content=""))])
+            if self._body.return_token_ids:
+                opening.prompt_token_ids = self._account.requests[0].prompt_token_ids
+            chunks.append(opening)
+        num_calls = len(choice.calls)
+        text, calls = choice.add(piece)
+        token_ids = piece.token_ids if self._body.return_token_ids else None
+        logprobs = ChoiceLogprobs(content=[_logprob(token) for token in piece.logprobs]) if piece.logprobs else None
+        if text or calls or token_ids or logprobs:
+            deltas = [
+                ToolCallDelta(index=number, **call.model_dump()) for number, call in enumerate(calls, start=num_calls)
+            ]
+            delta = Delta(content=text, tool_calls=deltas or None)
+            chunks.append(self._chunk([ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)]))
+        if piece.finish_reason is not None:
+            reason = choice.finish_reason(piece.finish_reason)
+            final = self._chunk([ChunkChoice(index=index, delta=Delta(), finish_reason=reason)])
+            if self._body.stage_timings:
+                final.stage_timings = self._account.timings()
+            chunks.append(final)
+        return chunks
+
+    def _chunk(self, choices: Sequence[ChunkChoice]) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._account.request_id,
+            created=self._account.created,
+            model=self._body.model,
+            choices=list(choices),
+        )
+
+
+def token_text(content: bytes) -> str:
+    """Of a part of a character there is none: bytes that are no text become replacement characters."""
+    return content.decode(errors="replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)
+
+
+def _logprob(token: ScoredToken) -> ChatTokenLogprob:
+    assert token.logprob is not None, "only the first token of a prompt has none"
+    return ChatTokenLogprob(
+        token=token_text(token.content),
+        logprob=finite(token.logprob),
+        bytes=list(token.content),
+        top_logprobs=[
+            TokenLogprob(token=token_text(content), logprob=finite(logprob), bytes=list(content))
+            for content, logprob in token.top
+        ],
+    )

@@ -1,0 +1,121 @@
+"""A completion out of the pieces of its answers, one or more to each of its prompts."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from deployments.accounting import RequestAccount
+from deployments.answer import Pieces, sent_event
+from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from deployments.api.wire import ErrorResponse
+from deployments.chat_answer import finite, token_text
+from deployments.stage_messages import GeneratedText, ScoredToken
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer so far: how many characters have been told, the echo's among them."""
+
+    length: int = 0
+    has_begun: bool = False
+
+
+class CompletionAnswer:
+    """See `deployments.answer.Answer`. `echoes`: the text of each prompt, where it is to stand before its answers."""
+
+    def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:
+        self._body = body
+        self._account = account
+        self._echoes = echoes
+        # Of each prompt, from the first answer to it.
+        self._prompt_logprobs: dict[int, list[ScoredToken]] = {}
+        self._choices = [_Choice() for _ in range(account.num_answers * len(account.requests))]
+
+    async def complete(self, pieces: Pieces) -> Completion:
+        parts: dict[int, list[CompletionChoice]] = {}
+        async for piece in pieces:
+            parts.setdefault(piece.index, []).append(self._part(piece))
+        completion = self._completion([_joined(parts[index]) for index in sorted(parts)])
+        completion.usage = self._account.usage
+        if self._body.stage_timings:
+            completion.stage_timings = self._account.timings()
+        return completion
+
+    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
+        async for piece in pieces:
+            event = self._completion([self._part(piece)])
+            if piece.finish_reason is not None and self._body.stage_timings:
+                event.stage_timings = self._account.timings()
+            yield sent_event(event)
+        if self._body.includes_usage:
+            usage = self._completion([])
+            usage.usage = self._account.usage
+            yield sent_event(usage)
+
+    def error_event(self, error: ErrorResponse) -> str:
+        return sent_event(error)
+
+    @property
+    def last_event(self) -> str:
+        return "data: [DONE]\n\n"
+
+    def _part(self, piece: GeneratedText) -> CompletionChoice:
+        """What the piece adds to its choice; the first part begins with the echo."""
+        choice = self._choices[piece.index]
+        number = piece.index // self._account.num_answers
+        if piece.index % self._account.num_answers == 0 and piece.prompt_logprobs:
+            self._prompt_logprobs[number] = piece.prompt_logprobs
+        text, token_ids, logprobs = piece.text, piece.token_ids, piece.logprobs
+        if self._body.max_tokens == 0:
+            text, token_ids, logprobs = "", [], []
+        if self._echoes is not None and not choice.has_begun:
+            text = self._echoes[number] + text
+            logprobs = [*self._prompt_logprobs.get(number, []), *logprobs]
+        part = CompletionChoice(index=piece.index, text=text, finish_reason=piece.finish_reason)
+        if self._body.max_tokens == 0 and piece.finish_reason is not None:
+            part.finish_reason = "length"
+        if self._body.logprobs is not None:
+            part.logprobs = _logprobs(logprobs, choice.length)
+        if self._body.return_token_ids:
+            part.token_ids = token_ids
+            part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].prompt_token_ids
+        choice.length += len(text)
+        choice.has_begun = True
+        return part
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        account = self._account
+        return Completion(id=account.request_id, created=account.created, model=self._body.model, choices=choices)
+
+
+def _logprobs(tokens: Sequence[ScoredToken], offset: int) -> CompletionLogprobs:
+    """`offset`: of the first token in the text, in characters."""
+    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for token in tokens:
+        text = token_text(token.content)
+        found.tokens.append(text)
+        found.text_offset.append(offset)
+        offset += len(text)
+        if token.logprob is None:
+            found.token_logprobs.append(None)
+            found.top_logprobs.append(None)
+            continue
+        top = {token_text(content): finite(logprob) for content, logprob in token.top}
+        found.token_logprobs.append(finite(token.logprob))
+        found.top_logprobs.append({**top, text: finite(token.logprob)})
+    return found
+
+
+def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    """The parts of one choice as a whole."""
+    whole = parts[0].model_copy(deep=True)
+    for part in parts[1:]:
+        whole.text += part.text
+        whole.finish_reason = part.finish_reason
+        if whole.token_ids is not None:
+            whole.token_ids += part.token_ids or []
+        if whole.logprobs is not None and part.logprobs is not None:
+            whole.logprobs.tokens += part.logprobs.tokens
+            whole.logprobs.token_logprobs += part.logprobs.token_logprobs
+            whole.logprobs.top_logprobs += part.logprobs.top_logprobs
+            whole.logprobs.text_offset += part.logprobs.text_offset
+    return whole

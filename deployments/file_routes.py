@@ -1,0 +1,53 @@
+"""The routes of uploaded files: `/v1/files`."""
+
+from typing import Annotated
+
+from fastapi import FastAPI, Form, UploadFile
+from fastapi.responses import Response
+
+from deployments.api.files import DeletedFile, File, FileList
+from deployments.call import HttpCall
+from deployments.errors import ERROR_RESPONSES
+from deployments.uploads import Uploads
+
+
+class FileRoutes:
+    def __init__(self, uploads: Uploads) -> None:
+        self._uploads = uploads
+
+    def add_to(self, api: FastAPI) -> None:
+        for path, endpoint, method in (
+            ("/v1/files", self.upload, "POST"),
+            ("/v1/files", self.files, "GET"),
+            ("/v1/files/{file_id}", self.file, "GET"),
+            ("/v1/files/{file_id}", self.delete, "DELETE"),
+            ("/v1/files/{file_id}/content", self.content, "GET"),
+        ):
+            api.add_api_route(path, endpoint, methods=[method], responses=ERROR_RESPONSES)
+
+    async def upload(
+        self,
+        call: HttpCall,
+        file: UploadFile,
+        purpose: Annotated[str, Form(max_length=64)] = "vision",
+    ) -> File:
+        """Keeps a picture or a video for later requests of the same API key, which name it by its id: as `file_id` of
+        `input_image`, or as the URL `upload:<id>` wherever a URL is taken."""
+        name = (file.filename or "")[:256]
+        return File.of(await self._uploads.add(call.tenant_salt, name, purpose, await file.read()))
+
+    async def files(self, call: HttpCall) -> FileList:
+        """The files of this API key, oldest first."""
+        return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.tenant_salt)])
+
+    async def file(self, file_id: str, call: HttpCall) -> File:
+        return File.of(await self._uploads.get(call.tenant_salt, file_id))
+
+    async def content(self, file_id: str, call: HttpCall) -> Response:
+        """The file itself, never to be shown by a browser as anything."""
+        content = await self._uploads.read(call.tenant_salt, file_id)
+        return Response(content, media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})
+
+    async def delete(self, file_id: str, call: HttpCall) -> DeletedFile:
+        await self._uploads.delete(call.tenant_salt, file_id)
+        return DeletedFile(id=file_id)

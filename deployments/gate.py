@@ -1,0 +1,132 @@
+"""What every HTTP request passes before its route: who sends it, and how much. ASGI middleware.
+
+Nothing of a body is read before its sender is known, and no more of it is kept than there is room for.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.admission import Admission, OverloadedError, Ticket, Weight
+from deployments.api_keys import ApiKeys, Caller
+from deployments.config import AdmissionConfig
+from deployments.errors import AccessError, response_for
+from preprocess.schema import InvalidRequestError
+
+_OPEN_PATHS = frozenset({"/health"})
+_PAGE = "/"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Gate:
+    """`scope["state"]` gets the request's id and its Ticket; errors leave in OpenAI's form."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, admission: Admission, config: AdmissionConfig) -> None:
+        self._app = app
+        self._keys = keys
+        self._admission = admission
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            caller = self._caller(headers, scope["path"])
+        except AccessError as error:
+            await response_for(error)(scope, receive, send)
+            return
+        with self._admission.ticket(caller) as ticket:
+            try:
+                body = await self._body(headers, receive, ticket)
+            except (InvalidRequestError, OverloadedError) as error:
+                response = response_for(error)
+                response.headers["connection"] = "close"  # what else the client sends is not read
+                await response(scope, receive, send)
+                return
+            scope.setdefault("state", {}).update(request_id=_request_id(headers), ticket=ticket)
+            await self._app(scope, _replayed(body, receive), send)
+
+    def _caller(self, headers: Headers, path: str) -> Caller:
+        """Raises AccessError."""
+        key, is_basic = _key_in(headers.get("authorization", ""))
+        caller = self._keys.find(key)
+        if caller is None:
+            reason = "no API key was sent" if key is None else "the API key is not valid"
+            raise AccessError(reason, status=401, challenge=_challenge(is_page=path == _PAGE or is_basic))
+        # A browser adds what it was told at the page to requests of any other site's pages, too.
+        if is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            raise AccessError("requests of another site's page need the API key as a bearer token", status=403)
+        return caller
+
+    async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> bytes:
+        """Raises InvalidRequestError for one too large or too slow, OverloadedError where there is no room for it."""
+        claimed = headers.get("content-length", "0")
+        if claimed.isdecimal():
+            self._check_size(int(claimed))
+        chunks: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    chunk = message.get("body", b"")
+                    num_bytes += len(chunk)
+                    self._check_size(num_bytes)
+                    ticket.take(Weight(bytes=len(chunk)))
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            reason = f"{num_bytes} bytes came in {self._config.body_timeout_s:g} s, which is the limit for all of them"
+            raise InvalidRequestError(reason, field="body", code="body_timeout", status=408) from None
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self._config.max_body_bytes
+        if num_bytes > limit:
+            reason = f"{num_bytes} bytes or more, the limit is {limit}"
+            raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
+
+
+def _request_id(headers: Headers) -> str:
+    """The one that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _key_in(authorization: str) -> tuple[str | None, bool]:
+    """The key of a header, and whether it came as a browser sends it: as the password to any user name."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip() or None, False
+    if scheme.lower() == "basic":
+        try:
+            _, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None, True
+        return password or None, True
+    return None, False
+
+
+def _challenge(*, is_page: bool) -> str:
+    """What a client is told to send; only a browser that shows the page is to ask its user."""
+    return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` once more from the beginning."""
+    first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return first.pop() if first else await receive()
+
+    return replay

@@ -1,0 +1,202 @@
+"""The routes that generate text: chat completions and completions."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response, StreamingResponse
+
+from deployments.accounting import RequestAccount
+from deployments.admission import OverloadedError
+from deployments.answer import Answer, Pieces
+from deployments.api.chat import ChatCompletion, ChatCompletionRequest
+from deployments.api.completions import Completion, CompletionRequest
+from deployments.api.generation import MediaFields
+from deployments.api.responses import ResponseObject, ResponsesRequest
+from deployments.call import Call, HttpCall
+from deployments.chat_answer import ChatAnswer
+from deployments.completion_answer import CompletionAnswer
+from deployments.errors import ERROR_RESPONSES, error_response
+from deployments.media_items import PipelineRequest
+from deployments.media_source import MediaSource
+from deployments.merged_pieces import merged
+from deployments.metrics import IngressMetrics
+from deployments.pipeline import Pipeline
+from deployments.request_weight import fetched_weight, weigh
+from deployments.response_answer import ResponseAnswer
+from deployments.served import Served
+from deployments.stage_calls import StageUnavailableError
+from deployments.stage_messages import GeneratedText
+from deployments.tool_calls import call_grammar
+from llm.sampling_params import SamplingParams
+from preprocess.media import MediaLimits
+from preprocess.schema import InvalidRequestError, Prompt
+
+logger = logging.getLogger("ray.serve")
+
+
+class GenerationRoutes:
+    """Takes requests in, sends them through the pipeline and gives their answers the form of the API."""
+
+    def __init__(
+        self,
+        served: Served,
+        pipeline: Pipeline,
+        metrics: IngressMetrics,
+        limits: MediaLimits,
+        first_token_timeout_s: float,
+    ) -> None:
+        self._served = served
+        self._pipeline = pipeline
+        self._metrics = metrics
+        self._limits = limits
+        self._first_token_timeout_s = first_token_timeout_s
+
+    def add_to(self, api: FastAPI) -> None:
+        def post(path: str, endpoint: Any, model: Any) -> None:
+            api.add_api_route(path, endpoint, methods=["POST"], response_model=model, responses=ERROR_RESPONSES)
+
+        post("/v1/chat/completions", self.chat_completions, ChatCompletion)
+        post("/v1/completions", self.completions, Completion)
+        post("/v1/responses", self.responses, ResponseObject)
+
+    async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
+        """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
+        account = RequestAccount(self._metrics, f"chatcmpl-{call.request_id}")
+        async with _noting_failure(account):
+            self._served.check_model(body.model)
+            form = self._served.tool_calls if body.offered_tools else None
+            grammar = None
+            if form is not None and body.forced_tools:
+                grammar = call_grammar(form, body.forced_tools, is_single=body.parallel_tool_calls is False)
+            params = body.sampling_params(grammar)
+            account.requests = [self._request(call, account.request_id, body, params, body.prompt(), body.media())]
+            account.num_answers = params.n
+            await self._enter(call, account, body.priority)
+            return await self._answer(account, ChatAnswer(body, account, form), is_stream=bool(body.stream))
+
+    async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
+        """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
+        account = RequestAccount(self._metrics, f"cmpl-{call.request_id}")
+        async with _noting_failure(account):
+            self._served.check_model(body.model)
+            params = body.sampling_params()
+            account.requests = [
+                self._request(call, f"{account.request_id}-{number}", body, params, prompt, media)
+                for number, (prompt, media) in enumerate(body.prompts_and_media())
+            ]
+            account.num_answers = params.n
+            await self._enter(call, account, body.priority)
+            echoes = await self._echoes(body) if body.echo else None
+            return await self._answer(account, CompletionAnswer(body, account, echoes), is_stream=bool(body.stream))
+
+    async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
+        """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
+        account = RequestAccount(self._metrics, f"resp_{call.request_id}")
+        async with _noting_failure(account):
+            self._served.check_model(body.model)
+            params = body.sampling_params()
+            account.requests = [self._request(call, account.request_id, body, params, body.prompt(), body.media())]
+            await self._enter(call, account, body.priority)
+            return await self._answer(account, ResponseAnswer(body, account), is_stream=bool(body.stream))
+
+    def _request(
+        self,
+        call: Call,
+        request_id: str,
+        body: MediaFields,
+        params: SamplingParams,
+        prompt: Prompt,
+        media: list[MediaSource],
+    ) -> PipelineRequest:
+        return PipelineRequest(
+            request_id=request_id,
+            prompt=prompt,
+            media=media,
+            params=params,
+            options=body.mm_processor_kwargs or {},
+            tenant_salt=call.tenant_salt,
+            max_prompt_tokens=body.max_prompt_tokens(params.max_tokens),
+            on_fetched=lambda source, content: call.ticket.take(fetched_weight(source, content, self._limits)),
+        )
+
+    async def _enter(self, call: Call, account: RequestAccount, priority: int) -> None:
+        """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
+        if self._served.processor is None:
+            raise StageUnavailableError("preprocess", "the stages are still starting")
+        await call.ticket.enter(weigh(account.requests, self._limits), priority)
+
+    async def _echoes(self, body: CompletionRequest) -> list[str]:
+        """The text of each prompt, as it was sent."""
+        return [
+            prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
+        ]
+
+    async def _answer(self, account: RequestAccount, answer: Answer, *, is_stream: bool) -> Response:
+        async with AsyncExitStack() as stack:
+            pieces = self._pieces(account)
+            await stack.enter_async_context(aclosing(pieces))
+            # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
+            pieces = _from_first(await self._first(pieces), pieces)
+            if is_stream:
+                events = self._events(answer, account, pieces, stack.pop_all())
+                return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+            completion = await answer.complete(pieces)
+            account.finish()
+        return Response(completion.model_dump_json(exclude_none=True), media_type="application/json")
+
+    async def _pieces(self, account: RequestAccount) -> Pieces:
+        """The pieces of all answers to all prompts, accounted for."""
+        assert self._served.processor is not None
+        streams = [self._pipeline.run(request, self._served.processor) for request in account.requests]
+        async with aclosing(merged(streams, num_answers=account.num_answers)) as pieces:
+            async for piece in pieces:
+                account.add(piece)
+                yield piece
+
+    async def _first(self, pieces: Pieces) -> GeneratedText:
+        try:
+            async with asyncio.timeout(self._first_token_timeout_s):
+                return await anext(pieces)
+        except TimeoutError:
+            raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
+
+    async def _events(
+        self, answer: Answer, account: RequestAccount, pieces: Pieces, stack: AsyncExitStack
+    ) -> AsyncIterator[str]:
+        """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
+        async with stack:
+            try:
+                async for event in answer.events(pieces):
+                    yield event
+                account.finish()
+            except BaseException as error:
+                _note_failure(account, error)
+                if not isinstance(error, Exception):
+                    raise
+                yield answer.error_event(error_response(error)[1])
+            yield answer.last_event
+
+
+async def _from_first(first: GeneratedText, rest: Pieces) -> AsyncGenerator[GeneratedText]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+@asynccontextmanager
+async def _noting_failure(account: RequestAccount) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        _note_failure(account, error)
+        raise
+
+
+def _note_failure(account: RequestAccount, error: BaseException) -> None:
+    account.fail(error)
+    if isinstance(error, Exception) and not isinstance(error, InvalidRequestError | OverloadedError):
+        logger.error("request %s failed", account.request_id, exc_info=error)

@@ -1,0 +1,68 @@
+"""What the engine says, as it travels to the ingress: one piece for each answer of a request that has gone on."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from deployments.stage_messages import GeneratedText, ScoredToken
+
+if TYPE_CHECKING:
+    from llm.byte_tokenizer import ByteTokenizer
+    from llm.logprobs import TokenLogprobs
+    from llm.outputs import RequestOutput
+
+
+class PieceMaker:
+    """Of one request; the ingress has no tokenizer, so tokens that are named get their bytes here."""
+
+    def __init__(self, tokenizer: "ByteTokenizer", first_prompt_token: int) -> None:
+        self._tokenizer = tokenizer
+        self._first_prompt_token = first_prompt_token
+
+    def prepare(self) -> None:
+        """Takes up to a second the first time, after which naming tokens takes none."""
+        self._tokenizer.token_bytes(0)
+
+    def __call__(self, outputs: "Sequence[RequestOutput]") -> list[GeneratedText]:
+        """One piece out of the outputs of several steps for each answer, in the order of these."""
+        by_index: dict[int, list[RequestOutput]] = {}
+        for output in outputs:
+            by_index.setdefault(output.index, []).append(output)
+        return [self._merge(by_index[index]) for index in sorted(by_index)]
+
+    def _merge(self, outputs: "list[RequestOutput]") -> GeneratedText:
+        last = outputs[-1]
+        token_ids = [token_id for output in outputs for token_id in output.token_ids]
+        prompt_logprobs = [self._scored(one) for output in outputs for one in output.prompt_logprobs]
+        if prompt_logprobs:
+            first = self._first_prompt_token
+            prompt_logprobs.insert(0, ScoredToken(first, self._tokenizer.token_bytes(first), None, []))
+        return GeneratedText(
+            text="".join(output.text for output in outputs),
+            token_ids=token_ids,
+            num_prompt_tokens=last.num_prompt_tokens,
+            num_cached_tokens=last.num_cached_tokens,
+            num_output_tokens=last.num_output_tokens,
+            # A plain string: the enumeration's module imports torch, which the ingress does without.
+            finish_reason=None if last.finish_reason is None else last.finish_reason.value,
+            seconds=_stage_seconds(last, len(token_ids)) if last.index == 0 else {},
+            index=last.index,
+            logprobs=[self._scored(one) for output in outputs for one in output.logprobs],
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _scored(self, token: "TokenLogprobs") -> ScoredToken:
+        top = [(self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]
+        return ScoredToken(token.token_id, self._tokenizer.token_bytes(token.token_id), token.logprob, top)
+
+
+def _stage_seconds(last: "RequestOutput", num_tokens: int) -> dict[str, float]:
+    """Stage times go out with the token that ends the stage, which is among the `num_tokens` before `last`'s end."""
+    times = last.times
+    seconds: dict[str, float] = {}
+    first_index = last.num_output_tokens - num_tokens
+    if first_index == 0 and times.first_token is not None and times.first_scheduled is not None:
+        seconds["llm_queue"] = times.first_scheduled - times.arrival
+        seconds["prefill"] = times.first_token - times.first_scheduled
+    if first_index <= 1 < last.num_output_tokens and times.first_token is not None and times.second_token is not None:
+        seconds["first_decode"] = times.second_token - times.first_token
+    return seconds

@@ -1,0 +1,61 @@
+"""What a request will take, told before anything of it is decoded: pixels by headers, tokens by characters."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from deployments.admission import Weight
+from deployments.media_items import PipelineRequest
+from deployments.media_source import MediaSource
+from preprocess.media import MediaLimits
+from preprocess.pixel_count import work_pixels
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt
+
+_UNKNOWN_MAX_TOKENS = 1024
+"""What is reckoned for an answer that may be as long as the context has room for."""
+
+_CHARS_PER_TOKEN = 4
+_HEAD_CHARS = 64 * 1024
+"""Base64 characters of a data URL that are looked at; a multiple of 4. Headers stand at the front."""
+
+
+def weigh(requests: Sequence[PipelineRequest], limits: MediaLimits) -> Weight:
+    """What a client's request takes, without what its URLs hold, which is known when they have been fetched."""
+    tokens = sum(_num_prompt_tokens(request.prompt) + _num_answer_tokens(request) for request in requests)
+    pixels = sum(_data_url_pixels(source, limits) for request in requests for source in request.media)
+    return Weight(requests=1, pixels=pixels, tokens=tokens)
+
+
+def fetched_weight(source: MediaSource, content: bytes, limits: MediaLimits) -> Weight:
+    """What an item takes that was not in the request's body."""
+    pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, limits)
+    return Weight(bytes=len(content), pixels=pixels)
+
+
+def _num_answer_tokens(request: PipelineRequest) -> int:
+    return request.params.n * (request.params.max_tokens or _UNKNOWN_MAX_TOKENS)
+
+
+def _num_prompt_tokens(prompt: Prompt) -> int:
+    if isinstance(prompt, ChatPrompt):
+        num_chars = sum(len(part.get("text", "")) for message in prompt.messages for part in message["content"])
+    elif isinstance(prompt, TextPrompt):
+        num_chars = len(prompt.text)
+    elif isinstance(prompt, InterleavedPrompt):
+        num_chars = sum(len(part or "") for part in prompt.parts)
+    else:
+        return len(prompt.token_ids)
+    return num_chars // _CHARS_PER_TOKEN
+
+
+def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
+    if source.url is None or source.is_precomputed or not source.url.startswith("data:"):
+        return 0
+    _, _, payload = source.url.partition(",")
+    try:
+        head = base64.b64decode(payload[:_HEAD_CHARS])
+    except (binascii.Error, ValueError):
+        return 0  # is refused when it is loaded
+    if source.modality == "video":
+        return work_pixels("video", head, limits) * max(1, len(payload) // _HEAD_CHARS)
+    return work_pixels(source.modality, head, limits)

@@ -1,0 +1,108 @@
+"""Files that clients send once and name in later requests: on disk, each known only to the API key that sent it."""
+
+import asyncio
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.config import UploadConfig
+from preprocess.media import MediaLimits, check_size
+from preprocess.schema import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """`created_at` and `expires_at` in seconds since 1970."""
+
+    file_id: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int
+
+
+class Uploads:
+    """Of one endpoint, gone when it ends. On one event loop; the disk is used in threads."""
+
+    def __init__(self, config: UploadConfig, limits: MediaLimits, now: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._limits = limits
+        self._now = now
+        self._folder = tempfile.TemporaryDirectory(prefix="raylens-uploads-")
+        self._by_tenant: dict[str, dict[str, Upload]] = {}
+        self._num_bytes = 0
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    async def add(self, tenant: str, filename: str, purpose: str, content: bytes) -> Upload:
+        """Raises InvalidRequestError for an empty or too large file, or where there is no room for one more."""
+        try:
+            check_size(content, limits=self._limits)
+        except InvalidRequestError as error:
+            raise error.for_field("file") from None
+        await self._delete_old()
+        files = self._by_tenant.setdefault(tenant, {})
+        if len(files) >= self._config.max_files:
+            raise _no_room(f"{len(files)} files are kept for this API key, the limit is {self._config.max_files}")
+        if self._num_bytes + len(content) > self._config.max_bytes:
+            raise _no_room(
+                f"{len(content)} bytes more than the {self._num_bytes} that all files have would be over the limit of"
+                f" {self._config.max_bytes}"
+            )
+        created = int(self._now())
+        expires = created + int(self._config.max_age_s)
+        upload = Upload(f"file-{uuid.uuid4().hex}", filename, purpose, len(content), created, expires)
+        self._num_bytes += len(content)  # before it is there, for others ask meanwhile
+        files[upload.file_id] = upload
+        await asyncio.to_thread(self._path(upload).write_bytes, content)
+        return upload
+
+    async def all(self, tenant: str) -> list[Upload]:
+        """Those of a tenant, oldest first."""
+        await self._delete_old()
+        return list(self._by_tenant.get(tenant, {}).values())
+
+    async def get(self, tenant: str, file_id: str) -> Upload:
+        """Raises InvalidRequestError, with status 404, for a file that is not there, or not this tenant's."""
+        await self._delete_old()
+        upload = self._by_tenant.get(tenant, {}).get(file_id)
+        if upload is None:
+            reason = f"no file {file_id[:100]!r} (any more)"
+            raise InvalidRequestError(reason, field="file_id", code="file_not_found", status=404)
+        return upload
+
+    async def read(self, tenant: str, file_id: str) -> bytes:
+        """Raises InvalidRequestError like `get`."""
+        upload = await self.get(tenant, file_id)
+        return await asyncio.to_thread(self._path(upload).read_bytes)
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Raises InvalidRequestError like `get`."""
+        await self._remove(tenant, await self.get(tenant, file_id))
+
+    async def _delete_old(self) -> None:
+        now = self._now()
+        for tenant, files in list(self._by_tenant.items()):
+            for upload in [one for one in files.values() if one.expires_at <= now]:
+                await self._remove(tenant, upload)
+
+    async def _remove(self, tenant: str, upload: Upload) -> None:
+        files = self._by_tenant.get(tenant, {})
+        if files.pop(upload.file_id, None) is None:
+            return
+        if not files:
+            del self._by_tenant[tenant]
+        self._num_bytes -= upload.num_bytes
+        await asyncio.to_thread(self._path(upload).unlink, True)
+
+    def _path(self, upload: Upload) -> Path:
+        return Path(self._folder.name) / upload.file_id
+
+
+def _no_room(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{reason}; delete some", field="file", code="no_room", status=413)

@@ -1,0 +1,45 @@
+"""A model's tokens as bytes: what grammars match, and what log-probabilities name."""
+
+import threading
+from typing import Any
+
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
+
+
+class ByteTokenizer:
+    """Of one model. The tokenizer is read in full on first use, which takes up to a second: requests that need nothing
+    of it do not wait. Any thread may use it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """Takes a Hugging Face tokenizer, the width of the model's logits, and its end tokens."""
+        self._tokenizer = tokenizer
+        # Logits may be padded beyond the tokenizer's tokens; nothing may stand in its way on the other side.
+        self.vocab_size = max(vocab_size, len(tokenizer))
+        self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < len(tokenizer))
+        self._matching: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def special_tokens(self) -> list[str]:
+        return list(self._tokenizer.all_special_tokens)
+
+    @property
+    def name(self) -> str:
+        return type(self._tokenizer).__name__
+
+    def matching(self) -> LLTokenizer:
+        """What llguidance compiles grammars for. Raises ValueError for a tokenizer that is not of `tokenizers`."""
+        with self._lock:
+            if self._matching is None:
+                self._matching = from_tokenizer(self._tokenizer, self.vocab_size, self._eos_token_ids or None)
+            return self._matching
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for, which may be a part of a character; a special token stands for its name."""
+        try:
+            found: bytes = self.matching().decode_bytes([token_id])
+        except ValueError:
+            text: str = self._tokenizer.decode([token_id])
+            return text.encode()
+        return found

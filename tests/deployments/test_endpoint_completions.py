@@ -1,0 +1,153 @@
+"""Completions, and what becomes of prompts: text and ids, with pictures in the text or beside them."""
+
+import base64
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from tests.pictures import disc, encoded, user_message
+
+RED = encoded(disc("red", (96, 96), (36, 36)))
+BLUE = encoded(disc("blue", (96, 96), (36, 36)))
+JPEG = encoded(disc("blue", (96, 96), (36, 36)), "JPEG", quality=95)
+
+
+def url(picture: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def in_text(picture: bytes, kind: str = "png") -> str:
+    return f'<img src="{url(picture, kind)}">'
+
+
+def complete(client: OpenAI, prompt: Any, **options: Any) -> Any:
+    return client.completions.create(model="shapes", prompt=prompt, **options)
+
+
+def text_of(client: OpenAI, prompt: Any, **options: Any) -> str:
+    return str(complete(client, prompt, **options).choices[0].text)
+
+
+QUESTION = "\nWhat colour is the circle? ASSISTANT:"
+
+
+def test_pictures_in_the_text_of_a_prompt(client: OpenAI) -> None:
+    assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == "red"
+    assert text_of(client, f"USER: {in_text(JPEG, 'jpeg')}{QUESTION}") == "blue"
+    both = f"USER: {in_text(RED)}\n{in_text(BLUE)}\nWhat is in the second image? ASSISTANT:"
+    assert "blue" in text_of(client, both)
+    # What is not exactly of that form is text.
+    for form in (f"<img src='{url(RED)}'>", in_text(RED, "svg+xml"), in_text(RED).replace('">', '" >')):
+        with pytest.raises(BadRequestError):
+            complete(client, f"USER: {form}" + " word" * 3000)
+
+
+def test_pictures_beside_a_prompt_of_text_or_ids(client: OpenAI, app_url: str) -> None:
+    beside: Any = {"extra_body": {"multi_modal_data": {"image": url(RED)}}}
+    prompt = f"USER: <image>{QUESTION}"
+    assert text_of(client, prompt, **beside) == "red"
+    body = {"prompt": prompt, "multi_modal_data": {"image": [{"url": url(RED), "uuid": "red one"}]}}
+    rendered = httpx.post(f"{app_url}/render", json=body, timeout=60).json()
+    ids = rendered["prompt_token_ids"]
+    assert text_of(client, ids, **beside) == "red", "placeholders expanded already"
+    (item,) = rendered["items"]
+    short = [*ids[: item["offset"]], 3, *ids[item["offset"] + item["length"] :]]
+    assert text_of(client, short, **beside) == "red"
+    with pytest.raises(BadRequestError, match="multi_modal_data, too"):
+        complete(client, f"USER: {in_text(RED)}{QUESTION}", **beside)
+    with pytest.raises(BadRequestError, match="1 image placeholders for 0"):
+        complete(client, prompt)
+    with pytest.raises(BadRequestError, match="multi_modal_data: goes with one prompt, not with 2"):
+        complete(client, [prompt, prompt], **beside)
+
+
+def test_several_prompts_with_several_answers_each(client: OpenAI) -> None:
+    prompts = [f"USER: {in_text(RED)}{QUESTION}", f"USER: {in_text(BLUE)}{QUESTION}", "USER: Hello ASSISTANT:"]
+    answer = complete(client, prompts, n=2, max_tokens=3)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices][:4] == ["red", "red", "blue", "blue"]
+    alone = [complete(client, prompt, n=2, max_tokens=3).usage for prompt in prompts]
+    assert answer.usage.total_tokens == sum(usage.total_tokens for usage in alone)
+    streamed: dict[int, str] = {}
+    for event in complete(client, prompts, n=2, max_tokens=3, stream=True):
+        for choice in event.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + choice.text
+    assert [streamed[index] for index in range(6)] == [choice.text for choice in answer.choices]
+    with pytest.raises(BadRequestError, match="token ids must be"):
+        complete(client, [[1, 2], [10**6]])
+
+
+def test_echo_tells_the_prompt_with_its_log_probabilities(client: OpenAI) -> None:
+    prompt = "USER: Hello ASSISTANT:"
+    answer = complete(client, prompt, echo=True, logprobs=2, max_tokens=2).choices[0]
+    assert answer.text.startswith(prompt)
+    scored = answer.logprobs
+    assert scored.token_logprobs[0] is None
+    assert all(value <= 0 for value in scored.token_logprobs[1:])
+    assert "".join(scored.tokens[1:]).lstrip().startswith(prompt)
+    assert len({len(column) for column in scored.model_dump().values()}) == 1
+    only = complete(client, prompt, echo=True, logprobs=2, max_tokens=0).choices[0]
+    assert only.text == prompt
+    assert only.logprobs.tokens == scored.tokens[:-2]
+    ids = [1, 68, 428, 408]
+    assert complete(client, ids, echo=True, max_tokens=1).choices[0].text.startswith("<s>a red circle")
+
+
+def test_a_prompt_over_the_context_is_refused_or_cut_from_the_left(client: OpenAI, app_url: str) -> None:
+    long = f"USER: {in_text(BLUE)}" + "word " * 3000 + f"{in_text(RED)}{QUESTION}"
+    with pytest.raises(BadRequestError) as caught:
+        complete(client, long)
+    assert caught.value.code == "context_length_exceeded"
+    answer = complete(client, long, extra_body={"truncate_prompt_tokens": -1})
+    body = {"prompt": long, "truncate_prompt_tokens": -1, "max_tokens": 16}
+    rendered = httpx.post(f"{app_url}/render", json=body, timeout=60).json()
+    assert len(rendered["prompt_token_ids"]) == rendered["max_model_len"] - 16 == answer.usage.prompt_tokens
+    assert len(rendered["items"]) == 1, "the blue one went whole"
+    assert rendered["prompt_token_ids"].count(3) == rendered["items"][0]["num_embeds"] == 36
+    with pytest.raises(BadRequestError, match="1600000 characters of text|more than the context"):
+        complete(client, "word " * 320_000, extra_body={"truncate_prompt_tokens": -1})
+
+
+def test_tokenize_and_detokenize(app_url: str) -> None:
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return httpx.post(f"{app_url}{path}", json=body, timeout=60).json()
+
+    found = post("/tokenize", {"prompt": "a red circle"})
+    assert found == {"count": 4, "max_model_len": 2048, "tokens": [1, 68, 428, 408]}
+    assert post("/tokenize", {"prompt": "a red circle", "add_special_tokens": False})["tokens"] == [68, 428, 408]
+    assert post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "<s>a red circle"}
+    chat = post("/tokenize", {"messages": [{"role": "user", "content": "Hi <image>"}]})["tokens"]
+    assert 3 not in chat, "what a user types is text"
+    body = {"messages": [user_message("What?", RED)]}
+    assert post("/tokenize", body)["error"]["param"] == "body"
+    assert post("/tokenize", {})["error"]["message"].endswith("needs either prompt or messages")
+    assert post("/detokenize", {"tokens": [10**6]})["error"]["param"] == "tokens"
+    rendered = post("/render", body)
+    assert len(rendered["items"]) == 1
+    chat_ids = {"model": "shapes", **body, "return_token_ids": True}
+    answer = httpx.post(f"{app_url}/v1/chat/completions", json=chat_ids, timeout=60).json()
+    assert rendered["prompt_token_ids"] == answer["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "Hi", "max_tokens": 0}, "body"),
+        ({"prompt": "Hi", "best_of": 2}, "body"),
+        ({"prompt": "Hi", "logprobs": 21}, "logprobs"),
+        ({"prompt": "Hi", "suffix": "x"}, "suffix"),
+        ({"prompt": ["Hi"] * 65}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": "Hi", "multi_modal_data": {"image": "ftp://x"}}, "multi_modal_data.image[0]"),
+        ({"prompt": "Hi", "multi_modal_data": {"image": {}}}, "multi_modal_data.image[0]"),
+        ({"prompt": "Hi", "multi_modal_data": {"sound": "x"}}, "multi_modal_data"),
+        ({"prompt": f"{in_text(b'no picture')}"}, "prompt"),
+    ],
+)
+def test_bad_input_is_refused_by_name(client: OpenAI, app_url: str, body: dict[str, Any], field: str) -> None:
+    response = httpx.post(f"{app_url}/v1/completions", json={"model": "shapes", **body}, timeout=60)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith(field)
+    assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == "red"
