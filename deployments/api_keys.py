@@ -73,6 +73,30 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
     return {entry.sha256: entry for entry in entries}
 
 
+def add_key(file: Path, name: str) -> str:
+    """Makes a key, adds its entry to the file, which only its owner may then read, and returns the key.
+
+    Raises ApiKeysError, with nothing changed, for a name that is there already or cannot be one.
+    """
+    old = read_keys(file) if file.exists() else {}
+    if any(entry.name == name for entry in old.values()):
+        raise ApiKeysError(f"{file}: there is a key of {name!r} already")
+    key = new_key()
+    try:
+        entry = ApiKey(name=name, sha256=hash_key(key))
+    except ValidationError as error:
+        raise ApiKeysError(f"{name!r} is no name for a key: letters, digits, '.', '_' and '-', at most 64") from error
+    entries = [one.model_dump(exclude_defaults=True) for one in [*old.values(), entry]]
+    new = file.with_name(f".{file.name}.new")
+    try:
+        new.write_text(yaml.safe_dump(entries, sort_keys=False))
+        new.chmod(0o600)
+        new.replace(file)  # at once, for a server may read it now
+    except OSError as error:
+        raise ApiKeysError(f"{file}: {error.strerror}") from error
+    return key
+
+
 class ApiKeys:
     """The keys of a file and of the environment. Without either, anybody may call."""
 

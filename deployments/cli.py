@@ -1,4 +1,4 @@
-"""The command line: `raylens serve` and `raylens demo`."""
+"""The command line: `raylens serve`, `raylens demo` and `raylens key`."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from deployments.api_keys import ApiKeysError, add_key, read_keys
 from deployments.config import SERVED_FAMILIES, AppConfig
 from deployments.demo import PICTURES, run_demo
 from deployments.local_cluster import free_port, running_app
@@ -28,6 +29,14 @@ behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
   raylens serve --config serve.yaml                 every setting, each explained in that file
 
 On a cluster: `ray up cluster.yaml`, then `serve deploy serve.yaml` on its head node.
+"""
+_KEY_HELP = """\
+Make an API key. The key itself is printed once, to be given to whoever is to use it, and kept nowhere; its hash goes
+into a file, which a server reads that has it as `auth.keys_file` in its settings, within seconds, while it serves.
+
+  raylens key alice --file keys.yaml
+
+To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS=key1,key2 in its environment does, too.
 """
 _DEMO_HELP = """\
 Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
@@ -69,6 +78,7 @@ def load_config(path: Path | None, model: str | None) -> AppConfig:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"{path or 'settings'}: {problems}") from error
+    config = _with_keys(config)
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config.model)
@@ -76,6 +86,18 @@ def load_config(path: Path | None, model: str | None) -> AppConfig:
     _check_folder(folder)
     # Replicas do not start where the command line was typed.
     return config.model_copy(update={"model": str(folder.resolve())})
+
+
+def _with_keys(config: AppConfig) -> AppConfig:
+    """The file of keys checked, and under a name that holds where replicas start."""
+    if config.auth.keys_file is None:
+        return config
+    file = Path(config.auth.keys_file).expanduser().resolve()
+    try:
+        read_keys(file)
+    except ApiKeysError as error:
+        raise ConfigError(f"auth.keys_file: {error}") from error
+    return config.model_copy(update={"auth": config.auth.model_copy(update={"keys_file": str(file)})})
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -133,6 +155,14 @@ def _curl_line(url: str, model: str) -> str:
     return f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
 
 
+def _key(args: argparse.Namespace) -> int:
+    try:
+        print(add_key(args.file, args.name))
+    except ApiKeysError as error:
+        raise ConfigError(str(error)) from error
+    return 0
+
+
 def _demo(args: argparse.Namespace) -> int:
     config = load_config(None, None)
     with running_app(config, host="127.0.0.1", port=free_port()) as url:
@@ -152,6 +182,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
     demo.set_defaults(run=_demo)
+    key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
+    key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
+    key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
+    key.set_defaults(run=_key)
     return parser
 
 

@@ -9,6 +9,9 @@ from llm.detokenizer import overlap
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ToolCallFormat
 
+# As models write JSON. Where they may put any blanks, one in doubt goes on with blanks.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 
 class ToolCallParser:
     """Takes the calls out of one answer's text. What only looks like a call, or calls what was not offered, is text."""
@@ -17,6 +20,7 @@ class ToolCallParser:
         self._start, self._end = form.start.strip(), form.end.strip()
         self._names = names
         self._held_back = ""
+        self._is_behind_call = False
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text and the calls that `text`, the next of the answer's, makes certain."""
@@ -26,22 +30,30 @@ class ToolCallParser:
             end = rest.find(self._end, start)
             if end < 0:
                 break
-            body = rest[start + len(self._start) : end]
-            call = self._call(body)
+            call = self._call(rest[start + len(self._start) : end])
+            end += len(self._end)
             if call is None:
-                told += rest[: end + len(self._end)]
+                told += self._text(rest[:end])
             else:
-                told += rest[:start].rstrip("\n")
+                told += self._text(rest[:start].rstrip("\n"))
                 calls.append(call)
-            rest = rest[end + len(self._end) :]
-            rest = rest.lstrip("\n") if call is not None else rest
+                self._is_behind_call = True
+            rest = rest[end:]
         certain = start if start >= 0 else len(rest) - overlap(rest, self._start)
+        certain = len(rest[:certain].rstrip("\n"))  # newlines before a call are part of it
         self._held_back = rest[certain:]
-        return told + rest[:certain], calls
+        return told + self._text(rest[:certain]), calls
+
+    def _text(self, text: str) -> str:
+        """Without the newlines between a call and what follows it."""
+        if self._is_behind_call:
+            text = text.lstrip("\n")
+            self._is_behind_call = not text
+        return text
 
     def flush(self) -> str:
         """What was held back of an answer that has ended."""
-        text, self._held_back = self._held_back, ""
+        text, self._held_back = self._text(self._held_back), ""
         return text
 
     def _call(self, body: str) -> ToolCall | None:
@@ -60,7 +72,7 @@ def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool
     """The form of an answer that calls one of `tools`, or, unless `is_single`, several calls one after another."""
     rules = []
     for index, tool in enumerate(tools):
-        schema = json.dumps(tool.function.parameters or {"type": "object"})
+        schema = json.dumps({**(tool.function.parameters or {"type": "object"}), "x-guidance": _SPACING})
         opening = json.dumps('{"name": ' + json.dumps(tool.function.name) + ', "arguments": ')
         rules.append(f'call_{index}: {opening} args_{index} "}}"\nargs_{index}: %json {schema}')
     any_call = " | ".join(f"call_{index}" for index in range(len(tools)))

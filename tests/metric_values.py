@@ -1,15 +1,16 @@
 """What the endpoint's /metrics says."""
 
 import time
+from collections.abc import Mapping
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def exported(url: str, name: str, **labels: str) -> float:
+def exported(url: str, name: str, headers: Mapping[str, str] | None = None, **labels: str) -> float:
     """The sum of a counter over all processes that count it; takes the four seconds that it may be late."""
     time.sleep(4)
     total = f"raylens_{name.removesuffix('_total')}_total"
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", headers=headers).text)
     samples = [sample for family in families for sample in family.samples if sample.name == total]
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())

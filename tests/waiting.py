@@ -1,6 +1,7 @@
 """Waiting for what another task or thread brings about."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 
@@ -10,3 +11,11 @@ async def until(holds: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("did not come about in 10 s")
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """The same for what other processes bring about."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"did not come about in {seconds:g} s"
+        time.sleep(0.1)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from deployments.api_keys import ApiKeys, ApiKeysError, hash_key, new_key, read_keys
+from deployments.cli import main
 
 
 def write(file: Path, *entries: object) -> None:
@@ -92,3 +93,29 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_reason(tmp_path: Path, t
 def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ApiKeysError, match="No such file"):
         ApiKeys(str(tmp_path / "none.yaml"), {})
+
+
+def test_the_command_makes_a_key_that_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.yaml"
+    write(file, entry("alice", "first", max_requests=3))
+    assert main(["key", "bob", "--file", str(file)]) == 0
+    key = capsys.readouterr().out.strip()
+    keys = ApiKeys(str(file), {})
+    found = keys.find(key), keys.find("first")
+    assert [caller and caller.name for caller in found] == ["bob", "alice"]
+    assert found[1] is not None
+    assert found[1].max_requests == 3, "what was there stays"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert main(["key", "carol", "--file", str(tmp_path / "new.yaml")]) == 0
+    for name, reason in (("bob", "already"), ("a b", "no name for a key")):
+        before = file.read_text()
+        assert main(["key", name, "--file", str(file)]) == 2
+        assert reason in capsys.readouterr().err
+        assert file.read_text() == before
+
+
+def test_serving_refuses_a_file_of_keys_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"applications": [{"args": {"auth": {"keys_file": str(tmp_path / "none.yaml")}}}]}
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(settings))
+    assert main(["serve", "--config", str(tmp_path / "serve.yaml")]) == 2
+    assert "auth.keys_file" in capsys.readouterr().err

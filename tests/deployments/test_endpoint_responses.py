@@ -68,8 +68,8 @@ def test_an_answer_that_is_cut_off_says_so(client: OpenAI) -> None:
 
 
 def test_an_answer_has_the_form_that_was_asked_for(client: OpenAI) -> None:
-    schema = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
-    schema["additionalProperties"] = False
+    properties = {"sure": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["sure"], "additionalProperties": False}
     form: Any = {"format": {"type": "json_schema", "name": "sureness", "schema": schema, "strict": True}}
     answer = client.responses.create(model="shapes", input=[question(RED)], text=form)
     assert json.loads(answer.output_text)["sure"] in (True, False)
