@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from llm.models import FAMILIES
+from encoder.models import FAMILIES
 from preprocess.schema import LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import Vocabulary, save_processor

@@ -2,6 +2,7 @@
 
 from encoder.models.chameleon import CHAMELEON
 from encoder.models.family import VisionFamily, VisionModality
+from encoder.models.florence2 import FLORENCE2
 from encoder.models.fuyu import FUYU
 from encoder.models.idefics3 import IDEFICS3, SMOLVLM
 from encoder.models.llava_next import LLAVA_NEXT, LLAVA_ONEVISION
@@ -15,6 +16,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "blip-2": BLIP_2,
     "chameleon": CHAMELEON,
     "deepseek_vl": DEEPSEEK_VL,
+    "florence2": FLORENCE2,
     "fuyu": FUYU,
     "gemma3": GEMMA3,
     "idefics3": IDEFICS3,

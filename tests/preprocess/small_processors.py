@@ -321,7 +321,8 @@ def _phi4_multimodal(tokenizer: Tokenizer) -> Json:
 
 
 def _florence2(tokenizer: Tokenizer) -> Json:
-    heads = {"embed_dim": [8, 16, 16, 32], "num_heads": [1, 2, 2, 4], "num_groups": [1, 2, 2, 4]}
+    # As in its checkpoints, no stage attends in one group: that takes another product for one picture than for several.
+    heads = {"embed_dim": [8, 16, 16, 32], "num_heads": [1, 2, 2, 4], "num_groups": [2, 2, 2, 4]}
     side = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
     text: Json = {f"{end}_{name}": value for end in ("encoder", "decoder") for name, value in side.items()}
     text |= {"model_type": "bart", "d_model": 32, "vocab_size": tokenizer.get_vocab_size(), **_ids(tokenizer)}
