@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from preprocess.prompt_updates import (
 from preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
+    ItemExpansion,
     ItemInfo,
     Message,
     PlaceholderRange,
@@ -133,7 +135,7 @@ class PromptRenderer:
 
     def _expand(self, prompt: Prompt, items: Sequence[ItemInfo]) -> tuple[list[int], list[PlaceholderRange]]:
         self._check_items(items)
-        pairs = [(item.modality, item.expansion) for item in items]
+        pairs = self._numbered(items)
         ids = self._ids(
             prompt, add_special_tokens=self._add_special_tokens and (self._family.keeps_special_tokens or not items)
         )
@@ -150,6 +152,16 @@ class PromptRenderer:
         if len(final) >= self._max_model_len:
             raise self._no_room(len(final))
         return final.tolist(), placeholders
+
+    def _numbered(self, items: Sequence[ItemInfo]) -> list[tuple[str, ItemExpansion]]:
+        """Each item's modality and expansion, with what says which one of the prompt it is."""
+        numbers: Counter[str] = Counter()
+        pairs = []
+        for item in items:
+            text = self._family.modalities[item.modality].ordinal(self._processor, numbers[item.modality])
+            pairs.append((item.modality, _behind(self._tokenizer.content(text).ids, item.expansion)))
+            numbers[item.modality] += 1
+        return pairs
 
     def _check_items(self, items: Sequence[ItemInfo]) -> None:
         """Raises InvalidRequestError for more items than the model takes in one prompt, or none where it needs some."""
@@ -203,6 +215,13 @@ class PromptRenderer:
                 field="messages",
             ) from error
         return text
+
+
+def _behind(ids: TokenIds, expansion: ItemExpansion) -> ItemExpansion:
+    if not len(ids):
+        return expansion
+    features = replace(expansion.features, offset=expansion.features.offset + len(ids))
+    return replace(expansion, token_ids=np.concatenate((ids, expansion.token_ids)), features=features)
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

@@ -146,6 +146,8 @@ def item_features(model: PreTrainedModel, modality: str, inputs: Mapping[str, An
     """What the encoder hands over, items one behind another: features, those of deepstack levels beside them."""
     name = f"get_{modality}_features"
     get_features = getattr(model if hasattr(model, name) else model.model, name)
+    if "args" in inspect.signature(get_features).parameters:  # passes on whatever it gets
+        get_features = getattr(model.model, name)
     known = inspect.signature(get_features).parameters
     outputs = get_features(**{name: value for name, value in inputs.items() if name in known})
     features = outputs.last_hidden_state if outputs.pooler_output is None else outputs.pooler_output

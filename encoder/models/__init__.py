@@ -6,6 +6,7 @@ from encoder.models.florence2 import FLORENCE2
 from encoder.models.fuyu import FUYU
 from encoder.models.idefics3 import IDEFICS3, SMOLVLM
 from encoder.models.llava_next import LLAVA_NEXT, LLAVA_ONEVISION
+from encoder.models.minicpmv4_6 import MINICPMV4_6
 from encoder.models.mistral3 import MISTRAL3
 from encoder.models.molmo2 import MOLMO2
 from encoder.models.qwen2_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -25,6 +26,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "llava": LLAVA,
     "llava_next": LLAVA_NEXT,
     "llava_onevision": LLAVA_ONEVISION,
+    "minicpmv4_6": MINICPMV4_6,
     "mistral3": MISTRAL3,
     "molmo2": MOLMO2,
     "paligemma": PALIGEMMA,

@@ -20,6 +20,7 @@ from preprocess.models.internvl import INTERNVL
 from preprocess.models.janus import JANUS
 from preprocess.models.llava import LLAVA
 from preprocess.models.llava_next import LLAVA_NEXT, LLAVA_ONEVISION
+from preprocess.models.minicpmv4_6 import MINICPMV4_6
 from preprocess.models.mistral3 import MISTRAL3
 from preprocess.models.molmo2 import MOLMO2
 from preprocess.models.paligemma import PALIGEMMA
@@ -40,6 +41,7 @@ FAMILIES: dict[str, ProcessorFamily] = {
     "llava": LLAVA,
     "llava_next": LLAVA_NEXT,
     "llava_onevision": LLAVA_ONEVISION,
+    "minicpmv4_6": MINICPMV4_6,
     "mistral3": MISTRAL3,
     "molmo2": MOLMO2,
     "paligemma": PALIGEMMA,

@@ -270,6 +270,23 @@ def _mistral3(tokenizer: Tokenizer) -> Json:
     }
 
 
+def _minicpmv4_6(tokenizer: Tokenizer) -> Json:
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    text = _text("qwen3_5_text", tokenizer, head_dim=8, layer_types=["linear_attention", "full_attention"], **heads)
+    return {
+        "text_config": text,
+        "vision_config": _vision("minicpmv4_6_vision", patch_size=7),
+        "insert_layer_id": 0,
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+    }
+
+
 def _gemma3(tokenizer: Tokenizer) -> Json:
     tokens = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}
     tokens["image_token_index"] = "<image_soft_token>"
@@ -495,6 +512,30 @@ _FAMILIES = {
         {"patch_size": 14, "spatial_merge_size": 2},
         tokens=("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
         image="[IMG]",
+    ),
+    "minicpmv4_6": _Family(
+        "MiniCPMV4_6Processor",
+        _minicpmv4_6,
+        {
+            "image_processor_type": "MiniCPMV4_6ImageProcessor",
+            "scale_resolution": 56,
+            "patch_size": 7,
+            "max_slice_nums": 4,
+            **_HALF,
+        },
+        named={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
+        },
+        tokens=("<|im_start|>", "<|im_end|>"),
+        image="<|image_pad|>",
+        bos=False,
     ),
     "gemma3": _Family(
         "Gemma3Processor",
