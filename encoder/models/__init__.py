@@ -4,6 +4,7 @@ from encoder.models.chameleon import CHAMELEON
 from encoder.models.family import VisionFamily, VisionModality
 from encoder.models.florence2 import FLORENCE2
 from encoder.models.fuyu import FUYU
+from encoder.models.gemma3n import GEMMA3N
 from encoder.models.idefics3 import IDEFICS3, SMOLVLM
 from encoder.models.llava_next import LLAVA_NEXT, LLAVA_ONEVISION
 from encoder.models.minicpmv4_6 import MINICPMV4_6
@@ -20,6 +21,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "florence2": FLORENCE2,
     "fuyu": FUYU,
     "gemma3": GEMMA3,
+    "gemma3n": GEMMA3N,
     "idefics3": IDEFICS3,
     "internvl": INTERNVL,
     "janus": JANUS,

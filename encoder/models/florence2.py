@@ -1,5 +1,6 @@
 """Florence-2: each stage of its tower cuts what the one before made into larger patches."""
 
+import math
 from dataclasses import replace
 
 from transformers import Florence2ForConditionalGeneration, PreTrainedConfig
@@ -11,11 +12,13 @@ from preprocess.schema import ItemTensors
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    """Those of the first stage, which overlap and reach beyond the edge."""
+    """Those of the stage with the most layers. Patches overlap and reach beyond the edge."""
     vision = config.vision_config
-    margin = 2 * vision.patch_padding[0] - vision.patch_size[0]
-    height, width = ((side + margin) // vision.patch_stride[0] + 1 for side in item["pixel_values"].shape[-2:])
-    return int(height * width)
+    sides = list(item["pixel_values"].shape[-2:])
+    for stage in range(vision.depths.index(max(vision.depths)) + 1):
+        margin = 2 * vision.patch_padding[stage] - vision.patch_size[stage]
+        sides = [(side + margin) // vision.patch_stride[stage] + 1 for side in sides]
+    return math.prod(sides)
 
 
 FLORENCE2 = VisionFamily(

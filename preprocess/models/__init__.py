@@ -15,6 +15,7 @@ from preprocess.models.family import Modality, ProcessorFamily
 from preprocess.models.florence2 import FLORENCE2
 from preprocess.models.fuyu import FUYU
 from preprocess.models.gemma3 import GEMMA3
+from preprocess.models.gemma3n import GEMMA3N
 from preprocess.models.idefics3 import IDEFICS3, SMOLVLM
 from preprocess.models.internvl import INTERNVL
 from preprocess.models.janus import JANUS
@@ -35,6 +36,7 @@ FAMILIES: dict[str, ProcessorFamily] = {
     "florence2": FLORENCE2,
     "fuyu": FUYU,
     "gemma3": GEMMA3,
+    "gemma3n": GEMMA3N,
     "idefics3": IDEFICS3,
     "internvl": INTERNVL,
     "janus": JANUS,

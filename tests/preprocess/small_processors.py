@@ -298,6 +298,24 @@ def _gemma3(tokenizer: Tokenizer) -> Json:
     }
 
 
+def _gemma3n(tokenizer: Tokenizer) -> Json:
+    vocab_size = tokenizer.get_vocab_size()
+    per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": vocab_size, "num_kv_shared_layers": 0}
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "altup_num_inputs": 2, "laurel_rank": 4}
+    audio = {"hidden_size": 32, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 1}
+    audio |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 8, "vocab_offset": vocab_size + 8}
+    vision = {"vocab_size": 8, "vocab_offset": vocab_size, "model_args": _MOBILENET}
+    tokens = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+    tokens |= {"boa": "<start_of_audio>", "eoa": "<end_of_audio>", "audio": "<audio_soft_token>"}
+    return {
+        "text_config": _text("gemma3n_text", tokenizer, head_dim=8, sliding_window=64, **per_layer, **layers),
+        "vision_config": vision,
+        "audio_config": audio,
+        "vision_soft_tokens_per_image": 16,
+        **{f"{name}_token_id": tokenizer.token_to_id(token) for name, token in tokens.items()},
+    }
+
+
 def _paligemma(tokenizer: Tokenizer) -> Json:
     shape = {"hidden_size": 32, "projection_dim": 32, "vocab_size": tokenizer.get_vocab_size()}
     vision = _vision("siglip_vision_model", vision_use_head=False, projection_dim=32)
@@ -343,7 +361,7 @@ def _florence2(tokenizer: Tokenizer) -> Json:
     side = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
     text: Json = {f"{end}_{name}": value for end in ("encoder", "decoder") for name, value in side.items()}
     text |= {"model_type": "bart", "d_model": 32, "vocab_size": tokenizer.get_vocab_size(), **_ids(tokenizer)}
-    vision = {"depths": [1, 1, 1, 1], **heads, "window_size": 4, "projection_dim": 32}
+    vision = {"depths": [1, 2, 1, 1], **heads, "window_size": 4, "projection_dim": 32}
     image_id = tokenizer.token_to_id("<image>")
     return {"text_config": text, "vision_config": vision, "image_token_id": image_id, **_ids(tokenizer)}
 
@@ -376,6 +394,24 @@ _QWEN3_VIDEOS = {
     "video_processor_type": "Qwen3VLVideoProcessor",
     "size": {"shortest_edge": 16 * 32**2, "longest_edge": 64 * 32**2},
     "max_frames": 8,
+}
+
+# Of each kind of block that MobileNetV5 has, as timm describes them, in fewer channels.
+_UIR = {"block_type": "uir", "stride": 2, "dw_kernel_size_start": 5, "dw_kernel_size_mid": 5, "dw_kernel_size_end": 0}
+_UIR |= {"exp_ratio": 4.0, "se_ratio": 0.0, "noskip": False, "act_layer": None}
+_ER = {"block_type": "er", "stride": 2, "exp_kernel_size": 3, "pw_kernel_size": 1, "exp_ratio": 4.0, "force_in_chs": 0}
+_ER |= {"se_ratio": 0.0, "noskip": False, "act_layer": None}
+_MQA = {"block_type": "mqa", "stride": 1, "dw_kernel_size": 3, "num_heads": 4, "key_dim": 16, "value_dim": 16}
+_MQA |= {"kv_stride": 2, "noskip": False, "act_layer": None}
+_FFN = _UIR | {"stride": 1, "dw_kernel_size_start": 0, "dw_kernel_size_mid": 0}
+_MOBILENET: Json = {
+    "block_args": [
+        [{**_ER, "out_chs": 16}],
+        [{**_UIR, "out_chs": 32}],
+        [{**_UIR, "out_chs": 48}, {**_MQA, "out_chs": 48}, {**_FFN, "out_chs": 48}],
+        [{**_UIR, "out_chs": 64}, {**_MQA, "out_chs": 64, "kv_stride": 1}, {**_FFN, "out_chs": 64}],
+    ],
+    "msfa_output_resolution": 4,
 }
 
 _FAMILIES = {
@@ -549,6 +585,29 @@ _FAMILIES = {
         },
         tokens=("<start_of_turn>", "<end_of_turn>"),
         image="<start_of_image>",
+        prefix="never",
+    ),
+    # In pictures smaller than this its convolutions make other last bits of one picture than of several.
+    "gemma3n": _Family(
+        "Gemma3nProcessor",
+        _gemma3n,
+        {
+            "image_processor_type": "SiglipImageProcessor",
+            "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+            "size": _square(128),
+            "do_normalize": False,
+        },
+        {"image_seq_length": 16, "audio_seq_length": 4},
+        named={
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+            "boa_token": "<start_of_audio>",
+            "eoa_token": "<end_of_audio>",
+            "audio_token": "<audio_soft_token>",
+        },
+        tokens=("<start_of_turn>", "<end_of_turn>"),
+        image="<image_soft_token>",
         prefix="never",
     ),
     "paligemma": _Family(
