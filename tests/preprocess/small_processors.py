@@ -301,8 +301,8 @@ def _gemma3(tokenizer: Tokenizer) -> Json:
 def _gemma3n(tokenizer: Tokenizer) -> Json:
     vocab_size = tokenizer.get_vocab_size()
     per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": vocab_size, "num_kv_shared_layers": 0}
-    layers = {"layer_types": ["sliding_attention", "full_attention"], "altup_num_inputs": 2, "laurel_rank": 4}
-    audio = {"hidden_size": 32, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 1}
+    layers: Json = {"layer_types": ["sliding_attention", "full_attention"], "altup_num_inputs": 2, "laurel_rank": 4}
+    audio: Json = {"hidden_size": 32, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 1}
     audio |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 8, "vocab_offset": vocab_size + 8}
     vision = {"vocab_size": 8, "vocab_offset": vocab_size, "model_args": _MOBILENET}
     tokens = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
