@@ -39,11 +39,14 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
     for name, parameter in model.named_parameters():
         if is_included(name):
             parameter.data = parameter.data.to(part.device, part.dtype)
+    saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):
         if is_included(name):
-            # In the dtype in which transformers made it: rotary frequencies have to stay float32.
+            # What a checkpoint holds is a weight like any other. The rest stays in the dtype in which transformers made
+            # it: rotary frequencies have to be float32.
+            dtype = part.dtype if name in saved and buffer.is_floating_point() else buffer.dtype
             owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, buffer.to(part.device))
+            setattr(model.get_submodule(owner), leaf, buffer.to(part.device, dtype))
     if part.linear == "packed":
         pack_linear_layers(model, is_included)
         pack_patch_convolutions(model, is_included)

@@ -1,6 +1,6 @@
 """Hugging Face models without some of their parts, so that a stage loads its half of a checkpoint and no more."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,6 +17,8 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
         for part in parts:
             owner, _, name = part.rpartition(".")
             delattr(self.get_submodule(owner), name)
+        # With those that the parts had tied among themselves.
+        self.all_tied_weights_keys = _untied(self.all_tied_weights_keys, parts)
 
     names = [part.rpartition(".")[2] for part in parts]
     attributes: dict[str, Any] = {
@@ -24,11 +26,7 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
         "__module__": whole.__module__,
         "__init__": init,
         # Weights that were the same as ones that are gone have nothing to be tied to.
-        "_tied_weights_keys": {
-            key: source
-            for key, source in (whole._tied_weights_keys or {}).items()
-            if not any(is_within(path, parts) for path in (key, source))
-        },
+        "_tied_weights_keys": _untied(whole._tied_weights_keys or {}, parts),
         # Older checkpoints have other names in front of these.
         "_keys_to_ignore_on_load_unexpected": [
             *(whole._keys_to_ignore_on_load_unexpected or ()),
@@ -37,6 +35,11 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
     }
     # transformers finds its renaming of checkpoint keys by a model class's name and module.
     return type(whole.__name__, (whole,), attributes)
+
+
+def _untied(tied: Mapping[str, str], parts: Sequence[str]) -> dict[str, str]:
+    """Of weights that are the same, by name, those that are not in the `parts`."""
+    return {key: source for key, source in tied.items() if not any(is_within(path, parts) for path in (key, source))}
 
 
 def is_within(path: str, parts: Iterable[str]) -> bool:

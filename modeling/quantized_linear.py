@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
         num_rows = input.numel() // self.in_features
         if not self._has_kernel or not 0 < num_rows <= MAX_ROWS_FOR_KERNEL:
             return nn.functional.linear(input, self.dequantized(input.dtype), self._bias)
-        rows = input.reshape(num_rows, self.in_features).bfloat16()
+        rows = input.reshape(num_rows, self.in_features).bfloat16().contiguous()
         product = torch.ops.aten._weight_int8pack_mm(rows, self._weight, self._kernel_scales).to(input.dtype)
         output: torch.Tensor = product.view(*input.shape[:-1], self.out_features)
         return output if self._bias is None else output + self._bias

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from preprocess.schema import (
     ChatPrompt,
     InterleavedPrompt,
     InvalidRequestError,
+    ItemExpansion,
     ItemInfo,
     Message,
     PlaceholderRange,
@@ -89,7 +91,8 @@ class PromptRenderer:
             ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
             kept = None
             if limit is not None and len(ids) > limit:
-                extents = [self._extent(ids, *pair) for pair in zip(placeholders, items, strict=True)]
+                expansions = self._numbered(items)
+                extents = [self._extent(ids, *pair) for pair in zip(placeholders, expansions, strict=True)]
                 ids, placeholders, kept = truncate_left(ids, placeholders, extents, limit)
                 hashes, items = [hashes[index] for index in kept], [items[index] for index in kept]
                 self._check_items(items)
@@ -148,10 +151,11 @@ class PromptRenderer:
             image = text_of_target(update.target, self._tokenizer).join(self._family.modalities["image"].marks)
         return "".join(image if part is None else part for part in prompt.parts)
 
-    def _extent(self, ids: TokenIds, placeholder: PlaceholderRange, item: ItemInfo) -> Extent:
-        start = placeholder.offset - item.expansion.features.offset
-        end = start + len(item.expansion.token_ids)
-        before, after = (self._tokenizer.content(mark).ids for mark in self._family.modalities[item.modality].marks)
+    def _extent(self, ids: TokenIds, placeholder: PlaceholderRange, item: tuple[str, ItemExpansion]) -> Extent:
+        modality, expansion = item
+        start = placeholder.offset - expansion.features.offset
+        end = start + len(expansion.token_ids)
+        before, after = (self._tokenizer.content(mark).ids for mark in self._family.modalities[modality].marks)
         if len(before) and np.array_equal(ids[max(0, start - len(before)) : start], before):
             start -= len(before)
         if len(after) and np.array_equal(ids[end : end + len(after)], after):
@@ -200,7 +204,7 @@ class PromptRenderer:
         self, prompt: Prompt, items: Sequence[ItemInfo], *, is_cut: bool
     ) -> tuple[TokenIds, list[PlaceholderRange]]:
         self._check_items(items)
-        pairs = [(item.modality, item.expansion) for item in items]
+        pairs = self._numbered(items)
         adds_special_tokens = self._add_special_tokens and (self._family.keeps_special_tokens or not items)
         ids = self._ids(prompt, add_special_tokens=adds_special_tokens, is_cut=is_cut)
         may_be_expanded = isinstance(prompt, TokensPrompt)
@@ -214,6 +218,16 @@ class PromptRenderer:
                 code="placeholder_mismatch",
             )
         return final, placeholders
+
+    def _numbered(self, items: Sequence[ItemInfo]) -> list[tuple[str, ItemExpansion]]:
+        """Each item's modality and expansion, with what says which one of the prompt it is."""
+        numbers: Counter[str] = Counter()
+        pairs = []
+        for item in items:
+            text = self._family.modalities[item.modality].ordinal(self._processor, numbers[item.modality])
+            pairs.append((item.modality, _behind(self._tokenizer.content(text).ids, item.expansion)))
+            numbers[item.modality] += 1
+        return pairs
 
     def _check_items(self, items: Sequence[ItemInfo]) -> None:
         """Raises InvalidRequestError for more items than the model takes in one prompt, or none where it needs some."""
@@ -285,6 +299,13 @@ def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestErro
     if error.field == "tools":
         return error
     return error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt")
+
+
+def _behind(ids: TokenIds, expansion: ItemExpansion) -> ItemExpansion:
+    if not len(ids):
+        return expansion
+    features = replace(expansion.features, offset=expansion.features.offset + len(ids))
+    return replace(expansion, token_ids=np.concatenate((ids, expansion.token_ids)), features=features)
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from llm.models import FAMILIES
+from encoder.models import FAMILIES
 from preprocess.schema import LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import Vocabulary, save_processor
@@ -47,6 +47,8 @@ def make_checkpoint(model_type: str, folder: Path, text_config: Json | None = No
             fan_in = parameter.shape[-1] if parameter.ndim < 4 else parameter[0].numel()
             spread = embedding_spread if "embed_tokens" in name else 1.5
             torch.nn.init.normal_(parameter, std=spread * fan_in**-0.5)
+    # timm writes into the settings that it is given.
+    model.config = AutoConfig.from_pretrained(folder)
     model.save_pretrained(folder)
     return str(folder)
 
@@ -146,6 +148,8 @@ def item_features(model: PreTrainedModel, modality: str, inputs: Mapping[str, An
     """What the encoder hands over, items one behind another: features, those of deepstack levels beside them."""
     name = f"get_{modality}_features"
     get_features = getattr(model if hasattr(model, name) else model.model, name)
+    if "args" in inspect.signature(get_features).parameters:  # passes on whatever it gets
+        get_features = getattr(model.model, name)
     known = inspect.signature(get_features).parameters
     outputs = get_features(**{name: value for name, value in inputs.items() if name in known})
     features = outputs.last_hidden_state if outputs.pooler_output is None else outputs.pooler_output

@@ -38,7 +38,7 @@ def _encode_masked(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
     return split_tiles(model.base_model.get_image_features(pixel_values=pixels, pixel_mask=mask).pooler_output, counts)
 
 
-_IMAGE = _tiles("pixel_values")
+IMAGE = _tiles("pixel_values")
 _LANGUAGE = ("model.language_model", "lm_head")
 _GENERATION = ("model.vqmodel", "model.generation_embeddings", "model.generation_aligner", "model.generation_head")
 
@@ -52,7 +52,7 @@ BLIP_2 = VisionFamily(
     model_class=without(Blip2ForConditionalGeneration, "language_model"),
     tower="vision_model",
     projector=("query_tokens", "qformer", "language_projection"),
-    modalities={"image": _IMAGE},
+    modalities={"image": IMAGE},
     has_tiles=True,
 )
 
@@ -65,7 +65,7 @@ def _family(
         model_class=without(whole, *_LANGUAGE, *unused),
         tower=tower,
         projector=(projector,),
-        modalities={"image": _IMAGE, **more},
+        modalities={"image": IMAGE, **more},
         has_tiles=True,
     )
 

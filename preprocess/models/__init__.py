@@ -15,11 +15,13 @@ from preprocess.models.family import Modality, ProcessorFamily
 from preprocess.models.florence2 import FLORENCE2
 from preprocess.models.fuyu import FUYU
 from preprocess.models.gemma3 import GEMMA3
+from preprocess.models.gemma3n import GEMMA3N
 from preprocess.models.idefics3 import IDEFICS3, SMOLVLM
 from preprocess.models.internvl import INTERNVL
 from preprocess.models.janus import JANUS
 from preprocess.models.llava import LLAVA
 from preprocess.models.llava_next import LLAVA_NEXT, LLAVA_ONEVISION
+from preprocess.models.minicpmv4_6 import MINICPMV4_6
 from preprocess.models.mistral3 import MISTRAL3
 from preprocess.models.molmo2 import MOLMO2
 from preprocess.models.paligemma import PALIGEMMA
@@ -34,12 +36,14 @@ FAMILIES: dict[str, ProcessorFamily] = {
     "florence2": FLORENCE2,
     "fuyu": FUYU,
     "gemma3": GEMMA3,
+    "gemma3n": GEMMA3N,
     "idefics3": IDEFICS3,
     "internvl": INTERNVL,
     "janus": JANUS,
     "llava": LLAVA,
     "llava_next": LLAVA_NEXT,
     "llava_onevision": LLAVA_ONEVISION,
+    "minicpmv4_6": MINICPMV4_6,
     "mistral3": MISTRAL3,
     "molmo2": MOLMO2,
     "paligemma": PALIGEMMA,

@@ -89,6 +89,7 @@ class Modality:
     `blank`: a black item of a size, as `decode` returns it.
     `run`: processes decoded items together, into outputs.
     `expansion`: the text that item `index` of some outputs becomes.
+    `ordinal`: control tokens in front of the item that is a prompt's first, second, ... of the modality, from 0.
     `feature_tokens`: further tokens that count as the item's features, though they keep their own embedding.
     `pack` / `unpack`: an item's tensors from the processor's form to a smaller one, in which they are kept, and back.
     `fixed_side`: for families that bring every picture to one size, so many pixels a side: one that is decoded at a
@@ -112,6 +113,7 @@ class Modality:
     blank: Callable[[Size], Any] = blank_picture
     run: Callable[[HFProcessor, Sequence[Any], Kwargs], Outputs] = run_images
     expansion: Callable[[HFProcessor, Outputs, int, Kwargs], str] = replace_image_token
+    ordinal: Callable[[HFProcessor, int], str] = lambda processor, index: ""
     feature_tokens: Callable[[HFProcessor], tuple[str, ...]] = lambda processor: ()
     pack: Callable[[HFProcessor, ItemTensors], ItemTensors] = unchanged
     unpack: Callable[[HFProcessor, ItemTensors], ItemTensors] = unchanged

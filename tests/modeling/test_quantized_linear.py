@@ -38,6 +38,13 @@ def test_rows_of_any_length_are_multiplied(in_features: int) -> None:
     torch.testing.assert_close(layer(inputs), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_may_lie_in_any_order(dtype: torch.dtype) -> None:
+    """As those of a picture whose channels a convolution put first."""
+    layer, channels_first = Int8Linear(nn.Linear(96, 130)), torch.randn(96, 18, dtype=dtype)
+    assert torch.equal(layer(channels_first.T), layer(channels_first.T.contiguous()))
+
+
 def test_no_weight_is_further_off_than_half_a_step() -> None:
     linear = nn.Linear(64, 50)
     with torch.no_grad():

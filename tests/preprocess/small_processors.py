@@ -270,6 +270,23 @@ def _mistral3(tokenizer: Tokenizer) -> Json:
     }
 
 
+def _minicpmv4_6(tokenizer: Tokenizer) -> Json:
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    text = _text("qwen3_5_text", tokenizer, head_dim=8, layer_types=["linear_attention", "full_attention"], **heads)
+    return {
+        "text_config": text,
+        "vision_config": _vision("minicpmv4_6_vision", patch_size=7),
+        "insert_layer_id": 0,
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+    }
+
+
 def _gemma3(tokenizer: Tokenizer) -> Json:
     tokens = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}
     tokens["image_token_index"] = "<image_soft_token>"
@@ -278,6 +295,24 @@ def _gemma3(tokenizer: Tokenizer) -> Json:
         "vision_config": _vision("siglip_vision_model", vision_use_head=False),
         "mm_tokens_per_image": 4,
         **{name: tokenizer.token_to_id(token) for name, token in tokens.items()},
+    }
+
+
+def _gemma3n(tokenizer: Tokenizer) -> Json:
+    vocab_size = tokenizer.get_vocab_size()
+    per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": vocab_size, "num_kv_shared_layers": 0}
+    layers: Json = {"layer_types": ["sliding_attention", "full_attention"], "altup_num_inputs": 2, "laurel_rank": 4}
+    audio: Json = {"hidden_size": 32, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 1}
+    audio |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 8, "vocab_offset": vocab_size + 8}
+    vision = {"vocab_size": 8, "vocab_offset": vocab_size, "model_args": _MOBILENET}
+    tokens = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+    tokens |= {"boa": "<start_of_audio>", "eoa": "<end_of_audio>", "audio": "<audio_soft_token>"}
+    return {
+        "text_config": _text("gemma3n_text", tokenizer, head_dim=8, sliding_window=64, **per_layer, **layers),
+        "vision_config": vision,
+        "audio_config": audio,
+        "vision_soft_tokens_per_image": 16,
+        **{f"{name}_token_id": tokenizer.token_to_id(token) for name, token in tokens.items()},
     }
 
 
@@ -321,11 +356,12 @@ def _phi4_multimodal(tokenizer: Tokenizer) -> Json:
 
 
 def _florence2(tokenizer: Tokenizer) -> Json:
-    heads = {"embed_dim": [8, 16, 16, 32], "num_heads": [1, 2, 2, 4], "num_groups": [1, 2, 2, 4]}
+    # As in its checkpoints, no stage attends in one group: that takes another product for one picture than for several.
+    heads = {"embed_dim": [8, 16, 16, 32], "num_heads": [1, 2, 2, 4], "num_groups": [2, 2, 2, 4]}
     side = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
     text: Json = {f"{end}_{name}": value for end in ("encoder", "decoder") for name, value in side.items()}
     text |= {"model_type": "bart", "d_model": 32, "vocab_size": tokenizer.get_vocab_size(), **_ids(tokenizer)}
-    vision = {"depths": [1, 1, 1, 1], **heads, "window_size": 4, "projection_dim": 32}
+    vision = {"depths": [1, 2, 1, 1], **heads, "window_size": 4, "projection_dim": 32}
     image_id = tokenizer.token_to_id("<image>")
     return {"text_config": text, "vision_config": vision, "image_token_id": image_id, **_ids(tokenizer)}
 
@@ -358,6 +394,24 @@ _QWEN3_VIDEOS = {
     "video_processor_type": "Qwen3VLVideoProcessor",
     "size": {"shortest_edge": 16 * 32**2, "longest_edge": 64 * 32**2},
     "max_frames": 8,
+}
+
+# Of each kind of block that MobileNetV5 has, as timm describes them, in fewer channels.
+_UIR = {"block_type": "uir", "stride": 2, "dw_kernel_size_start": 5, "dw_kernel_size_mid": 5, "dw_kernel_size_end": 0}
+_UIR |= {"exp_ratio": 4.0, "se_ratio": 0.0, "noskip": False, "act_layer": None}
+_ER = {"block_type": "er", "stride": 2, "exp_kernel_size": 3, "pw_kernel_size": 1, "exp_ratio": 4.0, "force_in_chs": 0}
+_ER |= {"se_ratio": 0.0, "noskip": False, "act_layer": None}
+_MQA = {"block_type": "mqa", "stride": 1, "dw_kernel_size": 3, "num_heads": 4, "key_dim": 16, "value_dim": 16}
+_MQA |= {"kv_stride": 2, "noskip": False, "act_layer": None}
+_FFN = _UIR | {"stride": 1, "dw_kernel_size_start": 0, "dw_kernel_size_mid": 0}
+_MOBILENET: Json = {
+    "block_args": [
+        [{**_ER, "out_chs": 16}],
+        [{**_UIR, "out_chs": 32}],
+        [{**_UIR, "out_chs": 48}, {**_MQA, "out_chs": 48}, {**_FFN, "out_chs": 48}],
+        [{**_UIR, "out_chs": 64}, {**_MQA, "out_chs": 64, "kv_stride": 1}, {**_FFN, "out_chs": 64}],
+    ],
+    "msfa_output_resolution": 4,
 }
 
 _FAMILIES = {
@@ -495,6 +549,30 @@ _FAMILIES = {
         tokens=("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
         image="[IMG]",
     ),
+    "minicpmv4_6": _Family(
+        "MiniCPMV4_6Processor",
+        _minicpmv4_6,
+        {
+            "image_processor_type": "MiniCPMV4_6ImageProcessor",
+            "scale_resolution": 56,
+            "patch_size": 7,
+            "max_slice_nums": 4,
+            **_HALF,
+        },
+        named={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
+        },
+        tokens=("<|im_start|>", "<|im_end|>"),
+        image="<|image_pad|>",
+        bos=False,
+    ),
     "gemma3": _Family(
         "Gemma3Processor",
         _gemma3,
@@ -507,6 +585,29 @@ _FAMILIES = {
         },
         tokens=("<start_of_turn>", "<end_of_turn>"),
         image="<start_of_image>",
+        prefix="never",
+    ),
+    # In pictures smaller than this its convolutions make other last bits of one picture than of several.
+    "gemma3n": _Family(
+        "Gemma3nProcessor",
+        _gemma3n,
+        {
+            "image_processor_type": "SiglipImageProcessor",
+            "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+            "size": _square(128),
+            "do_normalize": False,
+        },
+        {"image_seq_length": 16, "audio_seq_length": 4},
+        named={
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+            "boa_token": "<start_of_audio>",
+            "eoa_token": "<end_of_audio>",
+            "audio_token": "<audio_soft_token>",
+        },
+        tokens=("<start_of_turn>", "<end_of_turn>"),
+        image="<image_soft_token>",
         prefix="never",
     ),
     "paligemma": _Family(

@@ -5,11 +5,13 @@ import io
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -39,10 +41,12 @@ def ids_of(ours: MultiModalProcessor, prompt: Prompt, infos: list[ItemInfo]) -> 
     return ours.prompts.render(prompt, infos, ["hash"] * len(infos)).prompt_token_ids
 
 
-def changed(model_type: str, folder: Path, **settings: Any) -> tuple[MultiModalProcessor, Any]:
-    """Our processor and Hugging Face's for a checkpoint with other processor settings."""
+def changed(
+    model_type: str, folder: Path, file: str = "processor_config.json", **settings: Any
+) -> tuple[MultiModalProcessor, Any]:
+    """Our processor and Hugging Face's for a checkpoint with other settings in one of its files."""
     save_processor(model_type, "byte_level", folder)
-    config = folder / "processor_config.json"
+    config = folder / file
     config.write_text(json.dumps(json.loads(config.read_text()) | settings))
     ours = MultiModalProcessor(ProcessorConfig(str(folder), image_backend="torchvision"))
     return ours, load_processor(FAMILIES[model_type], str(folder), backend="torchvision")
@@ -95,6 +99,7 @@ def test_gemma3_largest_with_pan_and_scan(width: int, height: int, most: int) ->
         ("gemma3", PAN_AND_SCAN | {"pan_and_scan_max_num_crops": 5}),
         ("molmo2", {"max_crops": 5}),
         ("molmo2", {"max_crops": 0}),
+        ("minicpmv4_6", {"max_slice_nums": 5}),
         ("phi4_multimodal", {"dynamic_hd": 5}),
         ("phi4_multimodal", {"dynamic_hd": True}),
         ("chameleon", {"size": 7}),
@@ -106,7 +111,10 @@ def test_options_out_of_bounds(model_type: str, options: dict[str, object]) -> N
         family.ours.items.expansion_for_size("image", (64, 64), options=options)
 
 
-@pytest.mark.parametrize(("model_type", "option"), [("molmo2", "max_crops"), ("phi4_multimodal", "dynamic_hd")])
+@pytest.mark.parametrize(
+    ("model_type", "option"),
+    [("minicpmv4_6", "max_slice_nums"), ("molmo2", "max_crops"), ("phi4_multimodal", "dynamic_hd")],
+)
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_fewer_crops(model_type: str, option: str, number: int) -> None:
     family = pair(model_type, "byte_level", "torchvision")
@@ -115,6 +123,52 @@ def test_fewer_crops(model_type: str, option: str, number: int) -> None:
     ((info, tensors),) = family.ours.items.process("image", [png(picture)], options={option: number})
     assert ids_of(family.ours, TextPrompt(text), [info]) == expected["input_ids"][0].tolist()
     family.check_tensors([tensors], dict(expected))
+
+
+@given(width=st.integers(4, 1500), height=st.integers(4, 1500), most=st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_minicpm_slices_follow_from_the_size(width: int, height: int, most: int) -> None:
+    assume(max(width, height) <= 100 * min(width, height))
+    minicpm, options = pair("minicpmv4_6", "byte_level", "torchvision"), {"max_slice_nums": most}
+    rules, kwargs = minicpm.family.modalities["image"], {"max_slice_nums": most}
+    outputs = minicpm.theirs.image_processor([drawn(width, height)], return_tensors="pt", **kwargs)
+    counted = rules.size_outputs(minicpm.theirs, height, width, kwargs)
+    assert {name: torch.as_tensor(counted[name]).tolist() for name in counted} == {
+        name: torch.as_tensor(outputs[name]).tolist() for name in counted
+    }
+    (largest,) = rules.largest(minicpm.theirs, kwargs)
+    some, best = (
+        minicpm.ours.items.expansion_for_size("image", size, options=options) for size in ((height, width), largest)
+    )
+    assert some.features.num_embeds <= best.features.num_embeds
+
+
+def test_no_picture_takes_more_tokens_than_the_largest_of_a_real_minicpm() -> None:
+    """Its slices are of more patches than those of the small checkpoint."""
+    image_processor = type(pair("minicpmv4_6", "byte_level", "torchvision").theirs.image_processor)()
+    processor = SimpleNamespace(image_processor=image_processor)
+    rules = FAMILIES["minicpmv4_6"].modalities["image"]
+
+    def num_patches(size: tuple[int, ...]) -> int:
+        return int(rules.size_outputs(processor, *size, {})["target_sizes"].prod(-1).sum())
+
+    (largest,) = rules.largest(processor, {})
+    assert max(largest) <= 100 * min(largest)
+    sides = np.geomspace(40, 8000, 60).round().astype(int).tolist()
+    sizes = [(high, wide) for high in sides for wide in sides if max(high, wide) <= 100 * min(high, wide)]
+    assert 0.95 * num_patches(largest) <= max(map(num_patches, sizes)) <= num_patches(largest)
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_minicpm_numbers_the_pictures_of_a_prompt(tmp_path: Path, is_numbered: bool) -> None:
+    ours, theirs = changed("minicpmv4_6", tmp_path, "preprocessor_config.json", use_image_id=is_numbered)
+    pictures = [drawn(64, 64), drawn(20, 120), drawn(64, 64)]
+    text = "<|image_pad|>a<|image_pad|> 1 <|image_pad|>"
+    expected = theirs(text=text, images=[pictures])["input_ids"][0].tolist()
+    assert ("<image_id>2</image_id>" in theirs.tokenizer.decode(expected)) == is_numbered
+    infos = [ours.items.process("image", [png(one)])[0][0] for one in pictures]
+    for prompt in (TextPrompt(text), TokensPrompt(theirs.tokenizer(text)["input_ids"]), TokensPrompt(expected)):
+        assert ids_of(ours, prompt, infos) == expected
 
 
 @pytest.mark.parametrize("text", ["Hi, <image_placeholder> what?", "\nHi", ""])

@@ -16,8 +16,9 @@ from tests.preprocess.small_processors import FAMILIES, VIDEO_FAMILIES, Vocabula
 if importlib.util.find_spec("preprocess.torchvision_build"):
     importlib.import_module("preprocess.torchvision_build").make_importable()
 
-# What these have without torchvision: no image processor at all, no processor class, a patchify that always fails.
-NEEDS_TORCHVISION = frozenset({"molmo2", "phi4_multimodal", "mistral3", "fuyu"})
+# What these have without torchvision: no image processor at all, no processor class, a patchify that always fails, no
+# video processor, which the processor needs.
+NEEDS_TORCHVISION = frozenset({"molmo2", "phi4_multimodal", "mistral3", "fuyu", "minicpmv4_6"})
 VOCABULARIES: tuple[Vocabulary, ...] = get_args(Vocabulary)
 
 all_families = pytest.mark.parametrize("model_type", FAMILIES)

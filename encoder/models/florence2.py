@@ -1,0 +1,30 @@
+"""Florence-2: each stage of its tower cuts what the one before made into larger patches."""
+
+import math
+from dataclasses import replace
+
+from transformers import Florence2ForConditionalGeneration, PreTrainedConfig
+
+from encoder.models.family import VisionFamily
+from encoder.models.tiles import IMAGE
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    """Those of the stage with the most layers. Patches overlap and reach beyond the edge."""
+    vision = config.vision_config
+    sides = list(item["pixel_values"].shape[-2:])
+    for stage in range(vision.depths.index(max(vision.depths)) + 1):
+        margin = 2 * vision.patch_padding[stage] - vision.patch_size[stage]
+        sides = [(side + margin) // vision.patch_stride[stage] + 1 for side in sides]
+    return math.prod(sides)
+
+
+FLORENCE2 = VisionFamily(
+    model_class=without(Florence2ForConditionalGeneration, "model.language_model", "lm_head"),
+    tower="model.vision_tower",
+    projector=("model.multi_modal_projector",),
+    modalities={"image": replace(IMAGE, num_patches=_num_patches)},
+    has_tiles=True,
+)

@@ -1,0 +1,36 @@
+"""Gemma 3n: its tower is a convolutional network of timm's, an optional dependency (`raylens[gemma3n]`)."""
+
+from dataclasses import replace
+
+from transformers import Gemma3nForConditionalGeneration, PreTrainedConfig
+
+from encoder.models.family import VisionFamily
+from encoder.models.tiles import IMAGE
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+_PATCH_SIZE = 16
+"""In pixels, of what a position stands for in the stage of MobileNetV5 that has the most layers."""
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    height, width = item["pixel_values"].shape[-2:]
+    return -(-height // _PATCH_SIZE) * -(-width // _PATCH_SIZE)
+
+
+GEMMA3N = VisionFamily(
+    model_class=without(
+        Gemma3nForConditionalGeneration,
+        "model.language_model",
+        "lm_head",
+        # Of tokens for pictures that are text.
+        "model.embed_vision.embedding",
+        "model.embed_vision.hard_embedding_norm",
+        "model.audio_tower",
+        "model.embed_audio",
+    ),
+    tower="model.vision_tower",
+    projector=("model.embed_vision",),
+    modalities={"image": replace(IMAGE, num_patches=_num_patches)},
+    has_tiles=True,
+)

@@ -1,0 +1,34 @@
+"""MiniCPM-V 4.6: tiles of all shapes, whose patches lie side by side on the last axis."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import MiniCPMV4_6ForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+
+from encoder.models.family import VisionFamily, VisionModality, all_together
+from modeling.half_model import without
+from preprocess.schema import ItemTensors
+
+
+def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    pixels = torch.cat([item["pixel_values"] for item in items], dim=-1)
+    sizes = torch.cat([item["target_sizes"] for item in items])
+    tiles = iter(model.get_image_features(pixels, target_sizes=sizes).pooler_output)
+    return [torch.cat([next(tiles) for _ in item["target_sizes"]]) for item in items]
+
+
+def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    return int(item["target_sizes"].prod(-1).sum())
+
+
+MINICPMV4_6 = VisionFamily(
+    model_class=without(MiniCPMV4_6ForConditionalGeneration, "model.language_model", "lm_head"),
+    tower="model.vision_tower",
+    projector=("model.merger",),
+    modalities={
+        "image": VisionModality(
+            encode=_encode, num_patches=_num_patches, batch_key=all_together, on_host=frozenset({"target_sizes"})
+        )
+    },
+    is_packed=True,
+)

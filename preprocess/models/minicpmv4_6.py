@@ -1,0 +1,126 @@
+"""MiniCPM-V 4.6: a view of the whole picture and slices of it, each of its own shape, numbered within a prompt."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from preprocess.field_layout import Flat, Outputs
+from preprocess.models.family import (
+    HFProcessor,
+    Kwargs,
+    Modality,
+    ProcessorFamily,
+    Size,
+    image_token,
+    int_option,
+    replaces_image_token,
+)
+
+_MAX_RATIO = 100  # of a picture's sides, as our limits have it by default
+
+
+def _num_tiles(outputs: Outputs) -> list[int]:
+    return list(outputs["num_patches_per_image"])
+
+
+def _num_columns(outputs: Outputs) -> list[int]:
+    """Of the pixels of each picture, whose patches lie side by side."""
+    columns = torch.as_tensor(outputs["target_sizes"]).prod(-1) * outputs["pixel_values"].shape[-2]
+    return [int(own.sum()) for own in columns.split(_num_tiles(outputs))]
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    grid, tiles = _tiles(processor, height, width, kwargs)
+    patch = processor.image_processor.patch_size
+    return {
+        "grids": [grid],
+        "num_patches_per_image": [len(tiles)],
+        "target_sizes": torch.tensor(tiles, dtype=torch.int32) // patch,
+    }
+
+
+def _tiles(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tuple[list[int], list[tuple[int, int]]]:
+    """The grid of slices, (0, 0) for none, and each tile's height and width in pixels, that of the whole first."""
+    part = processor.image_processor
+    settings = part.scale_resolution, part.patch_size, part.downsample_mode
+    size, most = (height, width), _most_slices(processor, kwargs)
+    grid = part.get_sliced_grid(size, most, part.scale_resolution) if part.slice_mode else None
+    whole = part.find_best_resize(size, *settings, allow_upscale=grid is None)
+    if grid is None:
+        return [0, 0], [whole]
+    rows, cols = grid
+    high, wide = part.get_refine_size(size, grid, *settings, allow_upscale=True)
+    return [rows, cols], [whole, *[(high // rows, wide // cols)] * (rows * cols)]
+
+
+def _most_slices(processor: HFProcessor, kwargs: Kwargs) -> int:
+    return int(kwargs.get("max_slice_nums", processor.image_processor.max_slice_nums))
+
+
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    """Of the sizes at which some tile gets one more row or column of tokens."""
+
+    def num_pixels(size: tuple[int, int]) -> int:
+        return sum(high * wide for high, wide in _tiles(processor, *size, kwargs)[1])
+
+    largest = max(_turning_sizes(processor, _most_slices(processor, kwargs)), key=num_pixels)
+    return [largest]
+
+
+def _turning_sizes(processor: HFProcessor, most: int) -> Iterator[tuple[int, int]]:
+    """Tiles have about one area, so that their shape decides how many tokens fit; it is that of the picture, or of a
+    slice in a grid. Of each shape, a picture of as many slices as there can be, or fewer, and a large one."""
+    for shape in _turning_shapes(processor, most):
+        for num_slices in (*range(1, most + 1), 40 * most):
+            height = int(processor.image_processor.scale_resolution * math.sqrt(num_slices / shape))
+            width = int(height * shape)
+            if 0 < max(height, width) <= _MAX_RATIO * min(height, width):
+                yield height, width
+
+
+def _turning_shapes(processor: HFProcessor, most: int) -> set[float]:
+    """Width by height of the pictures."""
+    part = processor.image_processor
+    token = part.patch_size * (2 if part.downsample_mode == "4x" else 4)
+    num_sides = int(part.scale_resolution * math.sqrt(_MAX_RATIO)) // token + 1
+    # Half a token more makes a whole one; just half only where that makes an even number.
+    sides = [token * number + token // 2 + more for number in range(num_sides) for more in (0, 1)]
+    tiles = [(side / part.scale_resolution) ** power for side in sides for power in (2, -2)]
+    grids = [cols / rows for rows in range(1, most + 1) for cols in range(1, most // rows + 1)]
+    shapes = {tile * grid for tile in tiles for grid in grids}
+    return {shape for shape in shapes if 1 / _MAX_RATIO <= shape <= _MAX_RATIO}
+
+
+def _expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
+    divisor = processor.image_token_divisor
+    return str(processor.replace_image_token(outputs, image_idx=index, image_token_divisor=divisor))
+
+
+def _ordinal(processor: HFProcessor, index: int) -> str:
+    if not processor.image_processor.use_image_id:
+        return ""
+    return f"{processor.image_id_start_token}{index}{processor.image_id_end_token}"
+
+
+MINICPMV4_6 = ProcessorFamily(
+    processor_class="MiniCPMV4_6Processor",
+    modalities={
+        "image": Modality(
+            fields={"pixel_values": Flat(_num_columns, axis=-1), "target_sizes": Flat(_num_tiles)},
+            update=replaces_image_token,
+            embed_token=image_token,
+            size_outputs=_size_outputs,
+            largest=_largest,
+            expansion=_expansion,
+            ordinal=_ordinal,
+            options={
+                "max_slice_nums": int_option(
+                    "max_slice_nums", least=1, most=lambda processor: processor.image_processor.max_slice_nums
+                )
+            },
+        )
+    },
+    # Its processor does not load without the part for videos, which is torchvision's.
+    backends=("torchvision",),
+)
