@@ -26,6 +26,15 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 """What a route may answer instead, for its documentation."""
 
+JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": "see ErrorResponse",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
+    }
+    for status in ERROR_RESPONSES
+}
+"""The same of a route that answers in another type than JSON, which FastAPI would say of its errors, too."""
+
 
 class AccessError(PermissionError):
     """Who sends the request may not. `challenge`: what to send, as of the header WWW-Authenticate."""

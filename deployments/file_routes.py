@@ -7,8 +7,12 @@ from fastapi.responses import Response
 
 from deployments.api.files import DeletedFile, File, FileList
 from deployments.call import HttpCall
-from deployments.errors import ERROR_RESPONSES
+from deployments.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
 from deployments.uploads import Uploads
+
+
+class _Bytes(Response):
+    media_type = "application/octet-stream"
 
 
 class FileRoutes:
@@ -21,9 +25,10 @@ class FileRoutes:
             ("/v1/files", self.files, "GET"),
             ("/v1/files/{file_id}", self.file, "GET"),
             ("/v1/files/{file_id}", self.delete, "DELETE"),
-            ("/v1/files/{file_id}/content", self.content, "GET"),
         ):
             api.add_api_route(path, endpoint, methods=[method], responses=ERROR_RESPONSES)
+        path = "/v1/files/{file_id}/content"
+        api.add_api_route(path, self.content, methods=["GET"], response_class=_Bytes, responses=JSON_ERROR_RESPONSES)
 
     async def upload(
         self,
@@ -41,13 +46,15 @@ class FileRoutes:
         return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.tenant_salt)])
 
     async def file(self, file_id: str, call: HttpCall) -> File:
+        """What is known of a file of this API key."""
         return File.of(await self._uploads.get(call.tenant_salt, file_id))
 
     async def content(self, file_id: str, call: HttpCall) -> Response:
         """The file itself, never to be shown by a browser as anything."""
         content = await self._uploads.read(call.tenant_salt, file_id)
-        return Response(content, media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})
+        return _Bytes(content, headers={"x-content-type-options": "nosniff"})
 
     async def delete(self, file_id: str, call: HttpCall) -> DeletedFile:
+        """Deletes a file of this API key; requests that have read it go on."""
         await self._uploads.delete(call.tenant_salt, file_id)
         return DeletedFile(id=file_id)

@@ -56,8 +56,11 @@ class GenerationRoutes:
         self._first_token_timeout_s = first_token_timeout_s
 
     def add_to(self, api: FastAPI) -> None:
+        events = {"text/event-stream": {"schema": {"type": "string", "description": "where `stream` is true"}}}
+        answers = {200: {"content": events}, **ERROR_RESPONSES}
+
         def post(path: str, endpoint: Any, model: Any) -> None:
-            api.add_api_route(path, endpoint, methods=["POST"], response_model=model, responses=ERROR_RESPONSES)
+            api.add_api_route(path, endpoint, methods=["POST"], response_model=model, responses=answers)
 
         post("/v1/chat/completions", self.chat_completions, ChatCompletion)
         post("/v1/completions", self.completions, Completion)

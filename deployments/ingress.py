@@ -7,14 +7,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from ray.serve.handle import DeploymentHandle
 
 from deployments.admission import Admission
-from deployments.api.models import ModelCard, ModelList
+from deployments.api.models import Health, ModelCard, ModelList
 from deployments.api_keys import ApiKeys
 from deployments.config import AppConfig
-from deployments.errors import ERROR_RESPONSES, add_error_handlers
+from deployments.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES, add_error_handlers
 from deployments.file_routes import FileRoutes
 from deployments.gate import Gate
 from deployments.generation_routes import GenerationRoutes
@@ -81,8 +81,10 @@ class Ingress:
         route = api.add_api_route
         route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
         route("/v1/models/{model:path}", self.model, methods=["GET"], responses=ERROR_RESPONSES)
-        route("/health", self.health, methods=["GET"], response_model=None)
-        route("/metrics", self.metrics, methods=["GET"], response_model=None)
+        route("/health", self.health, methods=["GET"], response_model=Health, responses={503: {"model": Health}})
+        route(
+            "/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=JSON_ERROR_RESPONSES
+        )
         add_error_handlers(api)
         admission = Admission(self._config.admission, self._metrics.count_rejection)
         api.add_middleware(Gate, keys=self._keys, admission=admission, config=self._config.admission)
@@ -104,13 +106,14 @@ class Ingress:
         return ModelList(data=[ModelCard(id=self._served.name, created=self._served.created)])
 
     async def model(self, model: str) -> ModelCard:
+        """The model that is served, by its name; 404 for any other."""
         self._served.check_model(model)
         return ModelCard(id=self._served.name, created=self._served.created)
 
     async def health(self) -> JSONResponse:
-        """200 when every stage is ready, else 503; the body says which is not."""
-        status = 200 if self._monitor.is_ready else 503
-        return JSONResponse({"ready": self._monitor.is_ready, "stages": self._monitor.states()}, status)
+        """200 when every stage is ready, else 503; the body says which is not. Needs no API key."""
+        health = Health(ready=self._monitor.is_ready, stages=self._monitor.states())
+        return JSONResponse(health.model_dump(), 200 if health.ready else 503)
 
     async def metrics(self) -> Response:
         """All stages' metrics, for Prometheus."""

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model that is served."""
+"""`GET /v1/models`: the one model that is served. `GET /health`: how it is."""
 
 from typing import Literal
 
@@ -15,3 +15,10 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """`stages` by name: "ready", "starting" or "unresponsive"; all are ready where `ready` is true."""
+
+    ready: bool
+    stages: dict[str, str]

@@ -1,0 +1,90 @@
+"""What `/openapi.json` says is complete and true: requests made from it never fail the server, and its answers are of
+the forms that it names."""
+
+import os
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from openai import OpenAI
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+NUM_REQUESTS = int(os.environ.get("RAYLENS_GENERATED_REQUESTS", "300"))
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+def test_every_route_is_described(app_url: str) -> None:
+    paths = httpx.get(f"{app_url}/openapi.json").json()["paths"]
+    assert {path: sorted(methods) for path, methods in paths.items()} == {
+        "/v1/chat/completions": ["post"],
+        "/v1/completions": ["post"],
+        "/v1/responses": ["post"],
+        "/v1/models": ["get"],
+        "/v1/models/{model}": ["get"],
+        "/v1/files": ["get", "post"],
+        "/v1/files/{file_id}": ["delete", "get"],
+        "/v1/files/{file_id}/content": ["get"],
+        "/tokenize": ["post"],
+        "/detokenize": ["post"],
+        "/render": ["post"],
+        "/health": ["get"],
+        "/metrics": ["get"],
+    }
+    for path, methods in paths.items():
+        for method, said in methods.items():
+            assert said.get("description"), f"{method} {path} is not explained"
+
+
+def test_generated_requests_never_fail_the_server(app_url: str, client: OpenAI) -> None:
+    schema: Any = schemathesis.openapi.from_url(f"{app_url}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    # Those with a body have most to be got wrong.
+    weights = {operation.label: 6 if operation.body else 1 for operation in operations}
+    statuses: Counter[int] = Counter()
+    for operation in operations:
+        num_examples = max(1, NUM_REQUESTS * weights[operation.label] // sum(weights.values()))
+        statuses += _send(operation, num_examples, app_url)
+    assert sum(statuses.values()) >= NUM_REQUESTS * 0.9, statuses
+    assert statuses[200] > 0 < statuses[400]
+    assert client.chat.completions.create(model="shapes", messages=[{"role": "user", "content": "Hi"}]).choices
+
+
+def _send(operation: Any, num_examples: int, app_url: str) -> Counter[int]:
+    statuses: Counter[int] = Counter()
+
+    @given(case=operation.as_strategy(), is_served=st.booleans())
+    @settings(
+        max_examples=num_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def send(case: Any, is_served: bool) -> None:
+        if is_served and isinstance(case.body, dict):
+            # Else nearly all would end at the model's name, and the rest go on to the context's end.
+            case.body.update({"model": "shapes"} if "model" in case.body else {})
+            limit = "max_output_tokens" if operation.path == "/v1/responses" else "max_tokens"
+            case.body.update({limit: 3} if operation.path.startswith("/v1/") else {})
+        response = case.call(base_url=app_url, timeout=60)
+        statuses[response.status_code] += 1
+        case.validate_response(response, checks=CHECKS)
+
+    send()
+    return statuses
+
+
+@pytest.mark.slow
+def test_two_thousand_generated_requests(app_url: str, client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "NUM_REQUESTS", 2000)
+    test_generated_requests_never_fail_the_server(app_url, client)
