@@ -1,12 +1,13 @@
 """Families that ask something else of each stage, over HTTP: greedy tokens equal those of `generate`."""
 
-from collections.abc import Iterator
+import base64
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from PIL import Image
 
 from deployments.config import AppConfig
@@ -15,6 +16,7 @@ from preprocess.hf_processor import load_processor
 from preprocess.models import FAMILIES
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
+from tests.preprocess.video_parity import all_frames, clip, whole
 from tests.small_models import NUM_TOKENS, make_checkpoint, whole_class
 
 # Three rotary positions of a token, pictures of all sizes and features for several layers; tokens of a picture that see
@@ -30,31 +32,45 @@ def port() -> Iterator[int]:
         yield port
 
 
+def video_part(content: bytes) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
 class Served:
     """A family's checkpoint, an endpoint for it, and the whole model beside it."""
 
     def __init__(self, model_type: str, checkpoint: str, url: str) -> None:
+        self.model_type = model_type
         self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
         self._processor = load_processor(FAMILIES[model_type], checkpoint, backend="torchvision")
         self._model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
 
-    def ask(self, text: str, pictures: list[int]) -> Any:
+    def ask(self, text: str, pictures: list[int], videos: Sequence[int] = ()) -> Any:
+        message = user_message(text, *(encoded(picture(index)) for index in pictures))
+        message["content"][len(pictures) : len(pictures)] = [video_part(clip(index)) for index in videos]
         return self._client.chat.completions.create(
             model="small",
-            messages=[user_message(text, *(encoded(picture(index)) for index in pictures))],
+            messages=[message],
             temperature=0,
             max_tokens=NUM_TOKENS,
             extra_body={"ignore_eos": True, "return_token_ids": True},
         )
 
-    def expected(self, text: str, pictures: list[int]) -> tuple[list[int], list[int]]:
+    def expected(self, text: str, pictures: list[int], videos: Sequence[int] = ()) -> tuple[list[int], list[int]]:
         """The ids of the prompt and of the answer."""
-        content = [{"type": "image"}] * len(pictures) + [{"type": "text", "text": text}]
+        content = [{"type": "image"}] * len(pictures) + [{"type": "video"}] * len(videos)
+        content.append({"type": "text", "text": text})
         messages = [{"role": "user", "content": content}]
         # Chameleon's processor has no chat template of its own.
         prompt = self._processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         images: list[list[Image.Image]] | None = [[picture(index) for index in pictures]] if pictures else None
-        inputs = self._processor(text=prompt, images=images, return_tensors="pt")
+        clips: dict[str, Any] = {}
+        if videos:
+            frames = [torch.from_numpy(all_frames(index).frames) for index in videos]
+            metadata = [whole(index) for index in videos]
+            clips = {"videos": frames, "video_metadata": metadata, "do_sample_frames": True}
+        inputs = self._processor(text=prompt, images=images, return_tensors="pt", **clips)
         with torch.inference_mode():
             output = self._model.generate(
                 **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
@@ -77,3 +93,15 @@ def test_answers_are_those_of_generate(served: Served) -> None:
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
     assert answers == [served.expected(*question) for question in QUESTIONS]
     assert len({tuple(answer) for _, answer in answers}) == len(QUESTIONS), "answers must depend on the input"
+
+
+def test_videos_are_answered_as_by_generate(served: Served) -> None:
+    if served.model_type == "gemma3":
+        with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\].video_url: .*video") as caught:
+            served.ask("What happens?", [], [0])
+        assert caught.value.status_code == 400
+        return
+    asked = [("What happens?", [], [0]), ("And here?", [1], [1, 2])]
+    completions = [served.ask(*question) for question in asked]
+    answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    assert answers == [served.expected(*question) for question in asked]
