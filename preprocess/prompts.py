@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 
+from preprocess.chat_template import ChatTemplate
 from preprocess.models.family import HFProcessor, ProcessorFamily
 from preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
 from preprocess.prompt_truncation import Extent, truncate_left
@@ -31,7 +31,6 @@ from preprocess.schema import (
     Prompt,
     TextPrompt,
     TokensPrompt,
-    ToolCallFormat,
 )
 
 _MAX_CUT_CONTEXTS = 16
@@ -55,8 +54,8 @@ class PromptRenderer:
         self._family = family
         self._hf_tokenizer = hf_tokenizer
         self._tokenizer = tokenizer
-        self._template = processor.chat_template or hf_tokenizer.chat_template
-        self.tool_calls = tool_call_format(self._template)
+        self._template = ChatTemplate(processor, hf_tokenizer)
+        self.tool_calls = self._template.tool_calls
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._longest_token = max(len(token) for token in hf_tokenizer.get_vocab())
@@ -133,7 +132,7 @@ class PromptRenderer:
                 self._check_length(len(text), is_cut=is_cut)
                 return self._tokenizer.encode(self._rewritten(text), add_special_tokens=add_special_tokens)
             self._check_length(_num_chars(prompt.messages), is_cut=is_cut)
-            text = self._rewritten(self._fill_template(prompt))
+            text = self._rewritten(self._template.fill(prompt))
             self._check_length(len(text), is_cut=is_cut)
             bos = self._hf_tokenizer.bos_token
             adds_now = add_special_tokens and not (bos and text.startswith(bos))
@@ -263,35 +262,6 @@ class PromptRenderer:
                 field="messages",
                 code="context_length_exceeded",
             )
-
-    def _fill_template(self, prompt: ChatPrompt) -> str:
-        """Control tokens and placeholders that a user typed come out marked, to be tokenised as ordinary text."""
-        if not isinstance(self._template, str):
-            raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
-        if prompt.tools and self.tool_calls is None:
-            raise InvalidRequestError("this model's chat template has no tools, or none in a known form", field="tools")
-        (marked,), tools, _, _ = self._hf_tokenizer._mark_chat_inputs(
-            self._template, [list(prompt.messages)], prompt.tools or None, None, {}, True, False
-        )
-        try:
-            text: str = self._processor.apply_chat_template(
-                marked, tools=tools, chat_template=self._template, add_generation_prompt=True, tokenize=False
-            )
-        except (TemplateError, TypeError) as error:
-            raise InvalidRequestError(
-                "the model's chat template does not accept these roles or contents",
-                field="messages",
-            ) from error
-        return text
-
-
-def tool_call_format(template: object) -> ToolCallFormat | None:
-    """How the model of this chat template writes calls of tools; None where it has none, or in a form unknown here.
-
-    Hermes' form is that of Qwen's and of most models built on theirs; their templates spell its tags out.
-    """
-    is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
-    return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None
 
 
 def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:

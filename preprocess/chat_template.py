@@ -1,0 +1,48 @@
+"""The model's chat template: conversations to text, and what it says of calls of tools."""
+
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from preprocess.models.family import HFProcessor
+from preprocess.schema import ChatPrompt, InvalidRequestError, ToolCallFormat
+
+
+class ChatTemplate:
+    """Of one model, which may have none. Clients cannot bring their own."""
+
+    def __init__(self, processor: HFProcessor, hf_tokenizer: Any) -> None:
+        self._processor = processor
+        self._hf_tokenizer = hf_tokenizer
+        self._template = processor.chat_template or hf_tokenizer.chat_template
+        self.tool_calls = tool_call_format(self._template)
+
+    def fill(self, prompt: ChatPrompt) -> str:
+        """The conversation's text. Control tokens and placeholders that a user typed come out marked, to be tokenised
+        as ordinary text. Raises InvalidRequestError for one that the template does not take."""
+        if not isinstance(self._template, str):
+            raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
+        if prompt.tools and self.tool_calls is None:
+            raise InvalidRequestError("this model's chat template has no tools, or none in a known form", field="tools")
+        (marked,), tools, _, _ = self._hf_tokenizer._mark_chat_inputs(
+            self._template, [list(prompt.messages)], prompt.tools or None, None, {}, True, False
+        )
+        try:
+            text: str = self._processor.apply_chat_template(
+                marked, tools=tools, chat_template=self._template, add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError) as error:
+            raise InvalidRequestError(
+                "the model's chat template does not accept these roles or contents",
+                field="messages",
+            ) from error
+        return text
+
+
+def tool_call_format(template: object) -> ToolCallFormat | None:
+    """How the model of this chat template writes calls of tools; None where it has none, or in a form unknown here.
+
+    Hermes' form is that of Qwen's and of most models built on theirs; their templates spell its tags out.
+    """
+    is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
+    return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None

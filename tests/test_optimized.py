@@ -1,0 +1,50 @@
+"""Python without assertions (-O) refuses the same requests: no check of user input is an `assert`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REFUSALS = {
+    "sampling": "from llm.sampling_params import SamplingParams; SamplingParams(n=1000)",
+    "structured output": "from llm.structured_output import StructuredOutput; StructuredOutput(choice=())",
+    "picture": "from preprocess.media import *; decode_image(b'no picture', MediaLimits())",
+    "size": "from preprocess.media import *; check_image_size((9**6, 9**6), MediaLimits())",
+    "embeddings": """
+import torch
+from llm.admission import check_embeddings
+from preprocess.schema import PlaceholderRange
+check_embeddings(PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
+    "room": """
+from llm.admission import check_room
+from llm.sampling_params import SamplingParams
+check_room(10, SamplingParams(max_tokens=10), 15)""",
+    "tensors": """
+from preprocess.media import MediaLimits
+from preprocess.precomputed import read_precomputed
+read_precomputed(b'no tensors', {}, limits=MediaLimits())""",
+    "prompt": """
+from deployments.api.prompts import prompt_and_media
+prompt_and_media('<img src="data:image/png;base64,AA==">', {"image": "https://example.com"}, "prompt")""",
+    "weight": """
+from deployments.admission import *
+from deployments.config import AdmissionConfig
+with Admission(AdmissionConfig(), print).ticket(Caller(None, "")) as ticket:
+    ticket.take(Weight(bytes=2**40))""",
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_user_input_is_refused_without_assertions(name: str) -> None:
+    code = f"""
+from preprocess.schema import InvalidRequestError
+assert False, "assertions are off"
+try:
+    exec({REFUSALS[name]!r}, {{}})
+except InvalidRequestError as error:
+    print("refused:", error.field)
+"""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-O", "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("refused:"), done.stderr
