@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from PIL import Image, ImageOps
 
+from preprocess.image_metadata import check_metadata
 from preprocess.schema import InvalidRequestError
 
 _BASE64_SLICE = 2**20  # characters, a multiple of 4
@@ -96,11 +97,16 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
     at 1/2, 1/4 or 1/8 of its size as long as no side gets shorter than that: faster, and some grey levels off.
     Raises InvalidRequestError when it is no image, truncated, too small or too large.
     """
+    check_metadata(content)
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged or odd metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
             check_image_size(image.size, limits=limits)
+            if image.format == "BMP" and image.tile[0].codec_name == "bmp_rle":
+                # Unpacked in Python, some microseconds for every two bytes.
+                raise InvalidRequestError("compressed BMPs are not read", field="media", code="invalid_image")
             if image.format in ("JPEG", "MPO") and content.count(_START_OF_SCAN) > _MAX_SCANS:
                 # Every scan goes over all pixels again, and takes no more than 75 bytes to ask for.
                 raise InvalidRequestError(
