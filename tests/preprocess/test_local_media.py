@@ -178,7 +178,7 @@ async def test_a_file_that_turns_into_a_fifo_is_not_waited_for(root: Path, monke
     regular = os.stat(root / "cats" / "tom.png")
     (root / "cats" / "tom.png").unlink()
     os.mkfifo(root / "cats" / "tom.png")
-    monkeypatch.setattr(local_media.os, "stat", lambda *_, **__: regular)
+    monkeypatch.setattr(os, "stat", lambda *_, **__: regular)
     async with asyncio.timeout(5):
         assert await refusal(root, "file:cats/tom.png") == FORBIDDEN
 
@@ -206,7 +206,7 @@ async def test_files_that_may_not_be_read_are_refused(root: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", str(root))
 
     media = LocalMedia(root, LIMITS)
-    monkeypatch.setattr(local_media.os, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(InvalidRequestError, match="the file cannot be read") as caught:
         await media.read("file:cats/tom.png")
     assert caught.value.code == FAILED
