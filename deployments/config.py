@@ -47,6 +47,7 @@ class VideoConfig(Settings):
     max_total_pixels: int = Field(2**28, ge=1, description="pixels of all frames handed on, 3 bytes each")
     max_duration_s: float = Field(600.0, gt=0, description="seconds that a video may last")
     max_source_frames: int = Field(36_000, ge=1, description="frames decoded to find those")
+    max_source_pixels: int = Field(2**34, ge=1, description="pixels of all frames decoded to find those")
 
 
 class MediaConfig(Settings):

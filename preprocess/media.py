@@ -23,8 +23,8 @@ _MAX_SCANS = 100  # progressive JPEGs have about ten
 class VideoLimits:
     """What one video may bring. Frames and pixels (width x height) count as decoded, the duration in seconds.
 
-    `max_frames` and `max_total_pixels` bound the frames handed on, 3 bytes a pixel; `max_source_frames` bounds the
-    frames that are decoded to find them, which is what the time goes into.
+    `max_frames` and `max_total_pixels` bound the frames handed on, 3 bytes a pixel; `max_source_frames` and
+    `max_source_pixels` bound the frames that are decoded to find them, which is what the time goes into.
     """
 
     max_frames: int = 768
@@ -32,6 +32,7 @@ class VideoLimits:
     max_total_pixels: int = 2**28
     max_duration_s: float = 600.0
     max_source_frames: int = 36_000
+    max_source_pixels: int = 2**34
 
 
 @dataclass(frozen=True, slots=True)
