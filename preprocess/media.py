@@ -16,6 +16,7 @@ _BASE64_SLICE = 2**20  # characters, a multiple of 4
 # No TIFF: its tiles may be larger and more than the picture that they make up.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")
 _START_OF_SCAN = b"\xff\xda"
+_GREY_STEPS = {"L;2": 85, "L;4": 17}  # from one shade to the next in 8 bits, for PNGs of 2 and 4 bits
 _MAX_SCANS = 100  # progressive JPEGs have about ten
 
 
@@ -113,6 +114,7 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
                 raise InvalidRequestError(
                     f"the JPEG has more than {_MAX_SCANS} scans", field="media", code="invalid_image"
                 )
+            _scale_transparent_grey(image)
             if draft_side is not None:
                 image.draft("RGB", (draft_side, draft_side))
             ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture
@@ -162,6 +164,27 @@ def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
             field="media",
             code="image_too_large",
         )
+
+
+def _scale_transparent_grey(image: Image.Image) -> None:
+    """Makes the transparent colour of a PNG (tRNS) meet its pixels, or the model would see what viewers hide.
+
+    Pillow brings pixels to 8 bits and leaves that colour as it is in the file. Raises InvalidRequestError for one of
+    16 bits, which several colours of 8 bits may stand for.
+    """
+    colour = image.info.get("transparency")
+    if image.format != "PNG" or colour is None or not image.tile:
+        return
+    raw_mode = image.tile[0].args
+    if raw_mode in ("I;16B", "RGB;16B"):
+        raise InvalidRequestError(
+            "a PNG of 16 bits with a transparent colour is not read, send an alpha channel",
+            field="media",
+            code="invalid_image",
+        )
+    if raw_mode in _GREY_STEPS:
+        step = _GREY_STEPS[raw_mode]
+        image.info["transparency"] = colour % (255 // step + 1) * step
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

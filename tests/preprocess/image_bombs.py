@@ -53,6 +53,10 @@ def segment(marker: int, data: bytes) -> bytes:
     return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
 
 
+# Begins with 0xffe3 and is as long: skipped as a whole by who takes that for a length.
+SEGMENTS_OF_ONE_LENGTH = segment(0xE3, b"") * 16375 + segment(0xE3, b"xxx")
+
+
 def gif(extensions: bytes) -> bytes:
     return GIF[:GIF_HEADER_END] + extensions + GIF[GIF_HEADER_END:]
 
@@ -113,7 +117,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "jpeg of junk": lambda: jpeg(b"\xff\xe3\0\2", bytes(NUM_BYTES)),
     **{
         f"jpeg of segments behind a marker {marker:x}": lambda marker=marker: jpeg(  # type: ignore[misc]
-            filled(struct.pack(">H", marker) + filled(segment(0xE3, b""))[:0xFFE0])
+            filled(struct.pack(">H", marker) + SEGMENTS_OF_ONE_LENGTH)
         )
         for marker, (_, _, handler) in MARKER.items()
         if handler is None
