@@ -7,7 +7,7 @@ import io
 import warnings
 from dataclasses import dataclass, field
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from preprocess.image_metadata import check_metadata
 from preprocess.schema import InvalidRequestError
@@ -166,7 +166,7 @@ def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
         )
 
 
-def _scale_transparent_grey(image: Image.Image) -> None:
+def _scale_transparent_grey(image: ImageFile.ImageFile) -> None:
     """Makes the transparent colour of a PNG (tRNS) meet its pixels, or the model would see what viewers hide.
 
     Pillow brings pixels to 8 bits and leaves that colour as it is in the file. Raises InvalidRequestError for one of
