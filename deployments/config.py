@@ -47,6 +47,7 @@ class VideoConfig(Settings):
     max_total_pixels: int = Field(2**28, ge=1, description="pixels of all frames handed on, 3 bytes each")
     max_duration_s: float = Field(600.0, gt=0, description="seconds that a video may last")
     max_source_frames: int = Field(36_000, ge=1, description="frames decoded to find those")
+    max_source_pixels: int = Field(2**34, ge=1, description="pixels of all frames decoded to find those")
 
 
 class MediaConfig(Settings):
@@ -63,7 +64,10 @@ class MediaConfig(Settings):
     allowed_domains: tuple[str, ...] = Field((), description="hosts that media may come from; empty: any public one")
     allow_private_addresses: bool = Field(False, description="also fetch from addresses that are not public")
     connect_timeout_s: float = Field(5.0, gt=0, description="seconds to connect to a media host")
-    total_timeout_s: float = Field(20.0, gt=0, description="seconds for one fetch in all")
+    total_timeout_s: float = Field(20.0, gt=0, description="seconds for one fetch in all, with its redirects")
+    local_root: str | None = Field(
+        None, description="folder on the ingress's node below which `file:` URLs may name files; null: none is read"
+    )
 
     def limits(self) -> MediaLimits:
         return MediaLimits(

@@ -7,14 +7,16 @@ import io
 import warnings
 from dataclasses import dataclass, field
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
+from preprocess.image_metadata import check_metadata
 from preprocess.schema import InvalidRequestError
 
 _BASE64_SLICE = 2**20  # characters, a multiple of 4
 # No TIFF: its tiles may be larger and more than the picture that they make up.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")
 _START_OF_SCAN = b"\xff\xda"
+_GREY_STEPS = {"L;2": 85, "L;4": 17}  # from one shade to the next in 8 bits, for PNGs of 2 and 4 bits
 _MAX_SCANS = 100  # progressive JPEGs have about ten
 
 
@@ -22,8 +24,8 @@ _MAX_SCANS = 100  # progressive JPEGs have about ten
 class VideoLimits:
     """What one video may bring. Frames and pixels (width x height) count as decoded, the duration in seconds.
 
-    `max_frames` and `max_total_pixels` bound the frames handed on, 3 bytes a pixel; `max_source_frames` bounds the
-    frames that are decoded to find them, which is what the time goes into.
+    `max_frames` and `max_total_pixels` bound the frames handed on, 3 bytes a pixel; `max_source_frames` and
+    `max_source_pixels` bound the frames that are decoded to find them, which is what the time goes into.
     """
 
     max_frames: int = 768
@@ -31,6 +33,7 @@ class VideoLimits:
     max_total_pixels: int = 2**28
     max_duration_s: float = 600.0
     max_source_frames: int = 36_000
+    max_source_pixels: int = 2**34
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,22 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
     at 1/2, 1/4 or 1/8 of its size as long as no side gets shorter than that: faster, and some grey levels off.
     Raises InvalidRequestError when it is no image, truncated, too small or too large.
     """
+    check_metadata(content)
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged or odd metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
             check_image_size(image.size, limits=limits)
+            if image.format == "BMP" and image.tile[0].codec_name == "bmp_rle":
+                # Unpacked in Python, some microseconds for every two bytes.
+                raise InvalidRequestError("compressed BMPs are not read", field="media", code="invalid_image")
             if image.format in ("JPEG", "MPO") and content.count(_START_OF_SCAN) > _MAX_SCANS:
                 # Every scan goes over all pixels again, and takes no more than 75 bytes to ask for.
                 raise InvalidRequestError(
                     f"the JPEG has more than {_MAX_SCANS} scans", field="media", code="invalid_image"
                 )
+            _scale_transparent_grey(image)
             if draft_side is not None:
                 image.draft("RGB", (draft_side, draft_side))
             ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture
@@ -155,6 +164,27 @@ def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
             field="media",
             code="image_too_large",
         )
+
+
+def _scale_transparent_grey(image: ImageFile.ImageFile) -> None:
+    """Makes the transparent colour of a PNG (tRNS) meet its pixels, or the model would see what viewers hide.
+
+    Pillow brings pixels to 8 bits and leaves that colour as it is in the file. Raises InvalidRequestError for one of
+    16 bits, which several colours of 8 bits may stand for.
+    """
+    colour = image.info.get("transparency")
+    if image.format != "PNG" or colour is None or not image.tile:
+        return
+    raw_mode = image.tile[0].args
+    if raw_mode in ("I;16B", "RGB;16B"):
+        raise InvalidRequestError(
+            "a PNG of 16 bits with a transparent colour is not read, send an alpha channel",
+            field="media",
+            code="invalid_image",
+        )
+    if raw_mode in _GREY_STEPS:
+        step = _GREY_STEPS[raw_mode]
+        image.info["transparency"] = colour % (255 // step + 1) * step
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

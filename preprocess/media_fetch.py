@@ -4,29 +4,40 @@ Every address is checked where the connection is made (so a name that changes it
 redirects are followed by hand and checked again, and the size limit holds while the body streams in.
 """
 
-import ipaddress
-import socket
+import asyncio
+import re
 from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from preprocess.media import MediaLimits, check_size, too_large
+from preprocess.public_addresses import (
+    ForbiddenAddressError,
+    PublicResolver,
+    SystemResolver,
+    is_literal_address,
+    is_public_address,
+)
 from preprocess.schema import InvalidRequestError
 
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 3
 _CHUNK_BYTES = 64 * 1024
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_MAX_CONNECTIONS = 256
+_MAX_CONNECTIONS_PER_HOST = 32  # slow ones of one host leave room for the others
 # A compressed body could grow without bound behind the size limit.
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "raylens"}
+# Parsers disagree about these: some drop them, some take a backslash for a slash.
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """Which URLs may be fetched: `allowed_domains` empty means any public host. Timeouts in seconds."""
+    """Which URLs may be fetched: `allowed_domains` empty means any public host. Timeouts in seconds, the total one of a
+    whole fetch with its redirects."""
 
     enabled: bool = True
     allowed_domains: tuple[str, ...] = ()
@@ -35,54 +46,27 @@ class FetchPolicy:
     total_timeout_s: float = 20.0
 
 
-class ForbiddenAddressError(OSError):
-    """A host name resolved to an address that is not public."""
-
-
-class _PublicResolver(AbstractResolver):
-    """Resolves names and refuses them unless every address is global unicast."""
-
-    def __init__(self) -> None:
-        self._resolver = aiohttp.ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        results = await self._resolver.resolve(host, port, family)
-        for result in results:
-            if not is_public_address(result["host"]):
-                raise ForbiddenAddressError("the host's address is not public")
-        return results
-
-    async def close(self) -> None:
-        await self._resolver.close()
-
-
-def is_public_address(address: str) -> bool:
-    """True for a global unicast IP address; an IPv4 address inside an IPv6 one is judged as itself."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        ip = _embedded_ipv4(ip) or ip
-    return ip.is_global and not ip.is_multicast
-
-
-def _embedded_ipv4(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    if ip in _NAT64:
-        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-
-
 class MediaFetcher:
     """One HTTP session for the media of all requests; use as an async context manager or `close` it."""
 
-    def __init__(self, limits: MediaLimits, policy: FetchPolicy) -> None:
+    def __init__(self, limits: MediaLimits, policy: FetchPolicy, resolver: AbstractResolver | None = None) -> None:
+        """`resolver` is asked for names instead of the system; its answers are checked all the same."""
         self._limits = limits
         self._policy = policy
-        resolver: AbstractResolver = aiohttp.ThreadedResolver() if policy.allow_private_addresses else _PublicResolver()
+        self._domains = tuple(_canonical_host(domain) for domain in policy.allowed_domains)
+        self._resolver = resolver or SystemResolver()
         self._session = aiohttp.ClientSession(
             # No DNS cache: the check belongs to the very connection that is made.
-            connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=64),
-            timeout=aiohttp.ClientTimeout(total=policy.total_timeout_s, connect=policy.connect_timeout_s),
+            connector=aiohttp.TCPConnector(
+                resolver=self._resolver if policy.allow_private_addresses else PublicResolver(self._resolver),
+                use_dns_cache=False,
+                limit=_MAX_CONNECTIONS,
+                limit_per_host=_MAX_CONNECTIONS_PER_HOST,
+            ),
+            # Not `connect`, which counts the wait for a free connection; the total is that of all redirects together.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
+            # What one server sets would go to others on behalf of other clients.
+            cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
         )
@@ -97,6 +81,7 @@ class MediaFetcher:
 
     async def close(self) -> None:
         await self._session.close()
+        await self._resolver.close()  # the session leaves it to who made it
 
     async def fetch(self, url: str) -> bytes:
         """Returns the body at `url`. Raises InvalidRequestError when it may not or cannot be fetched."""
@@ -107,19 +92,20 @@ class MediaFetcher:
                 code="media_fetch_disabled",
             )
         try:
-            return await self._fetch_following(url)
+            async with asyncio.timeout(self._policy.total_timeout_s):
+                return await self._fetch_following(url)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, InvalidRequestError):
                 raise
             raise _fetch_error(error) from error
 
     async def _fetch_following(self, url: str) -> bytes:
-        target = self._checked(URL(url))
+        target = self._checked(_parsed(url))
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._session.get(target, allow_redirects=False, headers=_HEADERS) as response:
                 location = response.headers.get("Location")
                 if response.status in _REDIRECTS and location:
-                    target = self._checked(target.join(URL(location)))
+                    target = self._checked(target.join(_parsed(location)))
                     continue
                 if response.status != 200:
                     raise InvalidRequestError(
@@ -131,24 +117,33 @@ class MediaFetcher:
         raise InvalidRequestError(f"more than {_MAX_REDIRECTS} redirects", field="media", code="media_fetch_failed")
 
     def _checked(self, url: URL) -> URL:
-        if url.scheme not in ("http", "https") or not url.host:
+        """The URL, which is the very one that is fetched. Raises InvalidRequestError where it may not be, ValueError
+        where its host is spelled ambiguously."""
+        host = url.raw_host
+        if url.scheme not in ("http", "https") or not host:
             raise InvalidRequestError(
                 "media URLs start with https://, http:// or data:",
                 field="media",
                 code="invalid_media_url",
             )
-        domains = self._policy.allowed_domains
-        if domains and not any(url.host == domain or url.host.endswith("." + domain) for domain in domains):
+        if url.raw_user is not None or url.raw_password is not None:
+            raise InvalidRequestError(
+                "media URLs with a user name or password are not fetched", field="media", code="invalid_media_url"
+            )
+        if self._domains and not any(host == domain or host.endswith("." + domain) for domain in self._domains):
             raise InvalidRequestError(
                 "the host is not on this server's list of media hosts",
                 field="media",
                 code="media_url_forbidden",
             )
-        if not self._policy.allow_private_addresses and _is_private_literal(url.host):
+        # Nobody is asked to resolve an address.
+        if is_literal_address(host) and not self._policy.allow_private_addresses and not is_public_address(host):
             raise _forbidden()
         return url
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        if (response.content_length or 0) > self._limits.max_item_bytes:
+            raise too_large(response.content_length or 0, limits=self._limits)
         content = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             content += chunk
@@ -158,19 +153,15 @@ class MediaFetcher:
         return bytes(content)
 
 
-def _is_private_literal(host: str) -> bool:
-    """True when `host` is an IP address, in any form that the system's resolver takes, and not a public one.
+def _parsed(url: str) -> URL:
+    """Raises ValueError when it is malformed or ambiguous."""
+    if _AMBIGUOUS.search(url):
+        raise ValueError("control characters or backslashes in a URL")
+    return URL(url)
 
-    aiohttp does not ask its resolver for literal addresses, so those are judged here.
-    """
-    try:
-        return not is_public_address(host)
-    except ValueError:
-        pass
-    try:
-        return not is_public_address(socket.inet_ntoa(socket.inet_aton(host)))
-    except OSError:
-        return False
+
+def _canonical_host(domain: str) -> str:
+    return URL.build(scheme="https", host=domain).raw_host or ""
 
 
 def _forbidden() -> InvalidRequestError:
@@ -183,10 +174,13 @@ def _fetch_error(error: Exception) -> InvalidRequestError:
         if isinstance(cause, ForbiddenAddressError):
             return _forbidden()
         cause = cause.__cause__ or cause.__context__
+    # Errors of TLS certificates are ValueErrors too.
+    if isinstance(error, aiohttp.InvalidURL) or not isinstance(error, (aiohttp.ClientError, OSError)):
+        return InvalidRequestError("the media URL is malformed", field="media", code="invalid_media_url")
     if isinstance(error, TimeoutError):
         reason = "the media server took too long"
-    elif isinstance(error, ValueError):
-        reason = "the media URL is malformed"
+    elif isinstance(error, aiohttp.ClientPayloadError):
+        reason = "the media server's answer is cut off or malformed"
     else:
         reason = "the media server could not be reached"
-    return InvalidRequestError(f"{reason}", field="media", code="media_fetch_failed")
+    return InvalidRequestError(reason, field="media", code="media_fetch_failed")

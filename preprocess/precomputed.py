@@ -18,6 +18,8 @@ from preprocess.schema import InvalidRequestError, ItemTensors
 
 EMBEDDINGS = "embeddings"
 _SIZE = "size"
+# A processor makes a handful of tensors, of some 100 bytes each; reading 300,000 of none takes many seconds.
+_MAX_HEADER_BYTES = 2**16
 _DTYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
     | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -40,6 +42,9 @@ def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> 
     """Reads and checks a safetensors file. Raises InvalidRequestError when it is none, lacks a tensor or holds one too
     many."""
     check_size(content, limits=limits)
+    header_bytes = int.from_bytes(content[:8], "little")
+    if header_bytes > _MAX_HEADER_BYTES:
+        raise _invalid(f"the header of the file has {header_bytes} bytes, the limit is {_MAX_HEADER_BYTES}")
     try:
         tensors = load(content)
     # A hostile header makes it raise many types (SafetensorError, TypeError, KeyError, OverflowError, ...).

@@ -215,6 +215,7 @@ def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMet
     _check_size(stream.width, stream.height, num_frames=1, limits=limits)
     if total > limits.max_source_frames:
         raise _invalid(f"the video has more than {limits.max_source_frames} frames, the limit", code="video_too_long")
+    _check_source_pixels(total * stream.width * stream.height, limits=limits)
     if total <= 0:
         raise _invalid("the video has no frames", code="corrupt_video")
     rate = stream.average_rate or stream.guessed_rate or stream.base_rate or _FALLBACK_FPS
@@ -283,6 +284,15 @@ def _check_size(width: int, height: int, num_frames: int, limits: VideoLimits) -
         )
 
 
+def _check_source_pixels(num_pixels: int, limits: VideoLimits) -> None:
+    """A frame in which nothing moves takes no more than some bytes, and as long to decode as any other."""
+    if num_pixels > limits.max_source_pixels:
+        raise _invalid(
+            f"the frames of the video have {num_pixels} pixels or more, the limit is {limits.max_source_pixels}",
+            code="video_too_long",
+        )
+
+
 def _decoded(
     container: InputContainer, stream: VideoStream, *, indices: list[int], to_the_end: bool, limits: VideoLimits
 ) -> tuple[NDArray[np.uint8], int | None]:
@@ -292,8 +302,10 @@ def _decoded(
     wrong where frame rates vary or frames are dropped. Only the frames at `indices` are converted and kept.
     """
     frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
-    num_decoded, num_kept = 0, 0
+    num_decoded, num_kept, num_pixels = 0, 0, 0
     for frame in container.decode(stream):
+        num_pixels += frame.width * frame.height
+        _check_source_pixels(num_pixels, limits=limits)
         if frame.is_corrupt:
             raise _invalid(f"the video is damaged at frame {num_decoded}", code="corrupt_video")
         num_repeats = bisect_right(indices, num_decoded) - num_kept

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from preprocess.media import MediaLimits
-from preprocess.media_fetch import FetchPolicy, MediaFetcher, is_public_address
+from preprocess.media_fetch import FetchPolicy, MediaFetcher
 from preprocess.schema import InvalidRequestError
 
 LIMITS = MediaLimits(max_item_bytes=1000)
@@ -100,7 +100,7 @@ async def test_loopback_is_not_reached_by_default(server: TestServer) -> None:
 async def test_no_spelling_of_loopback_is_reached(server: TestServer, host: str) -> None:
     assert await refusal(f"http://{host}:{server.port}/ok", FetchPolicy()) in {
         "media_url_forbidden",
-        "media_fetch_failed",
+        "invalid_media_url",
     }
 
 
@@ -118,23 +118,3 @@ async def test_only_listed_domains_are_fetched(server: TestServer) -> None:
 async def test_fetching_can_be_switched_off(server: TestServer) -> None:
     policy = FetchPolicy(enabled=False, allow_private_addresses=True)
     assert await refusal(str(server.make_url("/ok")), policy) == "media_fetch_disabled"
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("8.8.8.8", True),
-        ("2606:4700::1111", True),
-        ("10.0.0.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("224.0.0.1", False),
-        ("::1", False),
-        ("fe80::1%eth0", False),
-        ("::ffff:10.0.0.1", False),
-        ("2002:7f00:1::", False),
-        ("64:ff9b::7f00:1", False),
-    ],
-)
-def test_public_addresses(address: str, public: bool) -> None:
-    assert is_public_address(address) is public

@@ -1,14 +1,18 @@
 """Items that clients processed themselves: the same prompt and tensors as from pixels, or a refusal that says why."""
 
+import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
+from preprocess.media import MediaLimits
 from preprocess.models import FAMILIES
-from preprocess.precomputed import EMBEDDINGS
+from preprocess.precomputed import EMBEDDINGS, read_precomputed
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import InvalidRequestError, ItemTensors, TextPrompt
 from tests.pictures import encoded
@@ -118,6 +122,23 @@ def test_sizes_are_held_to_the_limits_of_pictures(size: torch.Tensor, code: str)
 def test_other_files_are_refused(damaged: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         pair("llava", "byte_level", "pil").ours.items.accept("image", damaged)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {str(number): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for number in range(2000)},
+        {"__metadata__": {str(number): "" for number in range(20_000)}},
+        {"size": {"dtype": "U8", "shape": [1] * 100_000, "data_offsets": [0, 1]}},
+    ],
+    ids=["tensors", "metadata", "axes"],
+)
+def test_headers_out_of_proportion_are_refused(header: dict[str, Any]) -> None:
+    packed = json.dumps(header).encode()
+    damaged = struct.pack("<Q", len(packed)) + packed + b"x"
+    with pytest.raises(InvalidRequestError, match=f"has {len(packed)} bytes, the limit is 65536") as caught:
+        read_precomputed(damaged, {}, limits=MediaLimits())
+    assert caught.value.code == "invalid_tensors"
 
 
 def test_floating_point_tensors_are_kept_in_the_encoders_dtype(shapes: str) -> None:

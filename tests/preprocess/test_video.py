@@ -331,6 +331,7 @@ def test_what_is_just_within_the_limits_is_decoded() -> None:
         max_total_pixels=20 * 64 * 48,
         max_duration_s=0.8,
         max_source_frames=20,
+        max_source_pixels=20 * 64 * 48,
     )
     assert len(decode_video(content, every(1), limits=limits).frames) == 20
 
@@ -344,6 +345,7 @@ def test_what_is_just_within_the_limits_is_decoded() -> None:
         (VideoLimits(max_total_pixels=20 * 64 * 48 - 1), "video_too_large", ("20 frames of 64x48", "61439")),
         (VideoLimits(max_duration_s=0.79), "video_too_long", ("0.8 s", "0.79 s")),
         (VideoLimits(max_source_frames=19), "video_too_long", ("more than 19 frames",)),
+        (VideoLimits(max_source_pixels=20 * 64 * 48 - 1), "video_too_long", ("61440 pixels", "61439")),
     ],
 )
 def test_limits_are_named(file_format: str, limits: VideoLimits, code: str, told: tuple[str, ...]) -> None:
@@ -357,7 +359,10 @@ def choose_nothing(metadata: VideoMetadata) -> list[int]:
 
 
 def test_long_videos_are_refused_before_frames_are_chosen() -> None:
-    for limits in (VideoLimits(max_source_frames=5), VideoLimits(max_duration_s=0.1), VideoLimits(max_frame_pixels=9)):
+    for limits in (
+        *(VideoLimits(max_source_frames=5), VideoLimits(max_duration_s=0.1), VideoLimits(max_frame_pixels=9)),
+        VideoLimits(max_source_pixels=9 * 64 * 48),
+    ):
         for file_format in ("mp4", "matroska"):
             refused(made(file_format), limits=limits, choose=choose_nothing)
     assert video._num_packets(made("matroska"), "matroska", limits=VideoLimits(max_source_frames=5)) == 6
@@ -378,6 +383,14 @@ def test_frames_larger_than_the_header_says_are_refused() -> None:
         "video_too_large"
     )
     assert decode_video(content, lambda metadata: [4, 5], limits=LIMITS).frames.shape == (2, 96, 160, 3)
+
+
+def test_all_frames_that_are_decoded_count_as_they_are() -> None:
+    """Those before the first that is used, too, whatever size the header says."""
+    small, large = made("matroska", "mjpeg", num_frames=1), made("matroska", "mjpeg", num_frames=9, size=(160, 96))
+    content = remuxed(small, large, file_format="matroska", change=one_after_another)
+    limits = VideoLimits(max_source_pixels=10 * 64 * 48)
+    assert refused(content, limits=limits, choose=lambda metadata: [9]).code == "video_too_long"
 
 
 def test_decoders_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,86 @@
+"""What stands in a picture file beside its pixels, counted before Pillow reads it.
+
+Pillow takes a turn in Python, and some memory, for each segment, chunk or block, and joins some of them at the cost of
+all that came before: a few megabytes of the smallest ones would keep it busy for minutes. Here nothing is unpacked, and
+the walk ends at the limit.
+"""
+
+from preprocess.schema import InvalidRequestError
+
+MAX_METADATA_PARTS = 1000  # a depth map or a colour profile goes over dozens
+_MAX_PIXEL_CHUNKS = 20_000  # most PNGs are cut at 8 kB or more
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_PIXELS = frozenset({b"IDAT", b"fdAT", b"fcTL"})
+_PNG_PROFILE = b"iCCP"
+# Markers that Pillow takes to be without a length.
+_JPEG_BARE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
+_START_OF_SCAN = b"\xff\xda"
+_GIF_EXTENSION = 0x21
+
+
+def check_metadata(content: bytes) -> None:
+    """Raises InvalidRequestError for a picture with more than MAX_METADATA_PARTS segments, chunks or extensions beside
+    its pixels, or more than one colour profile. Of what is cut off or no picture, tells nothing."""
+    try:
+        if content.startswith(_PNG_SIGNATURE):
+            _check_png(content)
+        elif content.startswith(b"\xff\xd8\xff"):
+            _check_jpeg(content)
+        elif content.startswith((b"GIF87a", b"GIF89a")):
+            _check_gif(content)
+    except IndexError:  # cut off
+        return
+
+
+def _check_png(content: bytes) -> None:
+    """All chunks, as those behind the pixels are read too."""
+    position, num_chunks, num_parts, num_profiles = len(_PNG_SIGNATURE), 0, 0, 0
+    while position + 8 <= len(content):
+        kind = content[position + 4 : position + 8]
+        num_chunks += 1
+        num_parts += kind not in _PNG_PIXELS
+        num_profiles += kind == _PNG_PROFILE
+        _check_number(num_parts, "chunks")
+        if num_chunks > MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS:
+            raise _invalid(f"the PNG has more than {MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS} chunks")
+        if num_profiles > 1:
+            # Each may unpack to a thousand times its size.
+            raise _invalid("the PNG has more than one colour profile (iCCP)")
+        position += 12 + int.from_bytes(content[position : position + 4])
+
+
+def _check_jpeg(content: bytes) -> None:
+    """The segments before the first scan; behind it the decoder proper goes on, in C."""
+    position, num_parts = 2, 0
+    while content[position : position + 2] != _START_OF_SCAN:
+        num_parts += 1
+        marker = content[position + 1]
+        _check_number(num_parts, "segments")
+        if content[position] != 0xFF or marker in (0x00, 0xFF):  # padding, byte by byte as Pillow takes it
+            position += 1
+        elif marker in _JPEG_BARE:
+            position += 2
+        else:
+            position += 2 + int.from_bytes(content[position + 2 : position + 4])
+
+
+def _check_gif(content: bytes) -> None:
+    """The extensions before the first frame."""
+    flags = content[10]
+    position, num_parts = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0), 0
+    while content[position] == _GIF_EXTENSION:
+        num_parts += 1
+        _check_number(num_parts, "extensions")
+        position += 2
+        while size := content[position]:
+            position += 1 + size
+        position += 1
+
+
+def _check_number(num_parts: int, kind: str) -> None:
+    if num_parts > MAX_METADATA_PARTS:
+        raise _invalid(f"the image has more than {MAX_METADATA_PARTS} {kind} beside its pixels")
+
+
+def _invalid(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, field="media", code="invalid_image")
