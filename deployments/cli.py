@@ -78,7 +78,7 @@ def load_config(path: Path | None, model: str | None) -> AppConfig:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"{path or 'settings'}: {problems}") from error
-    config = _with_keys(config)
+    config = _with_local_root(_with_keys(config))
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config.model)
@@ -98,6 +98,16 @@ def _with_keys(config: AppConfig) -> AppConfig:
     except ApiKeysError as error:
         raise ConfigError(f"auth.keys_file: {error}") from error
     return config.model_copy(update={"auth": config.auth.model_copy(update={"keys_file": str(file)})})
+
+
+def _with_local_root(config: AppConfig) -> AppConfig:
+    """The same for the folder of media."""
+    if config.media.local_root is None:
+        return config
+    folder = Path(config.media.local_root).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"media.local_root: {folder} is no folder")
+    return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray import ObjectRef
@@ -24,6 +25,7 @@ from deployments.uploads import Uploads
 from llm.sampling_params import SamplingParams
 from preprocess.cache import ItemCache
 from preprocess.hasher import content_hash, mm_hash
+from preprocess.local_media import LocalMedia
 from preprocess.media import decode_data_url
 from preprocess.media_fetch import MediaFetcher
 from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Prompt
@@ -89,6 +91,8 @@ class MediaItems:
         self._limits = config.media.limits()
         self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
         self._uploads = uploads
+        local_root = config.media.local_root
+        self._local = LocalMedia(None if local_root is None else Path(local_root), self._limits)
         self._preprocess = preprocess
         self._encode = encode
         self._calls = calls
@@ -204,6 +208,8 @@ class MediaItems:
             if source.url.startswith(UPLOAD_SCHEME):
                 file_id = source.url.removeprefix(UPLOAD_SCHEME)
                 content = await self._uploads.read(request.tenant_salt, file_id)
+            elif source.url.startswith("file:"):
+                content = await self._local.read(source.url)
             else:
                 content = await self._fetcher.fetch(source.url)
                 self._metrics.mm_media_download_bytes.inc(len(content))

@@ -1,24 +1,22 @@
 """`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
 
 import time
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.generation import GenerationFields
-from deployments.api.prompts import PlainPrompt, PromptMedia, prompt_and_media
+from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
 from deployments.api.wire import StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt
 
-MAX_PROMPTS = 64
-
 
 class CompletionRequest(GenerationFields, PromptMedia):
     """`echo` puts the prompt's text before the answer's; with `logprobs` it names those of the prompt, too."""
 
-    prompt: PlainPrompt | Annotated[list[PlainPrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: Prompts
     max_tokens: int | None = Field(16, ge=0, description="null: as many as the context has room for")
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None

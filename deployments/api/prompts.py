@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from deployments.api.wire import Name, Text, WireModel
 from deployments.media_source import MediaSource
@@ -11,6 +11,30 @@ from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, Te
 
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 PlainPrompt = Text | TokenIds
+
+_MAX_PROMPTS = 64
+
+
+def _form(value: object) -> str:
+    """By the first element, so that an error is about the form that was meant. (No names of fields, see
+    `deployments.errors`.)"""
+    if not isinstance(value, list):
+        return "a text"
+    first = value[0] if value else 0
+    if isinstance(first, str):
+        return "several texts"
+    return "lists of ids" if isinstance(first, list) else "token ids"
+
+
+Several = Field(min_length=1, max_length=_MAX_PROMPTS)
+Prompts = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[list[Text], Several, Tag("several texts")]
+    | Annotated[list[TokenIds], Several, Tag("lists of ids")],
+    Discriminator(_form),
+]
+"""One prompt or several, each a text or token ids."""
 
 _PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za-z0-9+/=]+)">')
 """text-generation-webui's form of a picture in a prompt, which is a JPEG there."""

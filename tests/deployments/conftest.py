@@ -7,6 +7,7 @@ import pytest
 from openai import OpenAI
 
 from deployments.config import AppConfig
+from deployments.demo import PICTURES
 from deployments.local_cluster import free_port, running_app
 
 
@@ -46,7 +47,8 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="module")
 def app_config(shapes: str) -> AppConfig:
     """What `app_url` serves; a module with other needs overrides it."""
-    return AppConfig.model_validate({"model": shapes, "media": {"max_items": 4, "allow_private_addresses": True}})
+    media = {"max_items": 4, "allow_private_addresses": True, "local_root": str(PICTURES)}
+    return AppConfig.model_validate({"model": shapes, "media": media})
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ import base64
 import math
 from typing import Any
 
+import pytest
 import torch
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from safetensors.torch import save
 
 from tests.pictures import disc, encoded, user_message
@@ -22,8 +23,8 @@ def ask(client: OpenAI, *parts: dict[str, Any], **options: Any) -> Any:
 
 
 def test_several_answers_to_one_prompt(client: OpenAI) -> None:
-    # Behind the end that the model would make it is sure of nothing.
-    options: Any = {"temperature": 2.0, "max_tokens": 40, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    # Kept from the end that it would make, the model is sure of nothing.
+    options: Any = {"temperature": 2.0, "max_tokens": 40, "extra_body": {"min_tokens": 40}}
     messages: Any = [user_message("Hello", RED)]
     whole = client.chat.completions.create(model="shapes", messages=messages, n=4, seed=3, **options)
     assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
@@ -85,6 +86,21 @@ def test_a_picture_in_every_form(client: OpenAI, shapes: str) -> None:
     ]
     assert [ask(client, form).choices[0].message.content for form in forms] == ["red"] * len(forms)
     client.files.delete(uploaded.id)
+
+
+def test_local_files_below_the_one_folder(client: OpenAI) -> None:
+    def about(url: str) -> Any:
+        return ask(client, {"type": "image_url", "image_url": {"url": url}})
+
+    assert about("file:one.png").usage.prompt_tokens > 40
+    for url, code in (
+        ("file:../../README.md", "media_url_forbidden"),
+        ("file:///etc/passwd", "media_url_forbidden"),
+        ("file:missing.png", "media_fetch_failed"),
+    ):
+        with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\].image_url") as caught:
+            about(url)
+        assert caught.value.code == code
 
 
 def processed(model: str, picture: bytes) -> bytes:
