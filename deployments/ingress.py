@@ -19,6 +19,7 @@ from deployments.health import StageMonitor
 from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
 from deployments.metrics_export import export_metrics
+from deployments.page_route import Page
 from deployments.pipeline import Pipeline
 from deployments.protocol import ChatCompletion, ChatCompletionRequest, ErrorResponse, ModelCard, ModelList
 from deployments.stage_calls import StageUnavailableError
@@ -81,6 +82,7 @@ class Ingress:
         route("/v1/models/{model:path}", self.model, methods=["GET"], responses=_ERRORS)
         route("/health", self.health, methods=["GET"], response_model=None)
         route("/metrics", self.metrics, methods=["GET"], response_model=None)
+        route("/", Page().respond, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
         add_error_handlers(api)
         return api
 
