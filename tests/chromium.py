@@ -12,7 +12,7 @@ def chromium() -> Iterator[Browser]:
     """Raises RuntimeError where it is not installed."""
     path = shutil.which("chromium")
     if path is None:
-        raise RuntimeError("the web page needs Chromium to be looked at: run `make chromium` as root (apt installs it)")
+        raise RuntimeError("the web page needs Chromium, which is not installed; as root, `make chromium` does it")
     with sync_playwright() as playwright:
         # Its sandbox refuses to start as root; it opens nothing here but our own page.
         browser = playwright.chromium.launch(executable_path=path, chromium_sandbox=False)

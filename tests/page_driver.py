@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, expect
+from playwright.sync_api import BrowserContext, ConsoleMessage, FilePayload, Page, Request, expect
 
 _COPY = """async (base64) => {
   const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
@@ -36,6 +36,9 @@ class Watch:
 def open_page(context: BrowserContext, url: str) -> Page:
     """A tab that shows the page of a server that is ready."""
     page = context.new_page()
+    page.on(
+        "filechooser", lambda chooser: None
+    )  # the first listener alone takes choosers over too late for a key press
     page.goto(url)
     expect(page.locator("#health")).to_have_text("Ready")
     expect(page.locator("#model")).to_have_text("shapes")
@@ -85,11 +88,12 @@ def history(page: Page) -> dict[str, Any]:
 
 
 def bring_in(page: Page, content: object) -> None:
-    """Imports a file that holds `content`."""
-    text = content if isinstance(content, str) else json.dumps(content)
+    """Imports a file, or one that holds `content`."""
+    text = content if isinstance(content, str) else json.dumps(content, default=str)
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import a conversation").click()
-    chooser.value.set_files({"name": "history.json", "mimeType": "application/json", "buffer": text.encode()})
+    made: FilePayload = {"name": "history.json", "mimeType": "application/json", "buffer": text.encode()}
+    chooser.value.set_files(content if isinstance(content, Path) else made)
 
 
 def turn(user: str, assistant: str = "red") -> dict[str, Any]:

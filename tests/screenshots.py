@@ -1,49 +1,58 @@
-"""Makes docs/page-*.png: a real conversation on the web page, light, dark and on a phone. `make screenshots` runs it."""
+"""Makes docs/page-*.png: a real conversation on the web page, light, dark and on a phone; see `make screenshots`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser
 
 from deployments.config import AppConfig
 from deployments.demo import PICTURES
 from deployments.local_cluster import free_port, running_app
 from tests.chromium import chromium
+from tests.page_driver import ask, open_page, pick
 
 ROOT = Path(__file__).parent.parent
-TURNS = (("two.png", "Describe the picture."), (None, "Where is the pink diamond?"))
+DESCRIBE = "Describe the picture."
 
 
-def converse(page: Page, url: str) -> None:
-    """Asks about one picture, then goes on."""
-    page.goto(url)
-    expect(page.locator("#health")).to_have_text("Ready")
-    for number, (picture, text) in enumerate(TURNS, start=1):
-        if picture is not None:
-            page.set_input_files("#picture-files", PICTURES / picture)
-            expect(page.locator("#attached img")).to_have_count(1)
-        page.fill("#question", text)
-        page.press("#question", "Enter")
-        expect(page.locator(".measures")).to_have_count(number)
+@dataclass(frozen=True)
+class Shot:
+    """A bundled picture and what is asked about it, in a window of `size` CSS pixels, each `scale` dots wide."""
+
+    file: str
+    scheme: Literal["light", "dark"]
+    size: tuple[int, int]
+    scale: float
+    picture: str
+    questions: tuple[str, ...]
 
 
-def shoot(
-    browser: Browser, url: str, file: Path, *, scheme: Literal["light", "dark"], width: int, height: int, scale: float
-) -> None:
+SHOTS = (
+    Shot("page-phone.png", "light", (360, 780), 2, "five.png", (DESCRIBE,)),
+    Shot("page-light.png", "light", (1000, 1210), 1.5, "two.png", (DESCRIBE, "Where is the pink diamond?")),
+    Shot("page-dark.png", "dark", (1000, 1180), 1.5, "one.png", (DESCRIBE, "What colour is the cross?")),
+)
+
+
+def shoot(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
+    width, height = shot.size
     context = browser.new_context(
-        color_scheme=scheme, viewport={"width": width, "height": height}, device_scale_factor=scale
+        color_scheme=shot.scheme, viewport={"width": width, "height": height}, device_scale_factor=shot.scale
     )
-    page = context.new_page()
-    converse(page, url)
-    page.screenshot(path=file)
+    page = open_page(context, url)
+    pick(page, PICTURES / shot.picture)
+    for question in shot.questions:
+        ask(page, question)
+    page.locator("#scroll").hover()  # away from what shows that it can be pressed
+    page.screenshot(path=folder / shot.file)
     context.close()
 
 
 def shoot_all(url: str, folder: Path) -> None:
     with chromium() as browser:
-        shoot(browser, url, folder / "page-light.png", scheme="light", width=1100, height=960, scale=1.5)
-        shoot(browser, url, folder / "page-dark.png", scheme="dark", width=1100, height=960, scale=1.5)
-        shoot(browser, url, folder / "page-phone.png", scheme="light", width=360, height=740, scale=2)
+        for shot in SHOTS:
+            shoot(browser, url, shot, folder)
 
 
 if __name__ == "__main__":
