@@ -204,6 +204,12 @@ def test_who_listens_hears_the_whole_answer_once(page: Page) -> None:
     answer = ask(page, "Describe the picture.")
     assert answer.startswith("an orange cross in the top right, a purple circle")
     expect(page.locator("[aria-live=polite]")).to_have_text(answer)
+    page.evaluate("""() => {
+      const announce = announcer();
+      for (const text of ["One. Tw", "One. Two, thr", "One. Two, three.\\nF"]) announce(text);
+      announce("One. Two, three.\\nFour", true);
+    }""")
+    assert page.locator("[aria-live=polite] p").all_text_contents() == ["One.", " Two, three.\n", "Four"]
 
 
 def test_the_waterfall_tells_every_stage(page: Page, red: Path) -> None:
@@ -250,8 +256,7 @@ def test_what_has_come_outlives_the_page(page: Page) -> None:
     make_endless(page, 1900)
     send(page, "Hello")
     expect(page.locator("article.assistant .text")).to_have_text(re.compile(".{20}"))
-    while page.evaluate("inStore('readonly', (store) => store.get('answer'))") is None:
-        page.wait_for_timeout(100)
+    page.wait_for_timeout(2_500)  # it is kept once a second
     page.reload()
     expect(page.locator("article.assistant .note")).to_have_text("Interrupted")
     assert len(history(page)["messages"][1]["content"]) > 20
@@ -471,7 +476,7 @@ def test_the_page_finds_a_server_that_was_gone(page: Page) -> None:
     page.context.set_offline(True)
     send(page, "Who are you?")
     expect(page.locator(".problem")).to_contain_text("The server cannot be reached")
-    expect(page.locator("#health")).to_have_text("Unreachable")
+    expect(page.locator("#health")).to_have_text("Unreachable", timeout=5_000)  # looked at once, not in its turn
     expect(page.locator("#question")).to_have_value("Who are you?")
     page.context.set_offline(False)
     expect(page.locator("#health")).to_have_text("Ready")
@@ -566,8 +571,10 @@ def test_a_phone_shows_all_of_it(browser: Browser, app_url: str, red: Path) -> N
     pick(page, red, red, red)
     ask(page, "What is in the second image?" + " and so on" * 20)
     page.get_by_role("button", name="Settings").tap()
-    page.set_input_files("#picture-files", red.with_suffix(".png"))
+    page.set_input_files("#picture-files", [red, Path(__file__)])
     expect(page.locator("#attached img")).to_have_count(1)
+    expect(page.locator(".notice")).to_have_count(1)
+    assert page.evaluate("document.querySelector('#model').scrollWidth <= document.querySelector('#model').clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     for one in page.locator("header button, footer button:visible, #question, #status summary").all():
         box = one.bounding_box()
