@@ -29,9 +29,9 @@ class Shot:
 
 
 SHOTS = (
-    Shot("page-phone.png", "light", (360, 780), 2, "five.png", (DESCRIBE,)),
-    Shot("page-light.png", "light", (1000, 1210), 1.5, "two.png", (DESCRIBE, "Where is the pink diamond?")),
-    Shot("page-dark.png", "dark", (1000, 1180), 1.5, "one.png", (DESCRIBE, "What colour is the cross?")),
+    Shot("page-phone.png", "light", (360, 812), 2, "five.png", (DESCRIBE,)),
+    Shot("page-light.png", "light", (1000, 1270), 1.5, "two.png", (DESCRIBE, "Where is the pink diamond?")),
+    Shot("page-dark.png", "dark", (1000, 1265), 1.5, "one.png", (DESCRIBE, "What colour is the cross?")),
 )
 
 
