@@ -5,10 +5,10 @@ PORT ?= 8000
 MODEL ?= checkpoints/shapes
 BIN := .venv/bin
 
-.PHONY: help demo serve test check format bench dashboard accuracy
+.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium screenshots
 
 help: ## what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # --without-pip: works where Python comes without ensurepip; the outer pip installs into the environment.
 .venv/installed: constraints.txt pyproject.toml
@@ -22,8 +22,15 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
-test: .venv/installed ## all tests but the slow and GPU ones
+test: .venv/installed chromium ## all tests but the slow and GPU ones
 	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests
+	$(BIN)/python -m pytest -m slow
+
+chromium: ## the browser that the tests look at the page with, by apt where it is missing
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update && apt-get install -y chromium; } || \
+		{ echo "Chromium is missing, and this is not root: install it, by apt-get install chromium on Debian"; exit 1; }
 
 check: .venv/installed ## ruff, mypy strict, layering, generated files
 	$(BIN)/ruff check .
@@ -45,3 +52,6 @@ bench: .venv/installed ## the whole pipeline, the processor, the encoder, the de
 	$(BIN)/python -m benchmarks.critical_path
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.llm
+
+screenshots: .venv/installed chromium ## the web page's pictures in docs/, of a real conversation
+	$(BIN)/python -m tests.screenshots

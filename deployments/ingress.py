@@ -21,6 +21,7 @@ from deployments.generation_routes import GenerationRoutes
 from deployments.health import StageMonitor
 from deployments.metrics import IngressMetrics
 from deployments.metrics_export import export_metrics
+from deployments.page_route import Page
 from deployments.pipeline import Pipeline
 from deployments.served import Served
 from deployments.token_routes import TokenRoutes
@@ -82,9 +83,9 @@ class Ingress:
         route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
         route("/v1/models/{model:path}", self.model, methods=["GET"], responses=ERROR_RESPONSES)
         route("/health", self.health, methods=["GET"], response_model=Health, responses={503: {"model": Health}})
-        route(
-            "/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=JSON_ERROR_RESPONSES
-        )
+        errors = JSON_ERROR_RESPONSES
+        route("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=errors)
+        route("/", Page().respond, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
         add_error_handlers(api)
         admission = Admission(self._config.admission, self._metrics.count_rejection)
         api.add_middleware(Gate, keys=self._keys, admission=admission, config=self._config.admission)

@@ -1,0 +1,106 @@
+"""The web page as its reader uses it, in a real Chromium: files brought in, questions asked, answers seen."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import BrowserContext, ConsoleMessage, FilePayload, Page, Request, expect
+
+_COPY = """async (base64) => {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
+}"""
+
+
+class Watch:
+    """What must not happen on the page: requests to other origins, and complaints of its policy or of its script."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.complaints: list[str] = []
+        self._url = url
+        page.on("request", self._on_request)
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((f"{self._url}/", "data:", f"blob:{self._url}/")):
+            self.complaints.append(f"request to {request.url[:100]}")
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        # Chromium notes every status above 399 itself.
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+
+def open_page(context: BrowserContext, url: str) -> Page:
+    """A tab that shows the page of a server that is ready."""
+    page = context.new_page()
+    page.on(
+        "filechooser", lambda chooser: None
+    )  # the first listener alone takes choosers over too late for a key press
+    page.goto(url)
+    expect(page.locator("#health")).to_have_text("Ready")
+    expect(page.locator("#model")).to_have_text("shapes")
+    return page
+
+
+def pick(page: Page, *files: Path) -> None:
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add pictures").click()
+    chooser.value.set_files(files)
+
+
+def paste(page: Page, file: Path) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate(_COPY, base64.b64encode(file.read_bytes()).decode())
+    page.press("#question", "Control+V")
+
+
+def drop(page: Page, *files: Path) -> None:
+    """As when files are dragged in from the desktop."""
+    devtools = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        devtools.send("Input.dispatchDragEvent", {"type": kind, "x": 200, "y": 200, "data": data})
+        expect(page.locator("#drop")).to_be_visible(visible=kind != "drop")
+
+
+def send(page: Page, text: str) -> None:
+    page.fill("#question", text)
+    page.press("#question", "Enter")
+
+
+def ask(page: Page, text: str) -> str:
+    """The whole answer."""
+    number = page.locator(".measures").count()
+    send(page, text)
+    expect(page.locator(".measures")).to_have_count(number + 1)
+    return page.locator("article.assistant .text").last.inner_text()
+
+
+def history(page: Page) -> dict[str, Any]:
+    """The conversation as it is exported."""
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export the conversation").click()
+    exported: dict[str, Any] = json.loads(download.value.path().read_text())
+    return exported
+
+
+def bring_in(page: Page, content: object) -> None:
+    """Imports a file, or one that holds `content`."""
+    text = content if isinstance(content, str) else json.dumps(content, default=str)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import a conversation").click()
+    made: FilePayload = {"name": "history.json", "mimeType": "application/json", "buffer": text.encode()}
+    chooser.value.set_files(content if isinstance(content, Path) else made)
+
+
+def turn(user: str, assistant: str = "red") -> dict[str, Any]:
+    """A history of one question and its answer."""
+    messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    return {"version": 1, "model": "shapes", "messages": messages}
+
+
+def data_url(file: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
