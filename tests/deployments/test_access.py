@@ -18,7 +18,9 @@ from openai import AuthenticationError, NotFoundError, OpenAI, RateLimitError
 
 from deployments.api_keys import hash_key
 from deployments.config import AppConfig
+from tests.chromium import chromium
 from tests.metric_values import exported
+from tests.page_driver import ask, open_page, pick
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids, worker_pids
 from tests.waiting import wait_until
@@ -111,6 +113,20 @@ def test_a_browser_sends_the_key_as_its_password_but_not_for_other_sites(app_url
         assert response.status_code == status, site
     response = httpx.get(f"{app_url}/v1/models", headers={**bearer("alice"), "sec-fetch-site": "cross-site"})
     assert response.status_code == 200
+
+
+def test_the_page_works_once_the_browser_knows_the_key(app_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "red.png"
+    file.write_bytes(encoded(disc("red", (96, 96), (36, 36))))
+    with chromium() as browser:
+        stranger = browser.new_context().new_page()
+        response = stranger.goto(app_url)
+        assert response is not None
+        assert response.status == 401
+        known = browser.new_context(http_credentials={"username": "anybody", "password": KEYS["bob"]})
+        page = open_page(known, app_url)
+        pick(page, file)
+        assert ask(page, "What colour is the circle?") == "red"
 
 
 def test_a_changed_file_of_keys_counts_within_seconds(app_url: str, keys_file: Path) -> None:
