@@ -50,6 +50,7 @@ class _Purse:
         self.owner = owner
         self.budget = budget
         self.used = Weight()
+        self.num_tickets = 0
 
     def lacks(self, weight: Weight) -> str | None:
         """What there is too little of for `weight`, None where there is room."""
@@ -86,8 +87,9 @@ class Ticket:
         self._purses = purses
 
     def take(self, weight: Weight) -> None:
-        """Takes more at once. Raises OverloadedError when there is no room for it now."""
-        self._admission.check_size(self._purses, weight)
+        """Takes more at once. Raises OverloadedError when there is no room for it now, InvalidRequestError when with
+        what is held already there never can be."""
+        self._admission.check_size(self._purses, self.held.plus(weight))
         for purse in self._purses:
             if lacking := purse.lacks(weight):
                 raise self._admission.refusal(lacking, f"no room for more {lacking} of {purse.owner} now")
@@ -95,10 +97,11 @@ class Ticket:
 
     async def enter(self, weight: Weight, priority: int) -> None:
         """Waits for room. Raises OverloadedError when it cannot come soon, InvalidRequestError when it never can."""
-        self._admission.check_size(self._purses, weight)
+        self._admission.check_size(self._purses, self.held.plus(weight))
         await self._admission.wait(self, self._purses, weight, priority + self.caller.priority)
 
     def add(self, weight: Weight, sign: int = 1) -> None:
+        """Counts what has been taken, or with a `sign` of -1 given back."""
         self.held = self.held.plus(weight, sign)
         for purse in self._purses:
             purse.used = purse.used.plus(weight, sign)
@@ -119,7 +122,9 @@ class Admission:
 
     @contextmanager
     def ticket(self, caller: Caller) -> Iterator[Ticket]:
-        ticket = Ticket(self, caller, [*self._purse_of(caller), self._all])
+        purses = [*self._purse_of(caller), self._all]
+        ticket = Ticket(self, caller, purses)
+        purses[0].num_tickets += 1
         started = time.monotonic()
         try:
             yield ticket
@@ -127,7 +132,9 @@ class Admission:
             if ticket.held.requests:
                 self._mean_seconds += _NEWEST_SHARE * (time.monotonic() - started - self._mean_seconds)
             ticket.add(ticket.held, sign=-1)
-            self._forget_idle(caller)
+            purses[0].num_tickets -= 1
+            if caller.name is not None and not purses[0].num_tickets:
+                del self._by_key[caller.name]  # keys come and go
             self._let_in()
 
     @property
@@ -192,26 +199,20 @@ class Admission:
 
     def _next(self) -> _Waiter | None:
         for waiter in sorted(self._waiting, key=lambda one: (one.priority, one.purses[0].used.requests, one.number)):
-            if not waiter.turn.done() and not any(purse.lacks(waiter.weight) for purse in waiter.purses):
-                return waiter
+            lacks_own = waiter.purses[0] is not self._all and waiter.purses[0].lacks(waiter.weight)
+            if waiter.turn.done() or lacks_own:
+                continue
             if self._all.lacks(waiter.weight):
                 return None  # or small ones would pass a heavy one by for ever
+            return waiter
         return None
 
     def _purse_of(self, caller: Caller) -> list[_Purse]:
         """None where anybody may call: whoever asks without a key has no budget of his own."""
         if caller.name is None:
             return []
-        if caller.name not in self._by_key:
-            budget = self._config.per_key
-            if caller.max_requests is not None:
-                budget = budget.model_copy(update={"requests": caller.max_requests})
-            self._by_key[caller.name] = _Purse("this API key", budget)
-        return [self._by_key[caller.name]]
-
-    def _forget_idle(self, caller: Caller) -> None:
-        """Keys come and go; what the file says of one holds for its next request."""
-        purse = None if caller.name is None else self._by_key.get(caller.name)
-        is_waiting = any(waiter.caller.name == caller.name for waiter in self._waiting)
-        if caller.name is not None and purse is not None and purse.used == Weight() and not is_waiting:
-            del self._by_key[caller.name]
+        purse = self._by_key.setdefault(caller.name, _Purse("this API key", self._config.per_key))
+        # What the file of keys says now, also of a key that is busy.
+        requests = self._config.per_key.requests if caller.max_requests is None else caller.max_requests
+        purse.budget = self._config.per_key.model_copy(update={"requests": requests})
+        return [purse]

@@ -28,6 +28,11 @@ class Answer(Protocol):
         """What ends a stream, failed or not."""
 
 
+def error_event(error: ErrorResponse) -> str:
+    """What ends a stream of chunks early, in OpenAI's form."""
+    return f"data: {error.model_dump_json()}\n\n"
+
+
 def sent_event(data: BaseModel, name: str | None = None) -> str:
     """A server-sent event; see https://html.spec.whatwg.org/multipage/server-sent-events.html."""
     head = "" if name is None else f"event: {name}\n"

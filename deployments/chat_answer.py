@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 
 from deployments.accounting import RequestAccount
-from deployments.answer import Pieces, sent_event
+from deployments.answer import Pieces, error_event, sent_event
 from deployments.api.chat import (
     AssistantMessage,
     ChatCompletion,
@@ -95,7 +95,7 @@ class ChatAnswer:
             yield sent_event(usage)
 
     def error_event(self, error: ErrorResponse) -> str:
-        return sent_event(error)
+        return error_event(error)
 
     @property
     def last_event(self) -> str:

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from deployments.accounting import RequestAccount
-from deployments.answer import Pieces, sent_event
+from deployments.answer import Pieces, error_event, sent_event
 from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from deployments.api.wire import ErrorResponse
+from deployments.api.wire import ErrorResponse, Usage
 from deployments.chat_answer import finite, token_text
 from deployments.stage_messages import GeneratedText, ScoredToken
 
@@ -26,8 +26,6 @@ class CompletionAnswer:
         self._body = body
         self._account = account
         self._echoes = echoes
-        # Of each prompt, from the first answer to it.
-        self._prompt_logprobs: dict[int, list[ScoredToken]] = {}
         self._choices = [_Choice() for _ in range(account.num_answers * len(account.requests))]
 
     async def complete(self, pieces: Pieces) -> Completion:
@@ -35,7 +33,7 @@ class CompletionAnswer:
         async for piece in pieces:
             parts.setdefault(piece.index, []).append(self._part(piece))
         completion = self._completion([_joined(parts[index]) for index in sorted(parts)])
-        completion.usage = self._account.usage
+        completion.usage = self._usage()
         if self._body.stage_timings:
             completion.stage_timings = self._account.timings()
         return completion
@@ -48,11 +46,11 @@ class CompletionAnswer:
             yield sent_event(event)
         if self._body.includes_usage:
             usage = self._completion([])
-            usage.usage = self._account.usage
+            usage.usage = self._usage()
             yield sent_event(usage)
 
     def error_event(self, error: ErrorResponse) -> str:
-        return sent_event(error)
+        return error_event(error)
 
     @property
     def last_event(self) -> str:
@@ -62,39 +60,48 @@ class CompletionAnswer:
         """What the piece adds to its choice; the first part begins with the echo."""
         choice = self._choices[piece.index]
         number = piece.index // self._account.num_answers
-        if piece.index % self._account.num_answers == 0 and piece.prompt_logprobs:
-            self._prompt_logprobs[number] = piece.prompt_logprobs
-        text, token_ids, logprobs = piece.text, piece.token_ids, piece.logprobs
+        text, token_ids, logprobs, echo = piece.text, piece.token_ids, piece.logprobs, ""
         if self._body.max_tokens == 0:
             text, token_ids, logprobs = "", [], []
         if self._echoes is not None and not choice.has_begun:
-            text = self._echoes[number] + text
-            logprobs = [*self._prompt_logprobs.get(number, []), *logprobs]
-        part = CompletionChoice(index=piece.index, text=text, finish_reason=piece.finish_reason)
+            echo = self._echoes[number]
+        part = CompletionChoice(index=piece.index, text=echo + text, finish_reason=piece.finish_reason)
         if self._body.max_tokens == 0 and piece.finish_reason is not None:
             part.finish_reason = "length"
         if self._body.logprobs is not None:
-            part.logprobs = _logprobs(logprobs, choice.length)
+            part.logprobs = _logprobs(piece.prompt_logprobs if echo else [], echo, choice.length)
+            _append(part.logprobs, _logprobs(logprobs, text, choice.length + len(echo)))
         if self._body.return_token_ids:
             part.token_ids = token_ids
             part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].prompt_token_ids
-        choice.length += len(text)
+        choice.length += len(echo) + len(text)
         choice.has_begun = True
         return part
+
+    def _usage(self) -> Usage:
+        usage = self._account.usage
+        if self._body.max_tokens == 0:  # the one that each prompt was asked for is not told
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         account = self._account
         return Completion(id=account.request_id, created=account.created, model=self._body.model, choices=choices)
 
 
-def _logprobs(tokens: Sequence[ScoredToken], offset: int) -> CompletionLogprobs:
-    """`offset`: of the first token in the text, in characters."""
+def _logprobs(tokens: Sequence[ScoredToken], told: str, offset: int) -> CompletionLogprobs:
+    """`told`: the text that the tokens make up, which begins at `offset`, in characters. What is not in it, special
+    tokens and half characters, takes no room there."""
+    position = 0
     found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token in tokens:
         text = token_text(token.content)
         found.tokens.append(text)
-        found.text_offset.append(offset)
-        offset += len(text)
+        found.text_offset.append(offset + position)
+        if told.startswith(text, position):
+            position += len(text)
+        elif told.startswith(text.lstrip(), position):  # tokenizers that put a space before a text
+            position += len(text.lstrip())
         if token.logprob is None:
             found.token_logprobs.append(None)
             found.top_logprobs.append(None)
@@ -103,6 +110,13 @@ def _logprobs(tokens: Sequence[ScoredToken], offset: int) -> CompletionLogprobs:
         found.token_logprobs.append(finite(token.logprob))
         found.top_logprobs.append({**top, text: finite(token.logprob)})
     return found
+
+
+def _append(found: CompletionLogprobs, more: CompletionLogprobs) -> None:
+    found.tokens += more.tokens
+    found.token_logprobs += more.token_logprobs
+    found.top_logprobs += more.top_logprobs
+    found.text_offset += more.text_offset
 
 
 def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
@@ -114,8 +128,5 @@ def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
         if whole.token_ids is not None:
             whole.token_ids += part.token_ids or []
         if whole.logprobs is not None and part.logprobs is not None:
-            whole.logprobs.tokens += part.logprobs.tokens
-            whole.logprobs.token_logprobs += part.logprobs.token_logprobs
-            whole.logprobs.top_logprobs += part.logprobs.top_logprobs
-            whole.logprobs.text_offset += part.logprobs.text_offset
+            _append(whole.logprobs, part.logprobs)
     return whole

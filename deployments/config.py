@@ -122,7 +122,8 @@ class AdmissionConfig(Settings):
 class UploadConfig(Settings):
     """Files that clients send once and name in later requests (`/v1/files`)."""
 
-    max_files: int = Field(1024, ge=0, description="files kept for one API key")
+    max_files: int = Field(16384, ge=0, description="files kept")
+    max_files_per_key: int = Field(1024, ge=0, description="of these, for one API key")
     max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
     max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
 

@@ -8,6 +8,7 @@ import base64
 import binascii
 import re
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -21,14 +22,20 @@ from preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health"})
 _PAGE = "/"
+_MAX_JSON_PARTS = 2**18
+"""Commas and brackets of a JSON body: what its size in memory and the time to check it grow with, far beyond bytes."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Gate:
     """`scope["state"]` gets the request's id and its Ticket; errors leave in OpenAI's form."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, admission: Admission, config: AdmissionConfig) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, admission: Admission, config: AdmissionConfig, origins: Sequence[str] = ()
+    ) -> None:
+        """`origins`: those whose pages may call, besides the server's own."""
         self._app = app
+        self._origins = frozenset(origins)
         self._keys = keys
         self._admission = admission
         self._config = config
@@ -61,10 +68,17 @@ class Gate:
         if caller is None:
             reason = "no API key was sent" if key is None else "the API key is not valid"
             raise AccessError(reason, status=401, challenge=_challenge(is_page=path == _PAGE or is_basic))
-        # A browser adds what it was told at the page to requests of any other site's pages, too.
-        if is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise AccessError("requests of another site's page need the API key as a bearer token", status=403)
+        if self._is_foreign(headers, is_basic=is_basic):
+            raise AccessError("pages of other sites may not call this server, see ingress.cors_origins", status=403)
         return caller
+
+    def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
+        """Whether another site's page sends this, which a browser says of itself: in its name it might call a server
+        of the private network, or use a key that the browser adds."""
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins:
+            return origin.partition("://")[2] != headers.get("host", "")
+        return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
     async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> bytes:
         """Raises InvalidRequestError for one too large or too slow, OverloadedError where there is no room for it."""
@@ -85,10 +99,14 @@ class Gate:
                     ticket.take(Weight(bytes=len(chunk)))
                     chunks.append(chunk)
                     if not message.get("more_body", False):
-                        return b"".join(chunks)
+                        break
         except TimeoutError:
             reason = f"{num_bytes} bytes came in {self._config.body_timeout_s:g} s, which is the limit for all of them"
             raise InvalidRequestError(reason, field="body", code="body_timeout", status=408) from None
+        body = b"".join(chunks)
+        if not headers.get("content-type", "").startswith("multipart/"):
+            _check_parts(body)
+        return body
 
     def _check_size(self, num_bytes: int) -> None:
         limit = self._config.max_body_bytes
@@ -101,6 +119,13 @@ def _request_id(headers: Headers) -> str:
     """The one that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _check_parts(body: bytes) -> None:
+    num_parts = sum(body.count(mark) for mark in (b",", b"{", b"["))
+    if num_parts > _MAX_JSON_PARTS:
+        reason = f"{num_parts} commas and brackets, the limit is {_MAX_JSON_PARTS}"
+        raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
 
 
 def _key_in(authorization: str) -> tuple[str | None, bool]:

@@ -100,7 +100,9 @@ class Generate:
             lambda id_: self._engine.add_request(id_, prompt, embeddings, params, cache_salt=cache_salt),
             hand_over.pending(self._engine.set_embeddings),
         )
-        pieces_of = PieceMaker(self._engine.byte_tokenizer, prompt.prompt_token_ids[0])
+        pieces_of = PieceMaker(
+            self._engine.byte_tokenizer, None if params.prompt_logprobs is None else prompt.prompt_token_ids[0]
+        )
         if params.logprobs is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(pieces_of.prepare)
         num_unfinished, is_first = params.n, True

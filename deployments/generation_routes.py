@@ -1,4 +1,4 @@
-"""The routes that generate text: chat completions and completions."""
+"""The routes that generate text: chat completions, completions and responses."""
 
 import asyncio
 import logging
@@ -128,8 +128,7 @@ class GenerationRoutes:
 
     async def _enter(self, call: Call, account: RequestAccount, priority: int) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
-        if self._served.processor is None:
-            raise StageUnavailableError("preprocess", "the stages are still starting")
+        self._served.ready_processor()  # before it waits
         await call.ticket.enter(weigh(account.requests, self._limits), priority)
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
@@ -153,8 +152,8 @@ class GenerationRoutes:
 
     async def _pieces(self, account: RequestAccount) -> Pieces:
         """The pieces of all answers to all prompts, accounted for."""
-        assert self._served.processor is not None
-        streams = [self._pipeline.run(request, self._served.processor) for request in account.requests]
+        processor = self._served.ready_processor()
+        streams = [self._pipeline.run(request, processor) for request in account.requests]
         async with aclosing(merged(streams, num_answers=account.num_answers)) as pieces:
             async for piece in pieces:
                 account.add(piece)

@@ -88,8 +88,9 @@ class Ingress:
         route("/", Page().respond, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
         add_error_handlers(api)
         admission = Admission(self._config.admission, self._metrics.count_rejection)
-        api.add_middleware(Gate, keys=self._keys, admission=admission, config=self._config.admission)
-        if origins := self._config.ingress.cors_origins:
+        origins = self._config.ingress.cors_origins
+        api.add_middleware(Gate, keys=self._keys, admission=admission, config=self._config.admission, origins=origins)
+        if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return api
 

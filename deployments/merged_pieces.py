@@ -2,23 +2,34 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from deployments.answer import Pieces
+from deployments.stage_calls import StageUnavailableError
 from deployments.stage_messages import GeneratedText
 
 
 async def merged(streams: Sequence[Pieces], *, num_answers: int) -> Pieces:
     """Pieces as they come; answer i to prompt p gets the index p * num_answers + i. The first failure ends all."""
     if len(streams) == 1:
-        async for piece in streams[0]:
-            yield piece
+        async with aclosing(streams[0]) as alone:
+            async for piece in alone:
+                yield piece
         return
     ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
 
     async def pass_on(number: int, stream: Pieces) -> None:
-        async for piece in stream:
-            ready.put_nowait(replace(piece, index=piece.index + number * num_answers))
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    ready.put_nowait(replace(piece, index=piece.index + number * num_answers))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Serve's word for a replica that died; the group would take it for an end.
+            raise StageUnavailableError("generate", "the generate stage is not available") from None
 
     async def pass_all_on() -> None:
         async with asyncio.TaskGroup() as group:
@@ -37,5 +48,3 @@ async def merged(streams: Sequence[Pieces], *, num_answers: int) -> Pieces:
     finally:
         work.cancel()
         await asyncio.wait([work])
-        for stream in streams:
-            await stream.aclose()

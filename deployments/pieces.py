@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class PieceMaker:
     """Of one request; the ingress has no tokenizer, so tokens that are named get their bytes here."""
 
-    def __init__(self, tokenizer: "ByteTokenizer", first_prompt_token: int) -> None:
+    def __init__(self, tokenizer: "ByteTokenizer", first_prompt_token: int | None) -> None:
+        """`first_prompt_token`: where the prompt's tokens are to be named."""
         self._tokenizer = tokenizer
         self._first_prompt_token = first_prompt_token
 
@@ -33,8 +34,8 @@ class PieceMaker:
         last = outputs[-1]
         token_ids = [token_id for output in outputs for token_id in output.token_ids]
         prompt_logprobs = [self._scored(one) for output in outputs for one in output.prompt_logprobs]
-        if prompt_logprobs:
-            first = self._first_prompt_token
+        first = self._first_prompt_token
+        if first is not None and last.index == 0 and last.num_output_tokens == len(token_ids):
             prompt_logprobs.insert(0, ScoredToken(first, self._tokenizer.token_bytes(first), None, []))
         return GeneratedText(
             text="".join(output.text for output in outputs),

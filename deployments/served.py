@@ -3,6 +3,7 @@
 import time
 
 from deployments.health import StageMonitor
+from deployments.stage_calls import StageUnavailableError
 from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFormat
 
 
@@ -14,10 +15,11 @@ class Served:
         self.created = int(time.time())
         self._monitor = monitor
 
-    @property
-    def processor(self) -> ProcessorIdentity | None:
-        """None while the stages start."""
-        return None if self._monitor.served is None else self._monitor.served.processor
+    def ready_processor(self) -> ProcessorIdentity:
+        """Raises StageUnavailableError while the stages start."""
+        if self._monitor.served is None:
+            raise StageUnavailableError("preprocess", "the stages are still starting")
+        return self._monitor.served.processor
 
     @property
     def tool_calls(self) -> ToolCallFormat | None:

@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 
+from deployments.admission import Weight
 from deployments.api.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -15,11 +16,11 @@ from deployments.call import HttpCall
 from deployments.errors import ERROR_RESPONSES
 from deployments.media_items import PipelineRequest
 from deployments.pipeline import Pipeline
-from deployments.request_weight import fetched_weight, weigh
+from deployments.request_weight import fetched_weight, weigh, weigh_text
 from deployments.served import Served
-from deployments.stage_calls import StageUnavailableError
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
+from preprocess.schema import ChatPrompt
 
 
 class TokenRoutes:
@@ -39,19 +40,22 @@ class TokenRoutes:
     async def tokenize(self, body: TokenizeRequest, call: HttpCall) -> TokenizeResponse:
         """The token ids of a text or of a conversation without media."""
         self._served.check_model(body.model)
-        ids = await self._pipeline.tokenize(body.to_prompt(), add_special_tokens=body.add_special_tokens)
+        prompt = body.to_prompt()
+        num_chars = prompt.num_chars if isinstance(prompt, ChatPrompt) else len(prompt.text)
+        await call.ticket.enter(weigh_text(num_chars), priority=0)
+        ids = await self._pipeline.tokenize(prompt, add_special_tokens=body.add_special_tokens)
         return TokenizeResponse(count=len(ids), max_model_len=self._served.max_model_len, tokens=ids)
 
     async def detokenize(self, body: DetokenizeRequest, call: HttpCall) -> DetokenizeResponse:
         """The text of token ids."""
         self._served.check_model(body.model)
+        await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), priority=0)
         return DetokenizeResponse(prompt=await self._pipeline.detokenize(body.tokens))
 
     async def render(self, body: RenderRequest, call: HttpCall) -> RenderResponse:
         """What the language model would get for a prompt: token ids, and where in them each item's embeddings go."""
         self._served.check_model(body.model)
-        if self._served.processor is None:
-            raise StageUnavailableError("preprocess", "the stages are still starting")
+        processor = self._served.ready_processor()
         prompt, media = body.to_prompt()
         request = PipelineRequest(
             request_id=f"render-{call.request_id}",
@@ -64,7 +68,7 @@ class TokenRoutes:
             on_fetched=lambda source, content: call.ticket.take(fetched_weight(source, content, self._limits)),
         )
         await call.ticket.enter(weigh([request], self._limits), priority=0)
-        rendered, modalities = await self._pipeline.render(request, self._served.processor)
+        rendered, modalities = await self._pipeline.render(request, processor)
         items = [
             RenderedItem(modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds)
             for modality, key, at in zip(modalities, rendered.mm_hashes, rendered.placeholders, strict=True)

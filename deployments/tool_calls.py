@@ -27,12 +27,12 @@ class ToolCallParser:
         rest = self._held_back + text
         told, calls = "", list[ToolCall]()
         while (start := rest.find(self._start)) >= 0:
-            end = rest.find(self._end, start)
-            if end < 0:
+            found = self._call_at(rest, start + len(self._start))
+            if found is None:
                 break
-            call = self._call(rest[start + len(self._start) : end])
-            end += len(self._end)
+            call, end = found
             if call is None:
+                # No call begins here, but one may further on.
                 told += self._text(rest[:end])
             else:
                 told += self._text(rest[:start].rstrip("\n"))
@@ -56,16 +56,38 @@ class ToolCallParser:
         text, self._held_back = self._text(self._held_back), ""
         return text
 
-    def _call(self, body: str) -> ToolCall | None:
+    def _call_at(self, text: str, start: int) -> tuple[ToolCall | None, int] | None:
+        """The call whose JSON begins at `start`, and where what follows it begins; where there is no call, that is
+        behind the tag. None while more text may tell."""
+        end = text.find(self._end, start)
+        while end >= 0:
+            try:
+                return self._call(json.loads(text[start:end])), end + len(self._end)
+            except json.JSONDecodeError as error:
+                if not error.msg.startswith("Unterminated string"):
+                    return None, start
+                end = text.find(self._end, end + 1)  # that tag was in a string
+            except (_NoCallError, RecursionError):
+                return None, start
+        return None
+
+    def _call(self, call: object) -> ToolCall:
+        """Raises _NoCallError for what calls nothing that is on offer."""
+        if not isinstance(call, dict):
+            raise _NoCallError
+        name, arguments = call.get("name"), call.get("arguments")
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            raise _NoCallError
         try:
-            call = json.loads(body)
-            name, arguments = call["name"], call["arguments"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-        if name not in self._names or not isinstance(arguments, dict):
-            return None
-        function = FunctionCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            function = FunctionCall(name=name, arguments=text)
+        except ValueError as error:  # not a number, half a surrogate pair
+            raise _NoCallError from error
         return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=function)
+
+
+class _NoCallError(ValueError):
+    """Some other JSON."""
 
 
 def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:

@@ -26,7 +26,7 @@ class Upload:
 
 
 class Uploads:
-    """Of one endpoint, gone when it ends. On one event loop; the disk is used in threads."""
+    """Of one endpoint, gone when that is stopped. On one event loop; the disk is used in threads."""
 
     def __init__(self, config: UploadConfig, limits: MediaLimits, now: Callable[[], float] = time.time) -> None:
         self._config = config
@@ -46,9 +46,11 @@ class Uploads:
         except InvalidRequestError as error:
             raise error.for_field("file") from None
         await self._delete_old()
-        files = self._by_tenant.setdefault(tenant, {})
-        if len(files) >= self._config.max_files:
-            raise _no_room(f"{len(files)} files are kept for this API key, the limit is {self._config.max_files}")
+        num_files, limit = len(self._by_tenant.get(tenant, {})), self._config.max_files_per_key
+        if num_files >= limit:
+            raise _no_room(f"{num_files} files are kept for this API key, the limit is {limit}")
+        if sum(map(len, self._by_tenant.values())) >= self._config.max_files:
+            raise _no_room(f"{self._config.max_files} files are kept, which is the limit")
         if self._num_bytes + len(content) > self._config.max_bytes:
             raise _no_room(
                 f"{len(content)} bytes more than the {self._num_bytes} that all files have would be over the limit of"
@@ -58,8 +60,12 @@ class Uploads:
         expires = created + int(self._config.max_age_s)
         upload = Upload(f"file-{uuid.uuid4().hex}", filename, purpose, len(content), created, expires)
         self._num_bytes += len(content)  # before it is there, for others ask meanwhile
-        files[upload.file_id] = upload
-        await asyncio.to_thread(self._path(upload).write_bytes, content)
+        self._by_tenant.setdefault(tenant, {})[upload.file_id] = upload
+        try:
+            await asyncio.to_thread(self._path(upload).write_bytes, content)
+        except BaseException:
+            await self._remove(tenant, upload)
+            raise
         return upload
 
     async def all(self, tenant: str) -> list[Upload]:
@@ -72,14 +78,16 @@ class Uploads:
         await self._delete_old()
         upload = self._by_tenant.get(tenant, {}).get(file_id)
         if upload is None:
-            reason = f"no file {file_id[:100]!r} (any more)"
-            raise InvalidRequestError(reason, field="file_id", code="file_not_found", status=404)
+            raise _not_found(file_id)
         return upload
 
     async def read(self, tenant: str, file_id: str) -> bytes:
         """Raises InvalidRequestError like `get`."""
         upload = await self.get(tenant, file_id)
-        return await asyncio.to_thread(self._path(upload).read_bytes)
+        try:
+            return await asyncio.to_thread(self._path(upload).read_bytes)
+        except FileNotFoundError:
+            raise _not_found(file_id) from None  # deleted meanwhile
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises InvalidRequestError like `get`."""
@@ -102,6 +110,11 @@ class Uploads:
 
     def _path(self, upload: Upload) -> Path:
         return Path(self._folder.name) / upload.file_id
+
+
+def _not_found(file_id: str) -> InvalidRequestError:
+    reason = f"no file {file_id[:100]!r} (any more)"
+    return InvalidRequestError(reason, field="file_id", code="file_not_found", status=404)
 
 
 def _no_room(reason: str) -> InvalidRequestError:

@@ -1,8 +1,10 @@
 """The model's chat template: conversations to text, and what it says of calls of tools."""
 
+import re
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from transformers.utils.chat_template_utils import _get_control_token_patterns, mark_control_tokens
 
 from preprocess.models.family import HFProcessor
 from preprocess.schema import ChatPrompt, InvalidRequestError, ToolCallFormat
@@ -27,6 +29,8 @@ class ChatTemplate:
         (marked,), tools, _, _ = self._hf_tokenizer._mark_chat_inputs(
             self._template, [list(prompt.messages)], prompt.tools or None, None, {}, True, False
         )
+        pattern, _ = _get_control_token_patterns(self._hf_tokenizer._get_control_tokens(self._template))
+        marked, tools = _with_marked_keys(marked, pattern), _with_marked_keys(tools, pattern)
         try:
             text: str = self._processor.apply_chat_template(
                 marked, tools=tools, chat_template=self._template, add_generation_prompt=True, tokenize=False
@@ -37,6 +41,15 @@ class ChatTemplate:
                 field="messages",
             ) from error
         return text
+
+
+def _with_marked_keys(value: Any, pattern: re.Pattern[str]) -> Any:
+    """transformers marks what stands in strings, but not the names in a tool's schema or a call's arguments."""
+    if isinstance(value, dict):
+        return {mark_control_tokens(key, pattern): _with_marked_keys(inner, pattern) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_marked_keys(inner, pattern) for inner in value]
+    return value
 
 
 def tool_call_format(template: object) -> ToolCallFormat | None:

@@ -35,10 +35,15 @@ def count_pixels(content: bytes) -> int:
 
     That is right within some 10 for a picture of a format unknown here. Never raises.
     """
+    return header_pixels(content) or len(content)
+
+
+def header_pixels(content: bytes) -> int | None:
+    """Width x height of an encoded picture by its header; None where that is cut off or no picture's. Never raises."""
     try:
-        return _header_pixels(content) or len(content)
+        return _header_pixels(content) or None
     except (struct.error, IndexError):  # cut off
-        return len(content)
+        return None
 
 
 def _header_pixels(content: bytes) -> int:

@@ -25,7 +25,6 @@ from preprocess.schema import (
     InvalidRequestError,
     ItemExpansion,
     ItemInfo,
-    Message,
     PlaceholderRange,
     ProcessedPrompt,
     Prompt,
@@ -85,7 +84,10 @@ class PromptRenderer:
         """
         limit = max_prompt_tokens
         if limit is not None:
-            limit = max(1, min(limit if limit > 0 else self._max_model_len + limit, self._max_model_len - 1))
+            limit = min(limit if limit > 0 else self._max_model_len + limit, self._max_model_len - 1)
+            if limit < 1:
+                reason = f"{-(max_prompt_tokens or 0)} leave nothing of the context of {self._max_model_len} tokens"
+                raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
         try:
             ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
             kept = None
@@ -131,7 +133,7 @@ class PromptRenderer:
                 text = prompt.text if isinstance(prompt, TextPrompt) else self._with_placeholders(prompt)
                 self._check_length(len(text), is_cut=is_cut)
                 return self._tokenizer.encode(self._rewritten(text), add_special_tokens=add_special_tokens)
-            self._check_length(_num_chars(prompt.messages), is_cut=is_cut)
+            self._check_length(prompt.num_chars, is_cut=is_cut)
             text = self._rewritten(self._template.fill(prompt))
             self._check_length(len(text), is_cut=is_cut)
             bos = self._hf_tokenizer.bos_token
@@ -276,8 +278,3 @@ def _behind(ids: TokenIds, expansion: ItemExpansion) -> ItemExpansion:
         return expansion
     features = replace(expansion.features, offset=expansion.features.offset + len(ids))
     return replace(expansion, token_ids=np.concatenate((ids, expansion.token_ids)), features=features)
-
-
-def _num_chars(messages: Sequence[Message]) -> int:
-    """Characters of a conversation's text; a message is at least one, for templates write something for each."""
-    return sum(1 + sum(len(part.get("text", "")) for part in message["content"]) for message in messages)

@@ -56,6 +56,23 @@ class ChatPrompt:
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of all its texts, those of tools and of their calls among them; a message is at least one, for
+        templates write something for each."""
+        count = len(self.messages)
+        values: list[Any] = [*self.messages, *self.tools]
+        while values:
+            value = values.pop()
+            if isinstance(value, str):
+                count += len(value)
+            elif isinstance(value, dict):
+                values += value.keys()
+                values += value.values()
+            elif isinstance(value, list):
+                values += value
+        return count
+
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:

@@ -1,18 +1,17 @@
 """`POST /v1/chat/completions`: the conversation, and the answer whole or in chunks."""
 
-import time
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.generation import GenerationFields
 from deployments.api.messages import Messages, media_of_messages
 from deployments.api.tools import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
-from deployments.api.wire import StageTimings, Usage
+from deployments.api.wire import Metadata, StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
-from preprocess.schema import ChatPrompt
+from preprocess.schema import ChatPrompt, InvalidRequestError
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -21,11 +20,11 @@ class ChatCompletionRequest(GenerationFields):
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
 
     @model_validator(mode="after")
     def _names_tokens_of_logprobs(self) -> "ChatCompletionRequest":
@@ -66,11 +65,14 @@ class ChatCompletionRequest(GenerationFields):
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
         """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
-        return self.make_sampling_params(
-            max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            structured_output=call_grammar,
-        )
+        try:
+            return self.make_sampling_params(
+                max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+                structured_output=call_grammar,
+            )
+        except InvalidRequestError as error:
+            raise error.for_field("top_logprobs") if error.field == "logprobs" else error from None
 
 
 class TokenLogprob(BaseModel):
@@ -108,7 +110,7 @@ class Choice(BaseModel):
 class ChatCompletion(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int = Field(default_factory=lambda: int(time.time()))
+    created: int
     model: str
     choices: list[Choice]
     usage: Usage

@@ -1,6 +1,5 @@
 """`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
 
-import time
 from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -9,7 +8,7 @@ from deployments.api.generation import GenerationFields
 from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
 from deployments.api.wire import StageTimings, Usage
 from deployments.media_source import MediaSource
-from llm.sampling_params import SamplingParams
+from llm.sampling_params import MAX_N, SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt
 
 
@@ -22,6 +21,15 @@ class CompletionRequest(GenerationFields, PromptMedia):
     echo: bool | None = None
     best_of: int | None = None
     suffix: None = None
+
+    @model_validator(mode="after")
+    def _has_few_answers(self) -> "CompletionRequest":
+        number = len(self.prompts) * (1 if self.n is None else self.n)
+        if number > MAX_N:
+            raise ValueError(f"{number} answers to all prompts together, the limit is {MAX_N}")
+        if self.echo and self.n is not None and self.n > 1:
+            raise ValueError("echo may be true only where n is 1: the prompt would be repeated in each answer")
+        return self
 
     @model_validator(mode="after")
     def _is_best_of_all(self) -> "CompletionRequest":
@@ -80,7 +88,7 @@ class Completion(BaseModel):
 
     id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int = Field(default_factory=lambda: int(time.time()))
+    created: int
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None

@@ -18,12 +18,12 @@ class ImageUrl(WireModel):
     """A data:, http(s): or, where the server has a folder for them, file: URL. `detail` is a hint that the server is
     free to ignore; it always looks closely."""
 
-    url: str
+    url: Text
     detail: Literal["auto", "low", "high"] | None = None
 
 
 class VideoUrl(WireModel):
-    url: str
+    url: Text
 
 
 class MediaPart(WireModel):
@@ -79,7 +79,7 @@ class InputImagePart(MediaPart):
     """A picture as the Responses API has it: a URL, or a file that was uploaded before."""
 
     type: Literal["input_image"]
-    image_url: str | None = None
+    image_url: Text | None = None
     file_id: Name | None = None
     detail: Literal["auto", "low", "high"] | None = None
 
@@ -98,7 +98,7 @@ class ImageEmbedsPart(MediaPart):
     """A picture that the client has processed or encoded itself: a safetensors file, in base64."""
 
     type: Literal["image_embeds"]
-    image_embeds: str | None = None
+    image_embeds: Text | None = None
 
     @property
     def url(self) -> str | None:

@@ -4,9 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.api.wire import Text, WireModel
-from llm.sampling_params import SamplingParams
+from deployments.api.wire import Text, WireModel, at_most
+from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from llm.structured_output import StructuredOutput
+
+ANSWER_ROOM = 256
+"""Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
 
 OptionName = Annotated[Text, Field(max_length=64)]
 
@@ -49,7 +52,7 @@ class StructuredOutputs(WireModel):
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: Text | None = None
-    choice: list[Text] | None = None
+    choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
     grammar: Text | None = None
 
     @property
@@ -61,8 +64,8 @@ class StructuredOutputs(WireModel):
 class MediaFields(WireModel):
     """Settings for a request's media and for what becomes of its prompt."""
 
-    mm_processor_kwargs: dict[OptionName, bool | int | float | str] | None = Field(
-        None, max_length=16, description="settings of the model's processor for this request's media, e.g. max_pixels"
+    mm_processor_kwargs: Annotated[dict[OptionName, bool | int | float | str], at_most(16)] | None = Field(
+        None, description="settings of the model's processor for this request's media, e.g. max_pixels"
     )
     truncate_prompt_tokens: int | None = Field(
         None,
@@ -80,7 +83,7 @@ class MediaFields(WireModel):
 
     def max_prompt_tokens(self, max_tokens: int | None) -> int | None:
         """As `PromptRenderer.render` takes it, for an answer of so many tokens."""
-        return -(max_tokens or 1) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        return -(max_tokens or ANSWER_ROOM) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
 
 
 class GenerationFields(MediaFields):
@@ -98,10 +101,14 @@ class GenerationFields(MediaFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = Field(None, description="added to the logits, by token id")
+    logit_bias: Annotated[dict[int, float], at_most(MAX_BIASED_TOKENS)] | None = Field(
+        None, description="added to the logits, by token id"
+    )
     seed: int | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[int] = Field([], description="tokens that end the answer, as the model's end tokens do")
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
+        [], description="tokens that end the answer, as the model's end tokens do"
+    )
     ignore_eos: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -1,20 +1,23 @@
 """The messages of a conversation, and how they become the pipeline's prompt and its media."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from deployments.api.content import ContentPart, media_of, template_content
+from deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
 from deployments.api.tools import MAX_TOOLS, ToolCall
 from deployments.api.wire import Name, Text, WireModel
 from deployments.media_source import MediaSource
 from preprocess.schema import InvalidRequestError, Message
 
+Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
+
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[ContentPart] | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
+    content: Text | Parts | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     name: Name | None = None
     # What the official client returns in an assistant message and sends back in the next turn.
@@ -48,14 +51,25 @@ class ChatMessage(WireModel):
         return message
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
 
 
-def media_of_messages(messages: list[ChatMessage]) -> list[MediaSource]:
-    """Every item, in the order of the prompt. Raises InvalidRequestError for one in another's message than a user's."""
-    found = []
+class HasContent(Protocol):
+    """A message of whichever API."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def content(self) -> str | Sequence[SaysText | MediaPart] | None: ...
+
+
+def media_of_messages(messages: Sequence[HasContent], field: str = "messages") -> list[MediaSource]:
+    """Every item of what the client calls `field`, in the order of the prompt. Raises InvalidRequestError for one in
+    another's message than a user's."""
+    found: list[MediaSource] = []
     for index, message in enumerate(messages):
-        sources = media_of(message.content or "", f"messages[{index}].content")
+        sources = media_of(message.content or "", f"{field}[{index}].content")
         if sources and message.role != "user":
             raise InvalidRequestError("only user messages may hold media", field=sources[0].field)
         found += sources

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.api.wire import Name, Text, WireModel
+from deployments.api.wire import Name, Text, WireModel, at_most
 from deployments.media_source import MediaSource
 from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
 
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 PlainPrompt = Text | TokenIds
 
 _MAX_PROMPTS = 64
@@ -26,7 +26,7 @@ def _form(value: object) -> str:
     return "lists of ids" if isinstance(first, list) else "token ids"
 
 
-Several = Field(min_length=1, max_length=_MAX_PROMPTS)
+Several = Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)
 Prompts = Annotated[
     Annotated[Text, Tag("a text")]
     | Annotated[TokenIds, Tag("token ids")]
@@ -41,15 +41,15 @@ _PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za
 
 
 class MediaItem(WireModel):
-    url: str | None = None
+    url: Text | None = None
     uuid: Name | None = None
 
 
-MediaItems = str | MediaItem | Annotated[list[str | MediaItem], Field(max_length=1024)]
+MediaItems = Text | MediaItem | Annotated[list[Text | MediaItem], Field(max_length=1024, fail_fast=True)]
 
 
 class PromptMedia(WireModel):
-    multi_modal_data: dict[Literal["image", "video"], MediaItems] | None = Field(
+    multi_modal_data: Annotated[dict[Literal["image", "video"], MediaItems], at_most(2)] | None = Field(
         None, description="media for the placeholders in the prompt, by modality: URLs, or objects with url and uuid"
     )
 

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from deployments.api.content import InputImagePart, media_of, template_content
-from deployments.api.generation import MediaFields
-from deployments.api.wire import Name, StageTimings, Text, WireModel
+from deployments.api.content import InputImagePart, template_content
+from deployments.api.generation import ANSWER_ROOM, MediaFields
+from deployments.api.messages import media_of_messages
+from deployments.api.wire import Metadata, Name, StageTimings, Text, WireModel
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
-from preprocess.schema import ChatPrompt, InvalidRequestError, Message
+from preprocess.schema import ChatPrompt, Message
 
 
 class InputText(WireModel):
@@ -30,7 +31,7 @@ class InputMessage(WireModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[InputPart]
+    content: Text | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
     id: Name | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: None = None
@@ -67,7 +68,7 @@ class ResponsesRequest(MediaFields):
     conversation is sent whole each time."""
 
     model: Text
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000)]
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: Text | None = None
     stream: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -78,7 +79,7 @@ class ResponsesRequest(MediaFields):
         None, description="auto: cut a prompt that is too long from the left, images whole"
     )
     store: bool | None = Field(None, description="answers are never kept, whatever this says")
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
     user: Text | None = None
     background: Literal[False] | None = None
     previous_response_id: None = None
@@ -105,18 +106,11 @@ class ResponsesRequest(MediaFields):
         return ChatPrompt([message.template_form() for message in [*opening, *self.messages]])
 
     def media(self) -> list[MediaSource]:
-        """Every picture, in the order of the prompt. Raises InvalidRequestError for one in another's message than a
-        user's."""
-        found = []
-        for index, message in enumerate(self.messages):
-            sources = media_of(message.content, f"input[{index}].content")
-            if sources and message.role != "user":
-                raise InvalidRequestError("only user messages may hold media", field=sources[0].field)
-            found += sources
-        return found
+        """Every picture, in the order of the prompt. Raises InvalidRequestError."""
+        return media_of_messages(self.messages, "input")
 
     def max_prompt_tokens(self, max_tokens: int | None) -> int | None:
-        return -(max_tokens or 1) if self.truncation == "auto" else super().max_prompt_tokens(max_tokens)
+        return -(max_tokens or ANSWER_ROOM) if self.truncation == "auto" else super().max_prompt_tokens(max_tokens)
 
     def sampling_params(self) -> SamplingParams:
         """Raises InvalidRequestError."""

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from deployments.api.wire import Name, Text, WireModel
 
 MAX_TOOLS = 128
+_MAX_DEPTH = 64
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -19,7 +20,22 @@ def _json_object(text: str) -> str:
         value = None
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object, as text")
+    _flat_enough(value)
     return text
+
+
+def _flat_enough(value: dict[str, Any]) -> dict[str, Any]:
+    """Deeper ones end the recursion of whoever writes or reads them."""
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+        ]
+    if level:
+        raise ValueError(f"is nested deeper than {_MAX_DEPTH} levels, which is the limit")
+    return value
 
 
 class FunctionDefinition(WireModel):
@@ -27,7 +43,7 @@ class FunctionDefinition(WireModel):
 
     name: FunctionName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_flat_enough)] | None = None
     strict: bool | None = None
 
 

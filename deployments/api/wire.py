@@ -2,13 +2,23 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_MAX_FIELDS = 100
 
 
 class WireModel(BaseModel):
     """Fields that the server does not know are refused: silently ignored ones mislead the client."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, data: object) -> object:
+        # Each unknown one would be an error of its own.
+        if isinstance(data, dict) and len(data) > _MAX_FIELDS:
+            raise ValueError(f"{len(data)} fields, the limit is {_MAX_FIELDS}")
+        return data
 
 
 def _encodable(text: str) -> str:
@@ -20,9 +30,24 @@ def _encodable(text: str) -> str:
     return text
 
 
+def at_most(limit: int) -> BeforeValidator:
+    """For dicts, of which pydantic would check every entry before it counts them."""
+
+    def check(data: object) -> object:
+        if isinstance(data, dict) and len(data) > limit:
+            raise ValueError(f"{len(data)} entries, the limit is {limit}")
+        return data
+
+    return BeforeValidator(check)
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 Name = Annotated[Text, Field(min_length=1, max_length=256)]
 """What a client calls something by."""
+
+
+Metadata = Annotated[dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], at_most(16)]
+"""Of a client's own, given back where the API gives it back."""
 
 
 class PromptTokensDetails(BaseModel):

@@ -236,3 +236,38 @@ async def _come_and_go(requests: list[Request], chance: random.Random) -> None:
         if not task.cancelled():
             task.result()
     assert (admission.used, admission.num_waiting, admission._by_key) == (Weight(), 0, {})
+
+
+async def test_a_key_that_has_spent_its_budget_lets_others_by_where_all_have_little_left() -> None:
+    desk = Desk(per_key=budget(9, tokens=50), total=budget(9))
+    desk.come("a in work", caller("a"), Weight(requests=1, tokens=40))
+    desk.come("b in work", caller("b"), Weight(requests=1, tokens=30))
+    desk.come("a lacks of both", caller("a"), Weight(requests=1, tokens=45))
+    desk.come("b has room", caller("b"), Weight(requests=1, tokens=1), priority=1)
+    await settle()
+    assert desk.order == ["a in work", "b in work", "b has room"]
+
+
+async def test_a_keys_budget_counts_all_its_open_requests() -> None:
+    desk = Desk(per_key=budget(9, num_bytes=10))
+    slow = [desk.open(f"slow {n}", caller("a")) for n in range(3)]  # of which nothing has come yet
+    desk.open("short", caller("a"))
+    desk._stacks["short"].close()
+    slow[0].take(Weight(bytes=6))
+    with pytest.raises(OverloadedError, match="bytes of this API key"):
+        slow[1].take(Weight(bytes=6))
+
+
+async def test_what_never_fits_in_parts_is_refused_for_good() -> None:
+    ticket = Desk().open("x", caller(None))
+    ticket.take(Weight(bytes=60))
+    with pytest.raises(InvalidRequestError, match="weighs 120 bytes, the limit of all requests together is 100"):
+        ticket.take(Weight(bytes=60))
+
+
+async def test_a_changed_limit_of_a_key_counts_while_it_is_busy() -> None:
+    desk = Desk(total=budget(9))
+    desk.come("first", caller("a", max_requests=1))
+    desk.come("second", caller("a", max_requests=2))
+    await settle()
+    assert desk.order == ["first", "second"]

@@ -302,7 +302,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": HELLO, "top_p": 0}, 400, "top_p"),
         ({"messages": HELLO, "n": 129}, 400, "n"),
         ({"messages": HELLO, "n": 0}, 400, "n"),
-        ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "logprobs"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"messages": HELLO, "top_logprobs": 2}, 400, "body"),
         ({"messages": HELLO, "stream_options": {"include_usage": True}, "stream": False}, 400, "body"),
         ({"messages": HELLO, "tools": [WEATHER]}, 400, "tools"),

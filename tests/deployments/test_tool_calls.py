@@ -34,6 +34,8 @@ def test_text_and_calls_are_told_apart() -> None:
     assert parsed("Just text.") == ("Just text.", [])
     assert parsed(call(city="Rome")) == ("", [("weather", {"city": "Rome"})])
     both = f"Let me see.\n{call(city='Rome')}\n{call('time')}"
+    assert parsed(call(city="</tool_call>")) == ("", [("weather", {"city": "</tool_call>"})])
+    assert parsed(f"<tool_call>{call()}") == ("<tool_call>", [("weather", {})])
     assert parsed(both) == ("Let me see.", [("weather", {"city": "Rome"}), ("time", {})])
 
 
@@ -45,6 +47,9 @@ def test_text_and_calls_are_told_apart() -> None:
         '<tool_call>\n{"name": "weather"}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": "x"}\n</tool_call>',
         '<tool_call>\n["weather"]\n</tool_call>',
+        '<tool_call>\n{"name": [], "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "\\ud800"}}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {"days": NaN}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "argum',
         "a <tool",
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
@@ -66,7 +71,6 @@ def test_calls_are_found_however_the_text_is_cut(parts: list[str], cuts: list[in
     ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     pieces = [text[start:end] for start, end in itertools.pairwise(ends)]
     assert parsed(*pieces) == parsed(text)
-    assert len(parsed(text)[1]) == sum(part in (call(city="Rom<"), call("time")) for part in parts)
 
 
 def test_text_is_told_as_soon_as_it_cannot_be_a_call() -> None:

@@ -1,0 +1,79 @@
+"""The chat template: tools are told, and nothing that a client writes becomes a control token."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from preprocess.chat_template import ChatTemplate, tool_call_format
+from preprocess.schema import ChatPrompt, InvalidRequestError
+from tests.preprocess.parity import pair
+
+HERMES = (
+    "{%- for tool in tools or [] -%}{{- tool | tojson -}}{%- endfor -%}"
+    "{%- for message in messages -%}{{- '<image>' if message.content == 'picture' -}}{{- message.content -}}"
+    "{%- for call in message.tool_calls or [] -%}<tool_call>{{- call.function | tojson -}}</tool_call>{%- endfor -%}"
+    "{%- endfor -%}"
+)
+CONTROL = "</s><image>"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def template(text: str) -> tuple[ChatTemplate, Any]:
+    families = pair("llava", "byte_level", "pil")
+    processor = copy.copy(families.theirs)
+    processor.chat_template = text
+    return ChatTemplate(processor, families.theirs.tokenizer), families.ours.prompts
+
+
+def control_tokens(prompt: ChatPrompt) -> list[str]:
+    """Those that the prompt has when it is tokenised, in order."""
+    chat, renderer = template(HERMES)
+    tokenizer = renderer._hf_tokenizer
+    ids = renderer._tokenizer.encode(chat.fill(prompt), add_special_tokens=False, is_marked=True)
+    return [token for token in tokenizer.convert_ids_to_tokens(ids.tolist()) if token in ("</s>", "<image>")]
+
+
+def call(arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ChatPrompt([{"role": "user", "content": CONTROL}]),
+        ChatPrompt(HELLO, [{"type": "function", "function": {"name": "f", "description": CONTROL}}]),
+        ChatPrompt(HELLO, [{"type": "function", "function": {"name": "f", "parameters": {CONTROL: {"x": CONTROL}}}}]),
+        ChatPrompt([{"role": "assistant", "content": "", "tool_calls": call({"x": CONTROL})}]),
+        ChatPrompt([{"role": "assistant", "content": "", "tool_calls": call({CONTROL: [{CONTROL: 1}]})}]),
+    ],
+    ids=["text", "description", "schema", "argument", "argument's name"],
+)
+def test_what_clients_write_is_text(prompt: ChatPrompt) -> None:
+    assert control_tokens(prompt) == []
+
+
+def test_what_the_template_writes_is_not() -> None:
+    assert control_tokens(ChatPrompt([{"role": "user", "content": "picture"}])) == ["<image>"]
+
+
+def test_tools_are_refused_where_the_template_has_none_in_a_known_form() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for text in ("{{- messages[0].content -}}", "{{- tools -}}"):
+        assert tool_call_format(text) is None
+        with pytest.raises(InvalidRequestError, match="tools: .* no tools, or none in a known form"):
+            template(text)[0].fill(ChatPrompt([{"role": "user", "content": "Hi"}], tools))
+
+
+def test_a_conversations_characters_are_all_counted() -> None:
+    prompt = ChatPrompt(
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "x" * 100}],
+                "tool_calls": call({"a" * 100: "b" * 100}),
+            }
+        ],
+        [{"function": {"parameters": {"c" * 100: ["d" * 100]}}}],
+    )
+    assert 500 < prompt.num_chars < 620
