@@ -14,26 +14,22 @@ from deployments.admission import OverloadedError
 from deployments.answer import Answer, Pieces
 from deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from deployments.api.completions import Completion, CompletionRequest
-from deployments.api.generation import MediaFields
 from deployments.api.responses import ResponseObject, ResponsesRequest
 from deployments.call import Call, HttpCall
 from deployments.chat_answer import ChatAnswer
 from deployments.completion_answer import CompletionAnswer
 from deployments.errors import ERROR_RESPONSES, error_response
-from deployments.media_items import PipelineRequest
-from deployments.media_source import MediaSource
 from deployments.merged_pieces import merged
 from deployments.metrics import IngressMetrics
 from deployments.pipeline import Pipeline
-from deployments.request_weight import fetched_weight, weigh
+from deployments.request_weight import WeighedRequests
 from deployments.response_answer import ResponseAnswer
 from deployments.served import Served
 from deployments.stage_calls import StageUnavailableError
 from deployments.stage_messages import GeneratedText
 from deployments.tool_calls import call_grammar
-from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
-from preprocess.schema import InvalidRequestError, Prompt
+from preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,7 +48,7 @@ class GenerationRoutes:
         self._served = served
         self._pipeline = pipeline
         self._metrics = metrics
-        self._limits = limits
+        self._weighed = WeighedRequests(limits)
         self._first_token_timeout_s = first_token_timeout_s
 
     def add_to(self, api: FastAPI) -> None:
@@ -76,7 +72,7 @@ class GenerationRoutes:
             if form is not None and body.forced_tools:
                 grammar = call_grammar(form, body.forced_tools, is_single=body.parallel_tool_calls is False)
             params = body.sampling_params(grammar)
-            account.requests = [self._request(call, account.request_id, body, params, body.prompt(), body.media())]
+            account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
             account.num_answers = params.n
             await self._enter(call, account, body.priority)
             return await self._answer(account, ChatAnswer(body, account, form), is_stream=bool(body.stream))
@@ -88,8 +84,8 @@ class GenerationRoutes:
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [
-                self._request(call, f"{account.request_id}-{number}", body, params, prompt, media)
-                for number, (prompt, media) in enumerate(body.prompts_and_media())
+                self._weighed(call, f"{account.request_id}-{number}", body, params, one)
+                for number, one in enumerate(body.prompts_and_media())
             ]
             account.num_answers = params.n
             await self._enter(call, account, body.priority)
@@ -102,34 +98,14 @@ class GenerationRoutes:
         async with _noting_failure(account):
             self._served.check_model(body.model)
             params = body.sampling_params()
-            account.requests = [self._request(call, account.request_id, body, params, body.prompt(), body.media())]
+            account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
             await self._enter(call, account, body.priority)
             return await self._answer(account, ResponseAnswer(body, account), is_stream=bool(body.stream))
-
-    def _request(
-        self,
-        call: Call,
-        request_id: str,
-        body: MediaFields,
-        params: SamplingParams,
-        prompt: Prompt,
-        media: list[MediaSource],
-    ) -> PipelineRequest:
-        return PipelineRequest(
-            request_id=request_id,
-            prompt=prompt,
-            media=media,
-            params=params,
-            options=body.mm_processor_kwargs or {},
-            tenant_salt=call.tenant_salt,
-            max_prompt_tokens=body.max_prompt_tokens(params.max_tokens),
-            on_fetched=lambda source, content: call.ticket.take(fetched_weight(source, content, self._limits)),
-        )
 
     async def _enter(self, call: Call, account: RequestAccount, priority: int) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         self._served.ready_processor()  # before it waits
-        await call.ticket.enter(weigh(account.requests, self._limits), priority)
+        await call.ticket.enter(self._weighed.weigh(account.requests), priority)
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
         """The text of each prompt, as it was sent."""

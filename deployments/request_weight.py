@@ -6,8 +6,11 @@ from collections.abc import Sequence
 import pybase64
 
 from deployments.admission import Weight
+from deployments.api.generation import MediaFields
+from deployments.call import Call
 from deployments.media_items import PipelineRequest
 from deployments.media_source import MediaSource
+from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
 from preprocess.pixel_count import header_pixels, work_pixels
 from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt
@@ -20,27 +23,51 @@ _HEAD_CHARS = 2**22
 """Base64 characters of a data URL that are looked at; a multiple of 4, decoded in a millisecond."""
 
 
-def weigh(requests: Sequence[PipelineRequest], limits: MediaLimits) -> Weight:
-    """What a client's request takes, each of its prompts one, without what its URLs hold, which is known when they
-    have been fetched."""
-    tokens = sum(_num_prompt_tokens(request.prompt) + _num_answer_tokens(request) for request in requests)
-    pixels = sum(_data_url_pixels(source, limits) for request in requests for source in request.media)
-    return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
+class WeighedRequests:
+    """Makes the pipeline's requests of a client's, and tells what they take. `limits`: what one may bring."""
 
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
 
-def fetched_weight(source: MediaSource, content: bytes, limits: MediaLimits) -> Weight:
-    """What an item takes that was not in the request's body."""
-    pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, limits)
-    return Weight(bytes=len(content), pixels=pixels)
+    def __call__(
+        self,
+        call: Call,
+        request_id: str,
+        body: MediaFields,
+        params: SamplingParams,
+        prompt_and_media: tuple[Prompt, list[MediaSource]],
+    ) -> PipelineRequest:
+        """One that takes more of the call's budgets for each item that was not in its body, once that is fetched."""
+        prompt, media = prompt_and_media
+        return PipelineRequest(
+            request_id=request_id,
+            prompt=prompt,
+            media=media,
+            params=params,
+            options=body.mm_processor_kwargs or {},
+            tenant_salt=call.tenant_salt,
+            max_prompt_tokens=body.max_prompt_tokens(params.max_tokens),
+            on_fetched=lambda source, content: call.ticket.take(self._of_fetched(source, content)),
+        )
 
+    def weigh(self, requests: Sequence[PipelineRequest]) -> Weight:
+        """What a client's request takes, each of its prompts one, without what its URLs hold."""
+        tokens = sum(_num_prompt_tokens(request.prompt) + _num_answer_tokens(request) for request in requests)
+        pixels = sum(_data_url_pixels(source, self._limits) for request in requests for source in request.media)
+        return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
 
-def _num_answer_tokens(request: PipelineRequest) -> int:
-    return request.params.n * (request.params.max_tokens or _UNKNOWN_MAX_TOKENS)
+    def _of_fetched(self, source: MediaSource, content: bytes) -> Weight:
+        pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
+        return Weight(bytes=len(content), pixels=pixels)
 
 
 def weigh_text(num_chars: int) -> Weight:
     """What tokenising a text takes."""
     return Weight(requests=1, tokens=num_chars // _CHARS_PER_TOKEN)
+
+
+def _num_answer_tokens(request: PipelineRequest) -> int:
+    return request.params.n * (request.params.max_tokens or _UNKNOWN_MAX_TOKENS)
 
 
 def _num_prompt_tokens(prompt: Prompt) -> int:

@@ -14,9 +14,8 @@ from deployments.api.tokens import (
 )
 from deployments.call import HttpCall
 from deployments.errors import ERROR_RESPONSES
-from deployments.media_items import PipelineRequest
 from deployments.pipeline import Pipeline
-from deployments.request_weight import fetched_weight, weigh, weigh_text
+from deployments.request_weight import WeighedRequests, weigh_text
 from deployments.served import Served
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
@@ -27,7 +26,7 @@ class TokenRoutes:
     def __init__(self, served: Served, pipeline: Pipeline, limits: MediaLimits) -> None:
         self._served = served
         self._pipeline = pipeline
-        self._limits = limits
+        self._weighed = WeighedRequests(limits)
 
     def add_to(self, api: FastAPI) -> None:
         for path, endpoint in (
@@ -56,18 +55,10 @@ class TokenRoutes:
         """What the language model would get for a prompt: token ids, and where in them each item's embeddings go."""
         self._served.check_model(body.model)
         processor = self._served.ready_processor()
-        prompt, media = body.to_prompt()
-        request = PipelineRequest(
-            request_id=f"render-{call.request_id}",
-            prompt=prompt,
-            media=media,
-            params=SamplingParams(max_tokens=1),
-            options=body.mm_processor_kwargs or {},
-            tenant_salt=call.tenant_salt,
-            max_prompt_tokens=body.max_prompt_tokens(body.max_tokens),
-            on_fetched=lambda source, content: call.ticket.take(fetched_weight(source, content, self._limits)),
+        request = self._weighed(
+            call, f"render-{call.request_id}", body, SamplingParams(max_tokens=body.max_tokens), body.to_prompt()
         )
-        await call.ticket.enter(weigh([request], self._limits), priority=0)
+        await call.ticket.enter(self._weighed.weigh([request]), priority=0)
         rendered, modalities = await self._pipeline.render(request, processor)
         items = [
             RenderedItem(modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds)
