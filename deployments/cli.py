@@ -139,8 +139,13 @@ def _check_folder(folder: Path) -> None:
 
 
 def _stop_on_sigterm() -> None:
-    """Makes `kill` shut down as cleanly as Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """Makes `kill` shut down as cleanly as Ctrl-C, also where that itself is ignored: shells start what runs in the
+    background so."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _serve(args: argparse.Namespace) -> int:

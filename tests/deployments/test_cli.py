@@ -55,7 +55,12 @@ def test_the_demo_answers_right_and_shows_every_stage() -> None:
 
 def test_serve_prints_a_curl_line_that_works_and_stops_cleanly() -> None:
     with subprocess.Popen(
-        [*RAYLENS, "serve", "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ
+        [*RAYLENS, "serve", "--port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as shells start what runs in the background
     ) as server:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, "")
