@@ -52,7 +52,7 @@ class GenerationRoutes:
         self._first_token_timeout_s = first_token_timeout_s
 
     def add_to(self, api: FastAPI) -> None:
-        events = {"text/event-stream": {"schema": {"type": "string", "description": "where `stream` is true"}}}
+        events = {"text/event-stream": {"schema": {"type": "object", "description": "where `stream` is true"}}}
         answers = {200: {"content": events}, **ERROR_RESPONSES}
 
         def post(path: str, endpoint: Any, model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -32,11 +33,17 @@ class RunningApp:
 
 
 _RUNNING = RunningApp()
+_MODULES: set[Path] = set()
+"""Those with a test that needs the application."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _MODULES.update(item.path for item in items if "app_url" in getattr(item, "fixturenames", ()))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # There is one Ray session in a process: tests that start their own find none.
-    if "app_url" not in getattr(item, "fixturenames", ()):
+    # There is one Ray session in a process: modules that start their own find none.
+    if item.path not in _MODULES:
         _RUNNING.stop()
 
 
