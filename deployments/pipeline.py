@@ -15,7 +15,7 @@ from deployments.metrics import IngressMetrics
 from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, StageFailedError, cancel, translated
 from deployments.stage_messages import GeneratedText
 from deployments.uploads import Uploads
-from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
+from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 ItemT = TypeVar("ItemT")
 
@@ -110,6 +110,8 @@ class Pipeline:
         started = time.perf_counter()
         prompt = await self._calls.send("preprocess", lambda: self._render_once(request, items, hashes))
         request.add_seconds("render", time.perf_counter() - started)
+        if not prompt.prompt_token_ids:
+            raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
         request.prompt_token_ids = prompt.prompt_token_ids
         return prompt
 

@@ -60,7 +60,7 @@ class Preprocess:
         return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
 
     async def render(
-        self, prompt: Prompt, items: list[ItemInfo], hashes: list[str], max_prompt_tokens: int | None
+        self, prompt: Prompt, items: list[ItemInfo], hashes: list[str], max_prompt_tokens: int | None = None
     ) -> ProcessedPrompt:
         """See `PromptRenderer.render`."""
         prompts = self._processor.prompts

@@ -97,8 +97,6 @@ class PromptRenderer:
                 ids, placeholders, kept = truncate_left(ids, placeholders, extents, limit)
                 hashes, items = [hashes[index] for index in kept], [items[index] for index in kept]
                 self._check_items(items)
-            if not len(ids):
-                raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
             if len(ids) >= self._max_model_len:
                 raise self._no_room(len(ids))
         except InvalidRequestError as error:
