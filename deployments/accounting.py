@@ -19,7 +19,6 @@ class RequestAccount:
     """
 
     def __init__(self, metrics: IngressMetrics, request_id: str) -> None:
-
         self.request_id = request_id
         self.created = int(time.time())
         self.requests: Sequence[PipelineRequest] = ()

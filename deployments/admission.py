@@ -69,41 +69,46 @@ class _Purse:
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    purses: list[_Purse]
+    ticket: "Ticket"
     weight: Weight
     priority: int
     number: int
-    caller: Caller
     turn: asyncio.Future[None]
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return self.priority, self.ticket.purses[0].used.requests, self.number
 
 
 class Ticket:
-    """One request's place; what it has taken is given back when its `Admission.ticket` block ends."""
+    """One request's place; what it has taken is given back when its `Admission.ticket` block ends.
+
+    `purses`: what it takes of, its key's first where it has one, that of all requests last."""
 
     def __init__(self, admission: "Admission", caller: Caller, purses: list[_Purse]) -> None:
         self.caller = caller
         self.held = Weight()
         self._admission = admission
-        self._purses = purses
+        self.purses = purses
 
     def take(self, weight: Weight) -> None:
         """Takes more at once. Raises OverloadedError when there is no room for it now, InvalidRequestError when with
         what is held already there never can be."""
-        self._admission.check_size(self._purses, self.held.plus(weight))
-        for purse in self._purses:
+        self._admission.check_size(self, weight)
+        for purse in self.purses:
             if lacking := purse.lacks(weight):
                 raise self._admission.refusal(lacking, f"no room for more {lacking} of {purse.owner} now")
         self.add(weight)
 
     async def enter(self, weight: Weight, priority: int) -> None:
         """Waits for room. Raises OverloadedError when it cannot come soon, InvalidRequestError when it never can."""
-        self._admission.check_size(self._purses, self.held.plus(weight))
-        await self._admission.wait(self, self._purses, weight, priority + self.caller.priority)
+        self._admission.check_size(self, weight)
+        await self._admission.wait(self, weight, priority + self.caller.priority)
 
     def add(self, weight: Weight, sign: int = 1) -> None:
         """Counts what has been taken, or with a `sign` of -1 given back."""
         self.held = self.held.plus(weight, sign)
-        for purse in self._purses:
+        for purse in self.purses:
             purse.used = purse.used.plus(weight, sign)
 
 
@@ -145,11 +150,12 @@ class Admission:
     def used(self) -> Weight:
         return self._all.used
 
-    def check_size(self, purses: list[_Purse], weight: Weight) -> None:
+    def check_size(self, ticket: Ticket, weight: Weight) -> None:
         """Raises InvalidRequestError for what no patience helps."""
-        for purse in purses:
-            if lacking := purse.is_too_small(weight):
-                size, limit = getattr(weight, lacking), getattr(purse.budget, lacking)
+        total = ticket.held.plus(weight)
+        for purse in ticket.purses:
+            if lacking := purse.is_too_small(total):
+                size, limit = getattr(total, lacking), getattr(purse.budget, lacking)
                 reason = f"the request weighs {size} {lacking}, the limit of {purse.owner} together is {limit}"
                 raise InvalidRequestError(reason, field="body", code="request_too_large", status=413)
 
@@ -160,10 +166,10 @@ class Admission:
         seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
         return OverloadedError(f"{message}, try again in {seconds:.0f} s", reason=reason, retry_after_s=seconds)
 
-    async def wait(self, ticket: Ticket, purses: list[_Purse], weight: Weight, priority: int) -> None:
+    async def wait(self, ticket: Ticket, weight: Weight, priority: int) -> None:
         """See `Ticket.enter`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(purses, weight, priority, next(self._numbers), ticket.caller, turn)
+        waiter = _Waiter(ticket, weight, priority, next(self._numbers), turn)
         self._waiting.append(waiter)
         self._let_in()
         try:
@@ -178,14 +184,13 @@ class Admission:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._let_in()  # of those behind one that filled its place
-            elif turn.done() and not turn.cancelled():
-                ticket.held = ticket.held.plus(weight)
 
     def _check_queue(self, waiter: _Waiter) -> None:
         if len(self._waiting) > self._config.max_queued_requests:
             raise self.refusal("queue", f"{len(self._waiting) - 1} requests wait already")
-        if waiter.caller.name is not None:
-            number = sum(other.caller.name == waiter.caller.name for other in self._waiting)
+        name = waiter.ticket.caller.name
+        if name is not None:
+            number = sum(other.ticket.caller.name == name for other in self._waiting)
             if number > self._config.max_queued_requests_per_key:
                 raise self.refusal("queue_of_key", f"{number - 1} requests of this API key wait already")
 
@@ -193,14 +198,13 @@ class Admission:
         """Everyone for whom there is room, in order; who lacks of its own key's budget lets others by."""
         while (waiter := self._next()) is not None:
             self._waiting.remove(waiter)
-            for purse in waiter.purses:
-                purse.used = purse.used.plus(waiter.weight)
+            waiter.ticket.add(waiter.weight)
             waiter.turn.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        for waiter in sorted(self._waiting, key=lambda one: (one.priority, one.purses[0].used.requests, one.number)):
-            lacks_own = waiter.purses[0] is not self._all and waiter.purses[0].lacks(waiter.weight)
-            if waiter.turn.done() or lacks_own:
+        for waiter in sorted(self._waiting, key=lambda one: one.rank):
+            own = waiter.ticket.purses[0]
+            if waiter.turn.done() or (own is not self._all and own.lacks(waiter.weight)):
                 continue
             if self._all.lacks(waiter.weight):
                 return None  # or small ones would pass a heavy one by for ever
@@ -208,7 +212,7 @@ class Admission:
         return None
 
     def _purse_of(self, caller: Caller) -> list[_Purse]:
-        """None where anybody may call: whoever asks without a key has no budget of his own."""
+        """That of the caller's key; none where anybody may call."""
         if caller.name is None:
             return []
         purse = self._by_key.setdefault(caller.name, _Purse("this API key", self._config.per_key))

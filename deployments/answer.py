@@ -28,9 +28,13 @@ class Answer(Protocol):
         """What ends a stream, failed or not."""
 
 
-def error_event(error: ErrorResponse) -> str:
-    """What ends a stream of chunks early, in OpenAI's form."""
-    return f"data: {error.model_dump_json()}\n\n"
+class Chunks:
+    """How streams of chunks end, of chat completions and of completions alike."""
+
+    last_event = "data: [DONE]\n\n"
+
+    def error_event(self, error: ErrorResponse) -> str:
+        return f"data: {error.model_dump_json()}\n\n"
 
 
 def sent_event(data: BaseModel, name: str | None = None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 
 from deployments.accounting import RequestAccount
-from deployments.answer import Pieces, error_event, sent_event
+from deployments.answer import Chunks, Pieces, sent_event
 from deployments.api.chat import (
     AssistantMessage,
     ChatCompletion,
@@ -18,7 +18,6 @@ from deployments.api.chat import (
     ToolCallDelta,
 )
 from deployments.api.tools import ToolCall
-from deployments.api.wire import ErrorResponse
 from deployments.stage_messages import GeneratedText, ScoredToken
 from deployments.tool_calls import ToolCallParser
 from preprocess.schema import ToolCallFormat
@@ -53,7 +52,7 @@ class _Choice:
         return "tool_calls" if self.calls and reason == "stop" else reason
 
 
-class ChatAnswer:
+class ChatAnswer(Chunks):
     """See `deployments.answer.Answer`. `tool_calls`: how calls look in the text, where there may be any."""
 
     def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
@@ -93,13 +92,6 @@ class ChatAnswer:
             usage = self._chunk([])
             usage.usage = self._account.usage
             yield sent_event(usage)
-
-    def error_event(self, error: ErrorResponse) -> str:
-        return error_event(error)
-
-    @property
-    def last_event(self) -> str:
-        return "data: [DONE]\n\n"
 
     def _choice(self, index: int, choice: _Choice) -> Choice:
         message = AssistantMessage(content=choice.text, tool_calls=choice.calls or None)

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from deployments.accounting import RequestAccount
-from deployments.answer import Pieces, error_event, sent_event
+from deployments.answer import Chunks, Pieces, sent_event
 from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from deployments.api.wire import ErrorResponse, Usage
+from deployments.api.wire import Usage
 from deployments.chat_answer import finite, token_text
 from deployments.stage_messages import GeneratedText, ScoredToken
 
@@ -19,7 +19,7 @@ class _Choice:
     has_begun: bool = False
 
 
-class CompletionAnswer:
+class CompletionAnswer(Chunks):
     """See `deployments.answer.Answer`. `echoes`: the text of each prompt, where it is to stand before its answers."""
 
     def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:
@@ -48,13 +48,6 @@ class CompletionAnswer:
             usage = self._completion([])
             usage.usage = self._usage()
             yield sent_event(usage)
-
-    def error_event(self, error: ErrorResponse) -> str:
-        return error_event(error)
-
-    @property
-    def last_event(self) -> str:
-        return "data: [DONE]\n\n"
 
     def _part(self, piece: GeneratedText) -> CompletionChoice:
         """What the piece adds to its choice; the first part begins with the echo."""

@@ -20,11 +20,10 @@ _PART_TYPES = frozenset(
 _RETRY_SECONDS = 2.0
 """When a stage that is not available may be again: about as long as a replica takes to be replaced."""
 
-
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503)
 }
-"""What a route may answer instead, for its documentation."""
+"""What a route may answer instead, for its documentation. (422 is never sent, but FastAPI would describe its own.)"""
 
 JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {

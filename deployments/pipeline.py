@@ -66,18 +66,13 @@ class Pipeline:
         return prompt, _kept(prompt, [info.modality for info in infos])
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool) -> list[int]:
-        async def call() -> list[int]:
-            found: list[int] = await self._preprocess.tokenize.remote(prompt, add_special_tokens)
-            return found
-
-        return await self._calls.send("preprocess", call)
+        tokenize = self._preprocess.tokenize
+        ids: list[int] = await self._calls.send("preprocess", lambda: tokenize.remote(prompt, add_special_tokens))
+        return ids
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        async def call() -> str:
-            text: str = await self._preprocess.detokenize.remote(token_ids)
-            return text
-
-        return await self._calls.send("preprocess", call)
+        text: str = await self._calls.send("preprocess", lambda: self._preprocess.detokenize.remote(token_ids))
+        return text
 
     async def close(self) -> None:
         await self.items.close()
@@ -108,17 +103,14 @@ class Pipeline:
 
     async def _render(self, request: PipelineRequest, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
         started = time.perf_counter()
-        prompt = await self._calls.send("preprocess", lambda: self._render_once(request, items, hashes))
+        render, limit = self._preprocess.render, request.max_prompt_tokens
+        prompt: ProcessedPrompt = await self._calls.send(
+            "preprocess", lambda: render.remote(request.prompt, items, hashes, limit)
+        )
         request.add_seconds("render", time.perf_counter() - started)
         if not prompt.prompt_token_ids:
             raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
         request.prompt_token_ids = prompt.prompt_token_ids
-        return prompt
-
-    async def _render_once(self, request: PipelineRequest, items: list[ItemInfo], hashes: list[str]) -> ProcessedPrompt:
-        prompt: ProcessedPrompt = await self._preprocess.render.remote(
-            request.prompt, items, hashes, request.max_prompt_tokens
-        )
         return prompt
 
     async def _decode(

@@ -15,9 +15,10 @@ class ChatTemplate:
 
     def __init__(self, processor: HFProcessor, hf_tokenizer: Any) -> None:
         self._processor = processor
-        self._hf_tokenizer = hf_tokenizer
         self._template = processor.chat_template or hf_tokenizer.chat_template
         self.tool_calls = tool_call_format(self._template)
+        if isinstance(self._template, str):
+            self._control_tokens, _ = _get_control_token_patterns(hf_tokenizer._get_control_tokens(self._template))
 
     def fill(self, prompt: ChatPrompt) -> str:
         """The conversation's text. Control tokens and placeholders that a user typed come out marked, to be tokenised
@@ -26,14 +27,13 @@ class ChatTemplate:
             raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
         if prompt.tools and self.tool_calls is None:
             raise InvalidRequestError("this model's chat template has no tools, or none in a known form", field="tools")
-        (marked,), tools, _, _ = self._hf_tokenizer._mark_chat_inputs(
-            self._template, [list(prompt.messages)], prompt.tools or None, None, {}, True, False
-        )
-        pattern, _ = _get_control_token_patterns(self._hf_tokenizer._get_control_tokens(self._template))
-        marked, tools = _with_marked_keys(marked, pattern), _with_marked_keys(tools, pattern)
         try:
             text: str = self._processor.apply_chat_template(
-                marked, tools=tools, chat_template=self._template, add_generation_prompt=True, tokenize=False
+                _marked(prompt.messages, self._control_tokens),
+                tools=_marked(prompt.tools, self._control_tokens) or None,
+                chat_template=self._template,
+                add_generation_prompt=True,
+                tokenize=False,
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(
@@ -43,13 +43,14 @@ class ChatTemplate:
         return text
 
 
-def _with_marked_keys(value: Any, pattern: re.Pattern[str]) -> Any:
-    """transformers marks what stands in strings, but not the names in a tool's schema or a call's arguments."""
+def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
+    """Every string marked, names of fields among them: in a tool's schema and a call's arguments they are a client's,
+    and transformers' own marking leaves them out."""
     if isinstance(value, dict):
-        return {mark_control_tokens(key, pattern): _with_marked_keys(inner, pattern) for key, inner in value.items()}
+        return {_marked(key, control_tokens): _marked(inner, control_tokens) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_with_marked_keys(inner, pattern) for inner in value]
-    return value
+        return [_marked(inner, control_tokens) for inner in value]
+    return mark_control_tokens(value, control_tokens)
 
 
 def tool_call_format(template: object) -> ToolCallFormat | None:

@@ -24,16 +24,16 @@ class CompletionRequest(GenerationFields, PromptMedia):
 
     @model_validator(mode="after")
     def _has_few_answers(self) -> "CompletionRequest":
-        number = len(self.prompts) * (1 if self.n is None else self.n)
+        number = len(self.prompts) * self.num_answers
         if number > MAX_N:
             raise ValueError(f"{number} answers to all prompts together, the limit is {MAX_N}")
-        if self.echo and self.n is not None and self.n > 1:
+        if self.echo and self.num_answers > 1:
             raise ValueError("echo may be true only where n is 1: the prompt would be repeated in each answer")
         return self
 
     @model_validator(mode="after")
     def _is_best_of_all(self) -> "CompletionRequest":
-        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
+        if self.best_of not in (None, self.num_answers):
             raise ValueError("best_of has to be the same as n: all answers are returned")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens may be 0 only where echo is true")

@@ -8,7 +8,7 @@ from deployments.api.wire import Text, WireModel, at_most
 from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from llm.structured_output import StructuredOutput
 
-ANSWER_ROOM = 256
+_ANSWER_ROOM = 256
 """Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
 
 OptionName = Annotated[Text, Field(max_length=64)]
@@ -83,19 +83,27 @@ class MediaFields(WireModel):
 
     def max_prompt_tokens(self, max_tokens: int | None) -> int | None:
         """As `PromptRenderer.render` takes it, for an answer of so many tokens."""
-        return -(max_tokens or ANSWER_ROOM) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        return -(max_tokens or _ANSWER_ROOM) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
 
 
-class GenerationFields(MediaFields):
-    """Fields typed to one value are accepted only where they change nothing."""
+class AnyGenerationFields(MediaFields):
+    """Those of every API. Fields typed to one value are accepted only where they change nothing."""
 
     model: Text
-    n: int | None = Field(None, description="answers to the one prompt")
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    min_tokens: int = Field(0, ge=0)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
+    stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
+    user: Text | None = None
+
+
+class GenerationFields(AnyGenerationFields):
+    """Those of chat completions and completions."""
+
+    n: int | None = Field(None, description="answers to the one prompt")
+    stream_options: StreamOptions | None = None
+    min_tokens: int = Field(0, ge=0)
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = None
@@ -112,10 +120,7 @@ class GenerationFields(MediaFields):
     ignore_eos: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
-    stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
-    user: Text | None = None
 
     @model_validator(mode="after")
     def _has_one_form(self) -> "GenerationFields":
@@ -128,6 +133,11 @@ class GenerationFields(MediaFields):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options may be set only where stream is true")
         return self
+
+    @property
+    def num_answers(self) -> int:
+        """To each prompt."""
+        return 1 if self.n is None else self.n
 
     @property
     def includes_usage(self) -> bool:
@@ -149,7 +159,7 @@ class GenerationFields(MediaFields):
     ) -> SamplingParams:
         """The parameters of these fields and those that differ between requests. Raises InvalidRequestError."""
         return SamplingParams(
-            n=1 if self.n is None else self.n,
+            n=self.num_answers,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,

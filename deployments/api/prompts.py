@@ -26,12 +26,12 @@ def _form(value: object) -> str:
     return "lists of ids" if isinstance(first, list) else "token ids"
 
 
-Several = Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)
+_Several = Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)
 Prompts = Annotated[
     Annotated[Text, Tag("a text")]
     | Annotated[TokenIds, Tag("token ids")]
-    | Annotated[list[Text], Several, Tag("several texts")]
-    | Annotated[list[TokenIds], Several, Tag("lists of ids")],
+    | Annotated[list[Text], _Several, Tag("several texts")]
+    | Annotated[list[TokenIds], _Several, Tag("lists of ids")],
     Discriminator(_form),
 ]
 """One prompt or several, each a text or token ids."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.content import InputImagePart, template_content
-from deployments.api.generation import ANSWER_ROOM, MediaFields
+from deployments.api.generation import AnyGenerationFields
 from deployments.api.messages import media_of_messages
 from deployments.api.wire import Metadata, Name, StageTimings, Text, WireModel
 from deployments.media_source import MediaSource
@@ -63,36 +63,31 @@ class TextSettings(WireModel):
     verbosity: None = None
 
 
-class ResponsesRequest(MediaFields):
+class ResponsesRequest(AnyGenerationFields):
     """Fields typed to one value are accepted only where they change nothing: nothing is kept on the server, so a
     conversation is sent whole each time."""
 
-    model: Text
     input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: Text | None = None
-    stream: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
     text: TextSettings | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: cut a prompt that is too long from the left, images whole"
     )
     store: bool | None = Field(None, description="answers are never kept, whatever this says")
     metadata: Metadata | None = None
-    user: Text | None = None
     background: Literal[False] | None = None
     previous_response_id: None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
-    stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
 
     @model_validator(mode="after")
     def _truncates_in_one_way(self) -> "ResponsesRequest":
         if self.truncation is not None and self.truncate_prompt_tokens is not None:
             raise ValueError("truncation and truncate_prompt_tokens cannot both be set")
+        if self.truncation == "auto":
+            self.truncate_prompt_tokens = -1
         return self
 
     @property
@@ -108,9 +103,6 @@ class ResponsesRequest(MediaFields):
     def media(self) -> list[MediaSource]:
         """Every picture, in the order of the prompt. Raises InvalidRequestError."""
         return media_of_messages(self.messages, "input")
-
-    def max_prompt_tokens(self, max_tokens: int | None) -> int | None:
-        return -(max_tokens or ANSWER_ROOM) if self.truncation == "auto" else super().max_prompt_tokens(max_tokens)
 
     def sampling_params(self) -> SamplingParams:
         """Raises InvalidRequestError."""
