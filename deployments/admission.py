@@ -103,7 +103,7 @@ class Ticket:
     async def enter(self, weight: Weight, priority: int) -> None:
         """Waits for room. Raises OverloadedError when it cannot come soon, InvalidRequestError when it never can."""
         self._admission.check_size(self, weight)
-        await self._admission.wait(self, weight, priority + self.caller.priority)
+        await self._admission.wait(self, weight, priority)
 
     def add(self, weight: Weight, sign: int = 1) -> None:
         """Counts what has been taken, or with a `sign` of -1 given back."""

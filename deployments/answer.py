@@ -40,4 +40,4 @@ class Chunks:
 def sent_event(data: BaseModel, name: str | None = None) -> str:
     """A server-sent event; see https://html.spec.whatwg.org/multipage/server-sent-events.html."""
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {data.model_dump_json(exclude_none=True)}\n\n"
+    return f"{head}data: {data.model_dump_json()}\n\n"

@@ -122,7 +122,7 @@ class ChatAnswer(Chunks):
             deltas = [
                 ToolCallDelta(index=number, **call.model_dump()) for number, call in enumerate(calls, start=num_calls)
             ]
-            delta = Delta(content=text, tool_calls=deltas or None)
+            delta = Delta(content=text if text or not calls else None, tool_calls=deltas or None)
             chunks.append(self._chunk([ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)]))
         if piece.finish_reason is not None:
             reason = choice.finish_reason(piece.finish_reason)

@@ -133,6 +133,9 @@ class IngressConfig(Settings):
 
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="names in public DNS to which a server without API keys answers, e.g. vision.example.com"
+    )
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
     max_named_items: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept")

@@ -24,6 +24,10 @@ _OPEN_PATHS = frozenset({"/health"})
 _PAGE = "/"
 _MAX_JSON_PARTS = 2**18
 """Commas and brackets of a JSON body: what its size in memory and the time to check it grow with, far beyond bytes."""
+_PORT = re.compile(r":[0-9]*$")
+_IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
+_PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
+"""Which no registry gives away: of RFC 6761, 6762 and 8375, ICANN's for private use, and what routers use."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -31,11 +35,19 @@ class Gate:
     """`scope["state"]` gets the request's id and its Ticket; errors leave in OpenAI's form."""
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, admission: Admission, config: AdmissionConfig, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        admission: Admission,
+        config: AdmissionConfig,
+        origins: Sequence[str],
+        hosts: Sequence[str],
     ) -> None:
-        """`origins`: those whose pages may call, besides the server's own."""
+        """`origins`: those whose pages may call, besides the server's own. `hosts`: its names in public DNS."""
         self._app = app
         self._origins = frozenset(origins)
+        self._hosts = frozenset(host.lower() for host in hosts)
         self._keys = keys
         self._admission = admission
         self._config = config
@@ -70,7 +82,17 @@ class Gate:
             raise AccessError(reason, status=401, challenge=_challenge(is_page=path == _PAGE or is_basic))
         if self._is_foreign(headers, is_basic=is_basic):
             raise AccessError("pages of other sites may not call this server, see ingress.cors_origins", status=403)
+        if self._keys.is_open and not self._is_own(headers.get("host", "")):
+            reason = "a server without API keys answers to public names only that are in ingress.allowed_hosts"
+            raise AccessError(reason, status=403)
         return caller
+
+    def _is_own(self, host: str) -> bool:
+        """Whether nobody else can have made the host a name of this server. Who registers a name may let it resolve to
+        an address of a private network, and a browser then takes the server for a part of his site (DNS rebinding)."""
+        name = _PORT.sub("", host).lower().rstrip(".")
+        is_address = name.startswith("[") or _IPV4.fullmatch(name) is not None
+        return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self._hosts
 
     def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
         """Whether another site's page sends this, which a browser says of itself: in its name it might call a server

@@ -80,15 +80,17 @@ class Generate:
         request_id: str,
         prompt: ProcessedPrompt,
         params: SamplingParams,
-        cache_salt: str,
-        sent_at: float,
         items: list[ItemEmbeddings],
+        *,
+        cache_salt: str,
+        priority: int,
+        sent_at: float,
     ) -> AsyncGenerator[list[GeneratedText]]:
         """Yields the answers piece by piece: tokens that are ready together go together, the first one at once.
 
         Items that are encoded still are waited for one by one, while the prompt is computed up to the first of them;
         raises EmbeddingsLostError when what was to come does not. Requests of different `cache_salt` share no prefix.
-        `sent_at` is wall time.
+        Those of a lower `priority` go first. `sent_at` is wall time.
         """
         hand_over = HandOver(items, sent_at)
         embeddings = await hand_over.ready()
@@ -97,7 +99,9 @@ class Generate:
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         stream = self._loop.stream(
             request_id,
-            lambda id_: self._engine.add_request(id_, prompt, embeddings, params, cache_salt=cache_salt),
+            lambda id_: self._engine.add_request(
+                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority
+            ),
             hand_over.pending(self._engine.set_embeddings),
         )
         pieces_of = PieceMaker(

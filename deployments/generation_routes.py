@@ -14,6 +14,7 @@ from deployments.admission import OverloadedError
 from deployments.answer import Answer, Pieces
 from deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from deployments.api.completions import Completion, CompletionRequest
+from deployments.api.generation import AnyGenerationFields
 from deployments.api.responses import ResponseObject, ResponsesRequest
 from deployments.call import Call, HttpCall
 from deployments.chat_answer import ChatAnswer
@@ -65,7 +66,7 @@ class GenerationRoutes:
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
         """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
         account = RequestAccount(self._metrics, f"chatcmpl-{call.request_id}")
-        async with _noting_failure(account):
+        async with _noting_failure(body, account):
             self._served.check_model(body.model)
             form = self._served.tool_calls if body.offered_tools else None
             grammar = None
@@ -74,13 +75,13 @@ class GenerationRoutes:
             params = body.sampling_params(grammar)
             account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
             account.num_answers = params.n
-            await self._enter(call, account, body.priority)
-            return await self._answer(account, ChatAnswer(body, account, form), is_stream=bool(body.stream))
+            await self._enter(call, body, account)
+            return await self._answer(body, account, ChatAnswer(body, account, form))
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
         """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
         account = RequestAccount(self._metrics, f"cmpl-{call.request_id}")
-        async with _noting_failure(account):
+        async with _noting_failure(body, account):
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [
@@ -88,23 +89,26 @@ class GenerationRoutes:
                 for number, one in enumerate(body.prompts_and_media())
             ]
             account.num_answers = params.n
-            await self._enter(call, account, body.priority)
+            await self._enter(call, body, account)
             echoes = await self._echoes(body) if body.echo else None
-            return await self._answer(account, CompletionAnswer(body, account, echoes), is_stream=bool(body.stream))
+            return await self._answer(body, account, CompletionAnswer(body, account, echoes))
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
         account = RequestAccount(self._metrics, f"resp_{call.request_id}")
-        async with _noting_failure(account):
+        async with _noting_failure(body, account):
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
-            await self._enter(call, account, body.priority)
-            return await self._answer(account, ResponseAnswer(body, account), is_stream=bool(body.stream))
+            await self._enter(call, body, account)
+            return await self._answer(body, account, ResponseAnswer(body, account))
 
-    async def _enter(self, call: Call, account: RequestAccount, priority: int) -> None:
+    async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         self._served.ready_processor()  # before it waits
+        priority = body.priority + call.caller.priority
+        for request in account.requests:
+            request.priority = priority
         await call.ticket.enter(self._weighed.weigh(account.requests), priority)
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
@@ -113,18 +117,18 @@ class GenerationRoutes:
             prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
         ]
 
-    async def _answer(self, account: RequestAccount, answer: Answer, *, is_stream: bool) -> Response:
+    async def _answer(self, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
         async with AsyncExitStack() as stack:
             pieces = self._pieces(account)
             await stack.enter_async_context(aclosing(pieces))
             # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
             pieces = _from_first(await self._first(pieces), pieces)
-            if is_stream:
-                events = self._events(answer, account, pieces, stack.pop_all())
+            if body.stream:
+                events = self._events(body, account, answer, pieces, stack.pop_all())
                 return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
             completion = await answer.complete(pieces)
             account.finish()
-        return Response(completion.model_dump_json(exclude_none=True), media_type="application/json")
+        return Response(completion.model_dump_json(), media_type="application/json")
 
     async def _pieces(self, account: RequestAccount) -> Pieces:
         """The pieces of all answers to all prompts, accounted for."""
@@ -143,18 +147,16 @@ class GenerationRoutes:
             raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
 
     async def _events(
-        self, answer: Answer, account: RequestAccount, pieces: Pieces, stack: AsyncExitStack
+        self, body: AnyGenerationFields, account: RequestAccount, answer: Answer, pieces: Pieces, stack: AsyncExitStack
     ) -> AsyncIterator[str]:
         """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
         async with stack:
             try:
-                async for event in answer.events(pieces):
-                    yield event
-                account.finish()
-            except BaseException as error:
-                _note_failure(account, error)
-                if not isinstance(error, Exception):
-                    raise
+                async with _noting_failure(body, account):
+                    async for event in answer.events(pieces):
+                        yield event
+                    account.finish()
+            except Exception as error:
                 yield answer.error_event(error_response(error)[1])
             yield answer.last_event
 
@@ -166,15 +168,14 @@ async def _from_first(first: GeneratedText, rest: Pieces) -> AsyncGenerator[Gene
 
 
 @asynccontextmanager
-async def _noting_failure(account: RequestAccount) -> AsyncIterator[None]:
+async def _noting_failure(body: AnyGenerationFields, account: RequestAccount) -> AsyncIterator[None]:
+    """Whatever ends the request early is accounted for; what the client is to mend is named as it wrote it."""
     try:
         yield
     except BaseException as error:
-        _note_failure(account, error)
+        account.fail(error)
+        if isinstance(error, InvalidRequestError):
+            raise body.named(error) from error
+        if isinstance(error, Exception) and not isinstance(error, OverloadedError):
+            logger.error("request %s failed", account.request_id, exc_info=error)
         raise
-
-
-def _note_failure(account: RequestAccount, error: BaseException) -> None:
-    account.fail(error)
-    if isinstance(error, Exception) and not isinstance(error, InvalidRequestError | OverloadedError):
-        logger.error("request %s failed", account.request_id, exc_info=error)

@@ -89,7 +89,14 @@ class Ingress:
         add_error_handlers(api)
         admission = Admission(self._config.admission, self._metrics.count_rejection)
         origins = self._config.ingress.cors_origins
-        api.add_middleware(Gate, keys=self._keys, admission=admission, config=self._config.admission, origins=origins)
+        api.add_middleware(
+            Gate,
+            keys=self._keys,
+            admission=admission,
+            config=self._config.admission,
+            origins=origins,
+            hosts=self._config.ingress.allowed_hosts,
+        )
         if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return api

@@ -34,7 +34,8 @@ from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, 
 @dataclass(slots=True)
 class PipelineRequest:
     """What the pipeline needs of a request, which has one prompt. Prompt ids, stage times (seconds) and cache hits
-    (items) are filled in on the way. Items of requests with different `tenant_salt` are never shared.
+    (items) are filled in on the way. Items of requests with different `tenant_salt` are never shared. Those of a lower
+    `priority` go first.
 
     `max_prompt_tokens`: see `PromptRenderer.render`. `on_fetched` is told the content of each item that was not in the
     request itself; what it raises ends the request."""
@@ -45,6 +46,7 @@ class PipelineRequest:
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
     tenant_salt: str = ""
+    priority: int = 0
     max_prompt_tokens: int | None = None
     on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
     prompt_token_ids: list[int] = field(default_factory=list)

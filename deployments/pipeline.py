@@ -122,7 +122,13 @@ class Pipeline:
         while True:
             has_started = False
             pieces = generate.remote(
-                request.request_id, prompt, request.params, request.tenant_salt, time.time(), embeddings
+                request.request_id,
+                prompt,
+                request.params,
+                embeddings,
+                cache_salt=request.tenant_salt,
+                priority=request.priority,
+                sent_at=time.time(),
             )
             try:
                 async for ready in pieces:

@@ -41,14 +41,14 @@ class TokenRoutes:
         self._served.check_model(body.model)
         prompt = body.to_prompt()
         num_chars = prompt.num_chars if isinstance(prompt, ChatPrompt) else len(prompt.text)
-        await call.ticket.enter(weigh_text(num_chars), priority=0)
+        await call.ticket.enter(weigh_text(num_chars), call.caller.priority)
         ids = await self._pipeline.tokenize(prompt, add_special_tokens=body.add_special_tokens)
         return TokenizeResponse(count=len(ids), max_model_len=self._served.max_model_len, tokens=ids)
 
     async def detokenize(self, body: DetokenizeRequest, call: HttpCall) -> DetokenizeResponse:
         """The text of token ids."""
         self._served.check_model(body.model)
-        await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), priority=0)
+        await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), call.caller.priority)
         return DetokenizeResponse(prompt=await self._pipeline.detokenize(body.tokens))
 
     async def render(self, body: RenderRequest, call: HttpCall) -> RenderResponse:
@@ -58,7 +58,7 @@ class TokenRoutes:
         request = self._weighed(
             call, f"render-{call.request_id}", body, SamplingParams(max_tokens=body.max_tokens), body.to_prompt()
         )
-        await call.ticket.enter(self._weighed.weigh([request]), priority=0)
+        await call.ticket.enter(self._weighed.weigh([request]), call.caller.priority)
         rendered, modalities = await self._pipeline.render(request, processor)
         items = [
             RenderedItem(modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds)

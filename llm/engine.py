@@ -63,11 +63,13 @@ class LLMEngine:
         params: SamplingParams,
         *,
         cache_salt: str = "",
+        priority: int = 0,
     ) -> None:
         """Queues a request; `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`. None: they
         come later, with `set_embeddings`; meanwhile the prompt is computed up to there.
 
-        Requests of different `cache_salt` share nothing in the prefix cache, however equal their prompts.
+        Requests of different `cache_salt` share nothing in the prefix cache, however equal their prompts. Those of a
+        lower `priority` go first.
         Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context, tokens
         that are not in the vocabulary, a grammar that cannot be compiled. One that `grammar_compiler`, which any thread
         may use, has compiled before takes no time here.
@@ -82,7 +84,9 @@ class LLMEngine:
         root = shared_root(cache_salt) if shares_prefix else private_root()
         states = self._sampler_states(prompt, self._with_defaults(params))
         request = Request(prompt, items, {})
-        sequences = request.make_sequences(request_id, params, layout, root, self.max_model_len)
+        sequences = request.make_sequences(
+            request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority
+        )
         for sequence, state in zip(sequences, states, strict=True):
             request.answers[sequence] = Answer(Detokenizer(self._decode, params.stop), state)
             self._scheduler.add(sequence)

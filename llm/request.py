@@ -33,7 +33,14 @@ class Request:
     answers: dict[Sequence, Answer]
 
     def make_sequences(
-        self, request_id: str, params: SamplingParams, layout: PromptLayout, prefix_root: bytes, max_model_len: int
+        self,
+        request_id: str,
+        params: SamplingParams,
+        layout: PromptLayout,
+        *,
+        prefix_root: bytes,
+        max_model_len: int,
+        priority: int,
     ) -> list[Sequence]:
         """One an answer. The first computes the prompt, the others take it up from the prefix cache."""
         prompt_token_ids = self.prompt.prompt_token_ids
@@ -50,6 +57,7 @@ class Request:
                 index=index,
                 parent=sequences[0] if sequences else None,
                 prefix_root=prefix_root,
+                priority=priority,
                 num_prompt_logprobs=None if sequences else params.prompt_logprobs,
             )
             sequences.append(sequence)

@@ -1,6 +1,7 @@
 """Which sequences run in the next step, and how many tokens of each: continuous batching, chunked prefill."""
 
 import time
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -37,9 +38,9 @@ class ScheduledChunk:
 
 
 class Scheduler:
-    """One token budget a step. Running sequences come first, in order of arrival (those that decode before those that
-    still prefill, so that no prompt keeps a stream waiting), then new ones. When blocks run out the youngest running
-    sequence is preempted and recomputed later.
+    """One token budget a step. Running sequences come first (those that decode before those that still prefill, so that
+    no prompt keeps a stream waiting), then new ones, both by priority and then in order of arrival. When blocks run out
+    the last of that order among those that run is preempted and recomputed later.
 
     A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span.
     Sequences that wait for embeddings take up to half of the places, so that others get by.
@@ -66,7 +67,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         sequence.arrival_number = self._num_arrived
         self._num_arrived += 1
-        self.waiting.append(sequence)
+        self._wait(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
         """Picks the next step's chunks and gives them blocks; decode chunks (of one token) come first.
@@ -76,7 +77,7 @@ class Scheduler:
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
         # A stable sort: decoding sequences need one token each and nobody waits for a prompt in front of them.
-        for sequence in sorted(self.running, key=lambda running: running.num_uncomputed_tokens > 1):
+        for sequence in sorted(self.running, key=lambda running: (running.num_uncomputed_tokens > 1, running.priority)):
             num_tokens = self._chunk_size(sequence)
             if num_tokens and self._make_room(sequence, num_tokens, chunks):
                 self._take(sequence, num_tokens, chunks)
@@ -142,11 +143,11 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> bool:
-        """Preempts the youngest running sequences until the chunk fits; False when that ended `sequence` itself."""
+        """Preempts the last of the running sequences until the chunk fits; False when that ended `sequence` itself."""
         if sequence.status is not SequenceStatus.RUNNING:
             return False
         while not self._block_manager.can_allocate(sequence, sequence.num_computed_tokens + num_tokens):
-            victim = max(self.running, key=lambda running: running.arrival_number)
+            victim = max(self.running, key=lambda running: running.rank)
             if victim in chunks:
                 self._budget += chunks.pop(victim).num_tokens
             self._preempt(victim)
@@ -158,6 +159,8 @@ class Scheduler:
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.WAITING
         self.running.remove(sequence)
-        older = sum(1 for waiting in self.waiting if waiting.arrival_number < sequence.arrival_number)
-        self.waiting.insert(older, sequence)
+        self._wait(sequence)
         self.num_preemptions += 1
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=lambda waiting: waiting.rank)

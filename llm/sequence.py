@@ -66,7 +66,7 @@ class Sequence:
     `index` tells the answers of a request of several from each other; all but the first have a `parent`, whose prompt
     they share. `block_hashes` names the content of the full blocks, from `prefix_root` on, see `prefix_cache`.
     `num_prompt_logprobs`: how many of the likeliest tokens are wanted at each position of the prompt, None: nothing;
-    the first `num_scored_tokens` positions have been told.
+    the first `num_scored_tokens` positions have been told. Those of a lower `priority` go first.
     """
 
     request_id: str
@@ -81,6 +81,7 @@ class Sequence:
     num_prompt_logprobs: int | None = None
     num_scored_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
+    priority: int = 0
     arrival_number: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
@@ -88,6 +89,11 @@ class Sequence:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     times: SequenceTimes = field(default_factory=SequenceTimes)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Orders all sequences: the least is served first and preempted last."""
+        return self.priority, self.arrival_number
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: the conversation, and the answer whole or in chunks."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -7,11 +8,11 @@ from pydantic import BaseModel, Field, model_validator
 from deployments.api.generation import GenerationFields
 from deployments.api.messages import Messages, media_of_messages
 from deployments.api.tools import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
-from deployments.api.wire import Metadata, StageTimings, Usage
+from deployments.api.wire import Metadata, OrAbsent, StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
-from preprocess.schema import ChatPrompt, InvalidRequestError
+from preprocess.schema import ChatPrompt
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -55,6 +56,15 @@ class ChatCompletionRequest(GenerationFields):
             return [tool for tool in self.offered_tools if tool.function.name == self.tool_choice.function.name]
         return self.offered_tools if self.tool_choice == "required" else []
 
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        names = {**super().field_names, "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if self.forced_tools:
+            names["grammar"] = "tools"
+        return names
+
     def prompt(self) -> ChatPrompt:
         tools = [tool.model_dump(exclude_none=True) for tool in self.offered_tools]
         return ChatPrompt([message.template_form() for message in self.messages], tools)
@@ -65,14 +75,11 @@ class ChatCompletionRequest(GenerationFields):
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
         """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
-        try:
-            return self.make_sampling_params(
-                max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
-                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-                structured_output=call_grammar,
-            )
-        except InvalidRequestError as error:
-            raise error.for_field("top_logprobs") if error.field == "logprobs" else error from None
+        return self.make_sampling_params(
+            max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            structured_output=call_grammar,
+        )
 
 
 class TokenLogprob(BaseModel):
@@ -96,7 +103,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: OrAbsent[list[ToolCall]] = None
 
 
 class Choice(BaseModel):
@@ -104,7 +111,7 @@ class Choice(BaseModel):
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None
-    token_ids: list[int] | None = None
+    token_ids: OrAbsent[list[int]] = None
 
 
 class ChatCompletion(BaseModel):
@@ -114,8 +121,8 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage
-    prompt_token_ids: list[int] | None = None
-    stage_timings: StageTimings | None = None
+    prompt_token_ids: OrAbsent[list[int]] = None
+    stage_timings: OrAbsent[StageTimings] = None
 
 
 class ToolCallDelta(ToolCall):
@@ -125,9 +132,9 @@ class ToolCallDelta(ToolCall):
 
 
 class Delta(BaseModel):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
+    role: OrAbsent[Literal["assistant"]] = None
+    content: OrAbsent[str] = None
+    tool_calls: OrAbsent[list[ToolCallDelta]] = None
 
 
 class ChunkChoice(BaseModel):
@@ -135,7 +142,7 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: OrAbsent[list[int]] = None
 
 
 class ChatCompletionChunk(BaseModel):
@@ -145,5 +152,5 @@ class ChatCompletionChunk(BaseModel):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
-    stage_timings: StageTimings | None = None
+    prompt_token_ids: OrAbsent[list[int]] = None
+    stage_timings: OrAbsent[StageTimings] = None

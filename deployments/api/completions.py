@@ -1,12 +1,13 @@
 """`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.generation import GenerationFields
 from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
-from deployments.api.wire import StageTimings, Usage
+from deployments.api.wire import OrAbsent, StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import MAX_N, SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt
@@ -46,6 +47,10 @@ class CompletionRequest(GenerationFields, PromptMedia):
             return [one for one in self.prompt if not isinstance(one, int)]
         return [self.prompt]  # type: ignore[list-item]
 
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        return {**super().field_names, "messages": "prompt"}
+
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         """Raises InvalidRequestError."""
         prompts = self.prompts
@@ -79,8 +84,8 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: OrAbsent[list[int]] = None
+    prompt_token_ids: OrAbsent[list[int]] = None
 
 
 class Completion(BaseModel):
@@ -92,4 +97,4 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    stage_timings: StageTimings | None = None
+    stage_timings: OrAbsent[StageTimings] = None

@@ -1,5 +1,6 @@
 """The fields that every request for generated text has, however its prompt is written."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -7,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from deployments.api.wire import Text, WireModel, at_most
 from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from llm.structured_output import StructuredOutput
+from preprocess.schema import InvalidRequestError
 
 _ANSWER_ROOM = 256
 """Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
@@ -55,6 +57,13 @@ class StructuredOutputs(WireModel):
     choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
     grammar: Text | None = None
 
+    @model_validator(mode="after")
+    def _is_one(self) -> "StructuredOutputs":
+        number = len(self.model_dump(exclude_none=True))
+        if number != 1:
+            raise ValueError(f"exactly one of json, regex, choice and grammar has to be set, not {number}")
+        return self
+
     @property
     def structured_output(self) -> StructuredOutput:
         choice = None if self.choice is None else tuple(self.choice)
@@ -96,6 +105,15 @@ class AnyGenerationFields(MediaFields):
     priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
     user: Text | None = None
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """What this API calls fields that the stages know by another name."""
+        return {}
+
+    def named(self, error: InvalidRequestError) -> InvalidRequestError:
+        """A stage's error, of the field as the client wrote it."""
+        return error.for_field(self.field_names.get(error.field, error.field))
 
 
 class GenerationFields(AnyGenerationFields):
@@ -148,6 +166,13 @@ class GenerationFields(AnyGenerationFields):
     def structured_output(self) -> StructuredOutput | None:
         form = self.structured_outputs or self.response_format
         return None if form is None else form.structured_output
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        if self.structured_outputs is not None:
+            names = {"json_schema": "json", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+            return {field: f"structured_outputs.{name}" for field, name in names.items()}
+        return {"json_schema": "response_format.json_schema.schema", "json_object": "response_format"}
 
     def make_sampling_params(
         self,

@@ -1,5 +1,6 @@
 """`POST /v1/responses`: text and pictures in, text out, whole or as OpenAI's typed events."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -7,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from deployments.api.content import InputImagePart, template_content
 from deployments.api.generation import AnyGenerationFields
 from deployments.api.messages import media_of_messages
-from deployments.api.wire import Metadata, Name, StageTimings, Text, WireModel
+from deployments.api.wire import Metadata, Name, OrAbsent, StageTimings, Text, WireModel
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
@@ -96,6 +97,11 @@ class ResponsesRequest(AnyGenerationFields):
             return [InputMessage(role="user", content=self.input)]
         return self.input
 
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
+        return {**names, "json_schema": "text.format.schema", "json_object": "text.format"}
+
     def prompt(self) -> ChatPrompt:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
         return ChatPrompt([message.template_form() for message in [*opening, *self.messages]])
@@ -172,7 +178,7 @@ class ResponseObject(BaseModel):
     tool_choice: Literal["none"] = "none"
     tools: list[Any] = []
     store: Literal[False] = False
-    stage_timings: StageTimings | None = None
+    stage_timings: OrAbsent[StageTimings] = None
 
 
 class ResponseEvent(BaseModel):
@@ -180,12 +186,12 @@ class ResponseEvent(BaseModel):
 
     type: str
     sequence_number: int
-    response: ResponseObject | None = None
-    item_id: str | None = None
-    output_index: int | None = None
-    content_index: int | None = None
-    item: OutputMessage | None = None
-    part: OutputText | None = None
-    delta: str | None = None
-    text: str | None = None
-    logprobs: list[Any] | None = None
+    response: OrAbsent[ResponseObject] = None
+    item_id: OrAbsent[str] = None
+    output_index: OrAbsent[int] = None
+    content_index: OrAbsent[int] = None
+    item: OrAbsent[OutputMessage] = None
+    part: OrAbsent[OutputText] = None
+    delta: OrAbsent[str] = None
+    text: OrAbsent[str] = None
+    logprobs: OrAbsent[list[Any]] = None

@@ -1,6 +1,6 @@
 """What all wire types share: strictness, text that is Unicode, usage, timings and errors."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -48,6 +48,11 @@ Name = Annotated[Text, Field(min_length=1, max_length=256)]
 
 Metadata = Annotated[dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], at_most(16)]
 """Of a client's own, given back where the API gives it back."""
+
+
+_T = TypeVar("_T")
+OrAbsent = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
+"""What an answer leaves out where it is not set. Other fields of answers that are not set are null, as OpenAI's are."""
 
 
 class PromptTokensDetails(BaseModel):

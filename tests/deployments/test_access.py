@@ -26,14 +26,18 @@ from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids, worker_pids
 from tests.waiting import wait_until
 
-KEYS = {"alice": "rl-alice", "bob": "rl-bob", "carol": "rl-carol"}
+KEYS = {"alice": "rl-alice", "bob": "rl-bob", "carol": "rl-carol", "dave": "rl-dave"}
+PRIORITIES = {"bob": 5}
 MIB = 2**20
 MAX_BODY = 48 * MIB
 BODY_TIMEOUT_S = 3.0
 
 
 def write_keys(file: Path, keys: dict[str, str]) -> None:
-    file.write_text(yaml.safe_dump([{"name": name, "sha256": hash_key(key)} for name, key in keys.items()]))
+    entries = [
+        {"name": name, "sha256": hash_key(key), "priority": PRIORITIES.get(name, 0)} for name, key in keys.items()
+    ]
+    file.write_text(yaml.safe_dump(entries))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,7 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def app_config(shapes: str, keys_file: Path) -> AppConfig:
     limits = {"bytes": 3 * MAX_BODY, "pixels": 10**8, "tokens": 10**6}
     admission = {
-        "total": {"requests": 3, **limits},
+        "total": {"requests": 4, **limits},
         "per_key": {"requests": 1, **limits},
         "max_queued_requests": 2,
         "max_queue_seconds": 1.5,
@@ -55,7 +59,13 @@ def app_config(shapes: str, keys_file: Path) -> AppConfig:
         "body_timeout_s": BODY_TIMEOUT_S,
     }
     return AppConfig.model_validate(
-        {"model": shapes, "auth": {"keys_file": str(keys_file)}, "admission": admission, "media": {"max_items": 4}}
+        {
+            "model": shapes,
+            "auth": {"keys_file": str(keys_file)},
+            "admission": admission,
+            "media": {"max_items": 4},
+            "generate": {"max_num_seqs": 2},
+        }
     )
 
 
@@ -130,10 +140,10 @@ def test_the_page_works_once_the_browser_knows_the_key(app_url: str, tmp_path: P
 
 
 def test_a_changed_file_of_keys_counts_within_seconds(app_url: str, keys_file: Path) -> None:
-    write_keys(keys_file, {**KEYS, "dave": "rl-dave"})
-    wait_until(lambda: httpx.get(f"{app_url}/v1/models", headers={"authorization": "Bearer rl-dave"}).is_success)
+    write_keys(keys_file, {**KEYS, "erin": "rl-erin"})
+    wait_until(lambda: httpx.get(f"{app_url}/v1/models", headers={"authorization": "Bearer rl-erin"}).is_success)
     write_keys(keys_file, KEYS)
-    wait_until(lambda: not httpx.get(f"{app_url}/v1/models", headers={"authorization": "Bearer rl-dave"}).is_success)
+    wait_until(lambda: not httpx.get(f"{app_url}/v1/models", headers={"authorization": "Bearer rl-erin"}).is_success)
 
 
 def test_tenants_do_not_see_each_others_files(app_url: str) -> None:
@@ -195,6 +205,25 @@ def test_a_key_waits_for_its_own_requests_and_not_for_others(app_url: str) -> No
 
 def exported_rejections(app_url: str) -> float:
     return exported(app_url, "admission_rejections", headers=bearer("carol"), reason="queue_seconds")
+
+
+def test_a_lower_priority_passes_by_a_key_s_higher_one_in_the_engine_too(app_url: str) -> None:
+    order = []
+
+    def answer(name: str, priority: int) -> None:
+        hello(client_of(app_url, name), max_tokens=20, extra_body={"priority": priority, "ignore_eos": True})
+        order.append(name)
+
+    with ThreadPoolExecutor(2) as pool, long_stream(client_of(app_url, "alice")):
+        with long_stream(client_of(app_url, "carol")):  # the engine's two places are taken
+            first = pool.submit(answer, "bob", 0)
+            time.sleep(0.5)
+            second = pool.submit(answer, "dave", 4)
+            time.sleep(0.5)
+            assert order == []
+        first.result()
+        second.result()
+    assert order == ["dave", "bob"]
 
 
 class Health:

@@ -20,8 +20,8 @@ def budget(requests: int = 4, num_bytes: int = 100, pixels: int = 100, tokens: i
     return Budget(requests=requests, bytes=num_bytes, pixels=pixels, tokens=tokens)
 
 
-def caller(name: str | None, priority: int = 0, max_requests: int | None = None) -> Caller:
-    return Caller(name, f"salt of {name}", max_requests, priority)
+def caller(name: str | None, max_requests: int | None = None) -> Caller:
+    return Caller(name, f"salt of {name}", max_requests)
 
 
 class Desk:
@@ -71,16 +71,6 @@ async def test_who_finds_no_room_waits_by_priority_then_arrival() -> None:
     for name in ("first", "next", "urgent by key"):
         await desk.go(name)
     assert desk.order == ["first", "next", "urgent by key", "late"]
-
-
-async def test_a_keys_priority_is_added_to_its_requests() -> None:
-    desk = Desk(total=budget(1))
-    desk.come("running", caller("a"))
-    desk.come("of a slow key", caller("b", priority=10))
-    desk.come("of a plain key", caller("c"), priority=9)
-    await settle()
-    await desk.go("running")
-    assert desk.order == ["running", "of a plain key"]
 
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by() -> None:

@@ -70,12 +70,13 @@ def test_a_named_tool_is_called(client: OpenAI) -> None:
     choice = ask(client, tool_choice=named, parallel_tool_calls=False).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
+    assert choice.message.model_fields_set == {"role", "content", "refusal", "tool_calls"}
     (call,) = choice.message.tool_calls
     check_weather(call)
     # The conversation goes on with the call and what came of it.
     history: Any = [
         user_message("Weather?"),
-        choice.message.model_dump(exclude_none=True),
+        choice.message.model_dump(),
         {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
     ]
     assert ask(client, messages=history, tool_choice="none").choices[0].message.tool_calls is None

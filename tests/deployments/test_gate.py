@@ -36,9 +36,10 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> TestCl
     api.add_api_route("/chat", chat, methods=["POST"])
     api.add_api_route("/health", health, methods=["GET"])
     add_error_handlers(api)
-    keys, origins = ApiKeys(None, environment or {}), ["https://known.example"]
+    keys = ApiKeys(None, environment or {})
+    names: Any = {"origins": ["https://known.example"], "hosts": ["raylens.example"]}
     admission = Admission(config, lambda reason: None)
-    api.add_middleware(Gate, keys=keys, admission=admission, config=config, origins=origins)
+    api.add_middleware(Gate, keys=keys, admission=admission, config=config, **names)
     return TestClient(api, base_url="http://raylens.example")
 
 
@@ -132,6 +133,38 @@ def test_pages_of_other_sites_may_not_call(origin: str | None, status: int) -> N
     for environment in ({}, {"RAYLENS_API_KEYS": "key"}):
         sent = {**headers, **({"authorization": "Bearer key"} if environment else {})}
         assert client(environment).post("/detokenize", json={"tokens": [1]}, headers=sent).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        ("raylens.example", True),
+        ("RAYLENS.example:8000", True),
+        ("127.0.0.1:8000", True),
+        ("10.1.2.3", True),
+        ("[::1]:8000", True),
+        ("localhost:8000", True),
+        ("raylens", True),
+        ("raylens.default.svc.cluster.local:8000", True),
+        ("gpu7.internal", True),
+        ("rebound.example", False),
+        ("rebound.example.:8000", False),
+        ("127.0.0.1.rebound.example", False),
+        ("internal.rebound.example", False),
+        ("not-internal", True),
+        ("rebound.notinternal", False),
+    ],
+)
+def test_without_keys_a_name_that_anybody_may_have_registered_is_not_this_server(host: str, is_known: bool) -> None:
+    """A page makes its own name resolve to a server of its reader's network: to the browser they are one site."""
+    headers = {"host": host, "origin": f"http://{host}"}
+    response = client().post("/detokenize", json={"tokens": [1]}, headers=headers)
+    assert response.status_code == (200 if is_known else 403)
+    assert is_known or "ingress.allowed_hosts" in response.json()["error"]["message"]
+    sent = {**headers, "authorization": "Bearer key"}
+    with_key = client({"RAYLENS_API_KEYS": "key"}).post("/detokenize", json={"tokens": [1]}, headers=sent)
+    assert with_key.status_code == 200
+    assert client().get("/health", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/health/", "//health", "/health/x", "/HEALTH", "/health%2f..", "/healthz"])

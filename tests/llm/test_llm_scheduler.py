@@ -84,6 +84,30 @@ def test_the_youngest_is_preempted_and_recomputed() -> None:
     assert (old.num_output_tokens, young.num_output_tokens) == (6, 6)
 
 
+def test_lower_priorities_start_first_and_are_prefilled_first() -> None:
+    scheduler = make(max_num_seqs=2, budget=16)
+    for name, priority in (("late", 5), ("soon", 1), ("now", 0), ("now, too", 0)):
+        scheduler.add(sequence(name, 20, 1, priority=priority))
+    order = []
+    while scheduler.has_unfinished():
+        order += [chunk.sequence.request_id for chunk in run_step(scheduler) if chunk.samples]
+    assert order == ["now", "now, too", "soon", "late"]
+
+
+def test_the_least_urgent_is_preempted_however_old() -> None:
+    scheduler = make(num_blocks=4, budget=16)
+    patient, urgent = sequence("patient", 8, 6, priority=1), sequence("urgent", 7, 6)
+    scheduler.add(patient)
+    scheduler.add(urgent)
+    waiting = sequence("waiting", 4, 1, priority=1)
+    scheduler.add(waiting)
+    while not urgent.is_finished:
+        run_step(scheduler)
+    assert scheduler.num_preemptions > 0
+    assert not patient.is_finished
+    assert list(scheduler.waiting) == [patient, waiting]
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request of a random run: times are steps."""
@@ -97,6 +121,7 @@ class Arrival:
     span: int
     num_answers: int
     aborted_after: int | None
+    priority: int
 
 
 ARRIVALS = st.builds(
@@ -110,6 +135,7 @@ ARRIVALS = st.builds(
     span=st.integers(1, 8),
     num_answers=st.sampled_from([1, 1, 1, 3]),
     aborted_after=st.none() | st.none() | st.integers(0, 20),
+    priority=st.integers(0, 2),
 )
 
 
@@ -122,6 +148,7 @@ def answers(name: str, arrival: Arrival) -> list[Sequence]:
         items = [PromptItem("hash", range(arrival.item_at, end), None)]
         spans = (BidirectionalSpan(arrival.item_at, end, range(arrival.item_at, end)),)
     first = sequence(name, arrival.num_prompt_tokens, arrival.num_output_tokens, prefix_root=arrival.root)
+    first.priority = arrival.priority
     first = replace(first, items=items, layout=PromptLayout(spans=spans))
     copies = [replace(first, token_ids=[*first.token_ids], block_table=[], block_hashes=[]) for _ in range(2)]
     return [first, *(replace(copy, parent=first) for copy in copies)][: arrival.num_answers]
