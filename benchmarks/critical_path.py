@@ -41,7 +41,7 @@ from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
 from deployments.stage_messages import ItemJob
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from tests.replicas import replica_pids, worker_pids
+from tests.replicas import proxy_pids, replica_pids
 
 SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 NUM_STREAMS, NUM_SENDERS = 4, 2
@@ -157,7 +157,7 @@ def keep_preprocess_busy(core: int, may_work: str) -> Any:
 
 def share_out_cores() -> None:
     """Core 0 for the path of tokens: Generate, ingress, proxy and the clients. Core 1 for everything else."""
-    on_path = {os.getpid(), *replica_pids("Generate"), *replica_pids("Ingress"), *worker_pids("ProxyActor")}
+    on_path = {os.getpid(), *replica_pids("Generate"), *replica_pids("Ingress"), *proxy_pids()}
     for pid in [os.getpid(), *descendants(os.getpid())]:
         pin(pid, 0 if pid in on_path else 1)
 

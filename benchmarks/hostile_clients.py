@@ -32,7 +32,7 @@ from PIL import Image
 from benchmarks.document import publish
 from deployments.config import AppConfig
 from deployments.local_cluster import free_port, running_app
-from tests.replicas import replica_pids, worker_pids
+from tests.replicas import proxy_pids, replica_pids
 
 SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 SECONDS = 10.0
@@ -145,7 +145,7 @@ def endless_host() -> str:
 
 def resident_bytes() -> int:
     """Of the processes that speak HTTP and that have the routes."""
-    pids = [*replica_pids("Ingress"), *worker_pids("ProxyActor")]
+    pids = [*replica_pids("Ingress"), *proxy_pids()]
     return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
 
 

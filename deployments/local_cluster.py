@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 import time
 import urllib.error
@@ -14,8 +15,10 @@ from contextlib import contextmanager
 from deployments.config import AppConfig
 
 # Read by Ray's processes when they start. A reference that would be pinned for ever because it left Ray's sight raises
-# instead; metrics reach /metrics within seconds.
+# instead; metrics reach /metrics within seconds; HAProxy is what speaks HTTP, not Ray's own proxy in Python, through
+# which every byte of a body goes pickled.
 RAY_ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_metrics_report_interval_ms": "2000",
     "RAY_worker_niceness": "5",  # Ray's 15 leaves no room below for `preprocess.niceness`
@@ -45,7 +48,7 @@ def local_ray(
     *, host: str, port: int, num_cpus: float, dashboard: bool = False, say: Callable[[str], None] = print
 ) -> Iterator[None]:
     """A Ray cluster of this machine with Ray Serve's HTTP proxy on it; at least `num_cpus` are on offer."""
-    for name, value in RAY_ENVIRONMENT.items():
+    for name, value in {**RAY_ENVIRONMENT, **_own_environment()}.items():
         os.environ.setdefault(name, value)
     # Imported only now: Ray reads its environment at import.
     import ray
@@ -85,6 +88,18 @@ def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str]
     finally:
         say("shutting down")
         serve.delete(APP_NAME)
+
+
+def _own_environment() -> dict[str, str]:
+    """What a cluster of one machine needs besides: HAProxy's own ports apart from other clusters' there, no wait for a
+    balancer in front of it when it stops, and Ray's proxy where Ray has no HAProxy."""
+    if sys.platform != "linux":
+        return {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    ports = ("HAPROXY_STATS_PORT", "HAPROXY_METRICS_PORT", "FALLBACK_PROXY_HTTP_PORT")
+    return {
+        **{f"RAY_SERVE_{name}": str(free_port()) for name in ports},
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    }
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
-"""The replica processes of the application that the tests run, found among this machine's processes."""
+"""The processes of the application that the tests run, found among this machine's processes."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from deployments.local_cluster import APP_NAME
@@ -14,15 +15,24 @@ def replica_pids(deployment: str) -> list[int]:
 def worker_pids(title: str) -> list[int]:
     """Ray's processes with this at the start of their title in the cluster that this process started: its raylet's
     children."""
+    return _pids(f"ray::{title}", lambda pid: parent(parent(pid)) == os.getpid())
+
+
+def proxy_pids() -> list[int]:
+    """What speaks HTTP in the cluster that this process started: HAProxy, the child of the actor that starts it."""
+    managers = worker_pids("HAProxyManager")
+    return _pids("", lambda pid: parent(pid) in managers)
+
+
+def _pids(command: str, is_meant: Callable[[int], bool]) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-            is_ours = parent(parent(int(folder.name))) == os.getpid()
+            begins = (folder / "cmdline").read_bytes().decode(errors="replace").startswith(command)
+            if begins and is_meant(int(folder.name)):
+                found.append(int(folder.name))
         except (FileNotFoundError, ProcessLookupError):
             continue  # ended meanwhile
-        if command.startswith(f"ray::{title}") and is_ours:
-            found.append(int(folder.name))
     return found
 
 

@@ -23,7 +23,7 @@ from tests.chromium import chromium
 from tests.metric_values import exported
 from tests.page_driver import ask, open_page, pick
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids, worker_pids
+from tests.replicas import proxy_pids, replica_pids
 from tests.waiting import wait_until
 
 KEYS = {"alice": "rl-alice", "bob": "rl-bob", "carol": "rl-carol", "dave": "rl-dave"}
@@ -253,13 +253,13 @@ class Health:
 
 def resident_bytes() -> int:
     """Of the endpoint's processes: the one that speaks HTTP and the one with the routes."""
-    pids = [*replica_pids("Ingress"), *worker_pids("ProxyActor")]
+    pids = [*replica_pids("Ingress"), *proxy_pids()]
     return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
 
 
 def test_bodies_of_100_megabytes_take_no_memory(app_url: str) -> None:
     """Refused by what they claim, or as soon as they have become too large; health goes on meanwhile."""
-    assert worker_pids("ProxyActor")
+    assert proxy_pids()
     before = resident_bytes()
     most = [before]
 
