@@ -65,7 +65,7 @@ def trickling_bodies(url: str, media_url: str, stop: Event) -> None:
 
 
 def slow_media(url: str, media_url: str, stop: Event) -> None:
-    _ask_at_once(url, {"type": "image_url", "image_url": {"url": media_url}}, stop, number=32)
+    _ask_at_once(url, lambda: {"type": "image_url", "image_url": {"url": media_url}}, stop, number=32)
 
 
 def bombs(url: str, media_url: str, stop: Event) -> None:
@@ -73,13 +73,14 @@ def bombs(url: str, media_url: str, stop: Event) -> None:
     png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4)
     pixels = b"IDAT" + zlib.compress(bytes(50_000_000))
     png += (len(pixels) - 4).to_bytes(4) + pixels + zlib.crc32(pixels).to_bytes(4)
-    _ask_at_once(url, _picture_part(png), stop, number=8)
+    _ask_at_once(url, lambda: _picture_part(png), stop, number=8)
 
 
 def large_pictures(url: str, media_url: str, stop: Event) -> None:
     buffer = io.BytesIO()
     Image.effect_noise((3840, 2160), 50).convert("RGB").save(buffer, "JPEG")
-    _ask_at_once(url, _picture_part(buffer.getvalue()), stop, number=8)
+    # What stands behind a JPEG's end is no part of the picture, and yet makes it another one to every cache.
+    _ask_at_once(url, lambda: _picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
 
 
 ATTACKS: dict[str, Attack | None] = {
@@ -96,13 +97,13 @@ def _picture_part(content: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(content).decode()}"}}
 
 
-def _ask_at_once(url: str, part: dict[str, Any], stop: Event, number: int) -> None:
+def _ask_at_once(url: str, part: Callable[[], dict[str, Any]], stop: Event, number: int) -> None:
     """So many clients, each with one request after the other."""
 
     def run() -> None:
         with httpx.Client(timeout=60) as client:
             while not stop.is_set():
-                body = {"model": "shapes", "messages": [{"role": "user", "content": [part]}], "max_tokens": 4}
+                body = {"model": "shapes", "messages": [{"role": "user", "content": [part()]}], "max_tokens": 4}
                 client.post(url + CHAT, json=body)
 
     for _ in range(number):
@@ -110,15 +111,16 @@ def _ask_at_once(url: str, part: dict[str, Any], stop: Event, number: int) -> No
     stop.wait()
 
 
-def ask_for_health(url: str, stop: Event, times: Any) -> None:
+def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
+    started.set()
     to = urlsplit(url)
     connection = http.client.HTTPConnection(to.hostname or "", to.port, timeout=30)
     while not stop.wait(0.02):
-        started = time.perf_counter()
+        asked_at = time.perf_counter()
         connection.request("GET", "/health")
         response = connection.getresponse()
         response.read()
-        times.append(time.perf_counter() - started if response.status == 200 else 30.0)
+        times.append(time.perf_counter() - asked_at if response.status == 200 else 30.0)
 
 
 def endless_host() -> str:
@@ -149,7 +151,8 @@ def resident_bytes() -> int:
     return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
 
 
-def _attack_politely(attack: Attack, url: str, media_url: str, stop: Event) -> None:
+def _attack_politely(attack: Attack, url: str, media_url: str, started: Event, stop: Event) -> None:
+    started.set()  # with its imports behind it
     os.nice(19)
     attack(url, media_url, stop)
 
@@ -158,16 +161,19 @@ def measure(url: str, media_url: str, attack: Attack | None) -> dict[str, float]
     """Seconds of the health's answers, and megabytes by which the endpoint's processes have grown at most."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
-        times, stop = manager.list(), context.Event()
-        asking = context.Process(target=ask_for_health, args=(url, stop, times), daemon=True)
+        times, started, stop = manager.list(), context.Event(), context.Event()
+        before = most = resident_bytes()
         attacking = None
         if attack is not None:
-            attacking = context.Process(target=_attack_politely, args=(attack, url, media_url, stop), daemon=True)
-        before = most = resident_bytes()
-        for process in (asking, attacking):
-            if process is not None:
-                process.start()
-        deadline = time.monotonic() + SECONDS + 3  # the processes start
+            arguments = (attack, url, media_url, started, stop)
+            attacking = context.Process(target=_attack_politely, args=arguments, daemon=True)
+            attacking.start()
+            started.wait()
+        started.clear()
+        asking = context.Process(target=ask_for_health, args=(url, started, stop, times), daemon=True)
+        asking.start()
+        started.wait()
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             most = max(most, resident_bytes())
             time.sleep(0.05)

@@ -93,7 +93,8 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     worst = max(error.errors(), key=lambda problem: len(problem["loc"]))
     if worst["type"] == "json_invalid":
-        return await _on_error(request, InvalidRequestError("not valid JSON", field="body", code="invalid_json"))
+        reason = f"not valid JSON: {worst['ctx']['error']}"
+        return await _on_error(request, InvalidRequestError(reason, field="body", code="invalid_json"))
     field = _field_name(worst["loc"])
     return await _on_error(request, InvalidRequestError(worst["msg"], field=field))
 

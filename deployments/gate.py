@@ -108,7 +108,8 @@ class Gate:
         if claimed.isdecimal():
             self._check_size(int(claimed))
         chunks: list[bytes] = []
-        num_bytes = 0
+        num_bytes = num_parts = 0
+        is_json = not headers.get("content-type", "").startswith("multipart/")
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
                 while True:
@@ -118,6 +119,9 @@ class Gate:
                     chunk = message.get("body", b"")
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
+                    if is_json:
+                        num_parts += _count_parts(chunk)
+                        _check_parts(num_parts)
                     ticket.take(Weight(bytes=len(chunk)))
                     chunks.append(chunk)
                     if not message.get("more_body", False):
@@ -125,10 +129,7 @@ class Gate:
         except TimeoutError:
             reason = f"{num_bytes} bytes came in {self._config.body_timeout_s:g} s, which is the limit for all of them"
             raise InvalidRequestError(reason, field="body", code="body_timeout", status=408) from None
-        body = b"".join(chunks)
-        if not headers.get("content-type", "").startswith("multipart/"):
-            _check_parts(body)
-        return body
+        return b"".join(chunks)
 
     def _check_size(self, num_bytes: int) -> None:
         limit = self._config.max_body_bytes
@@ -143,10 +144,13 @@ def _request_id(headers: Headers) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _check_parts(body: bytes) -> None:
-    num_parts = sum(body.count(mark) for mark in (b",", b"{", b"["))
+def _count_parts(chunk: bytes) -> int:
+    return sum(chunk.count(mark) for mark in (b",", b"{", b"["))
+
+
+def _check_parts(num_parts: int) -> None:
     if num_parts > _MAX_JSON_PARTS:
-        reason = f"{num_parts} commas and brackets, the limit is {_MAX_JSON_PARTS}"
+        reason = f"{num_parts} commas and brackets or more, the limit is {_MAX_JSON_PARTS}"
         raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
 
 

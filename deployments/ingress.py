@@ -19,6 +19,7 @@ from deployments.file_routes import FileRoutes
 from deployments.gate import Gate
 from deployments.generation_routes import GenerationRoutes
 from deployments.health import StageMonitor
+from deployments.json_route import JsonRoute
 from deployments.metrics import IngressMetrics
 from deployments.metrics_export import export_metrics
 from deployments.page_route import Page
@@ -77,6 +78,7 @@ class Ingress:
             docs_url=None,  # its page takes scripts from elsewhere
             redoc_url=None,
         )
+        api.router.route_class = JsonRoute
         for routes in self._routes:
             routes.add_to(api)
         route = api.add_api_route

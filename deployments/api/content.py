@@ -5,25 +5,25 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from deployments.api.wire import Name, Text, WireModel
+from deployments.api.wire import Name, WireModel
 from deployments.media_source import MediaSource, upload_url
 
 
 class TextPart(WireModel):
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class ImageUrl(WireModel):
     """A data:, http(s): or, where the server has a folder for them, file: URL. `detail` is a hint that the server is
     free to ignore; it always looks closely."""
 
-    url: Text
+    url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
 class VideoUrl(WireModel):
-    url: Text
+    url: str
 
 
 class MediaPart(WireModel):
@@ -79,7 +79,7 @@ class InputImagePart(MediaPart):
     """A picture as the Responses API has it: a URL, or a file that was uploaded before."""
 
     type: Literal["input_image"]
-    image_url: Text | None = None
+    image_url: str | None = None
     file_id: Name | None = None
     detail: Literal["auto", "low", "high"] | None = None
 
@@ -98,7 +98,7 @@ class ImageEmbedsPart(MediaPart):
     """A picture that the client has processed or encoded itself: a safetensors file, in base64."""
 
     type: Literal["image_embeds"]
-    image_embeds: Text | None = None
+    image_embeds: str | None = None
 
     @property
     def url(self) -> str | None:

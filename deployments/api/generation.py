@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.api.wire import Text, WireModel, at_most
+from deployments.api.wire import WireModel, at_most
 from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
@@ -13,7 +13,7 @@ from preprocess.schema import InvalidRequestError
 _ANSWER_ROOM = 256
 """Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
 
-OptionName = Annotated[Text, Field(max_length=64)]
+OptionName = Annotated[str, Field(max_length=64)]
 
 
 class StreamOptions(WireModel):
@@ -26,9 +26,9 @@ class StreamOptions(WireModel):
 class JsonSchema(WireModel):
     """`strict` is a hint: the answer always is valid against the schema."""
 
-    name: Text
+    name: str
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    description: Text | None = None
+    description: str | None = None
     strict: bool | None = None
 
 
@@ -53,9 +53,9 @@ class StructuredOutputs(WireModel):
     """Forms of answers beyond OpenAI's API, named as by vLLM; exactly one is to be set."""
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: Text | None = None
-    choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
-    grammar: Text | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    grammar: str | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> "StructuredOutputs":
@@ -98,13 +98,13 @@ class MediaFields(WireModel):
 class AnyGenerationFields(MediaFields):
     """Those of every API. Fields typed to one value are accepted only where they change nothing."""
 
-    model: Text
+    model: str
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
-    user: Text | None = None
+    user: str | None = None
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -131,7 +131,7 @@ class GenerationFields(AnyGenerationFields):
         None, description="added to the logits, by token id"
     )
     seed: int | None = None
-    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
         [], description="tokens that end the answer, as the model's end tokens do"
     )

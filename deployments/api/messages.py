@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
 from deployments.api.tools import MAX_TOOLS, ToolCall
-from deployments.api.wire import Name, Text, WireModel
+from deployments.api.wire import Name, WireModel
 from deployments.media_source import MediaSource
 from preprocess.schema import InvalidRequestError, Message
 
@@ -16,7 +16,7 @@ Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Parts | None = None
+    content: str | Parts | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     name: Name | None = None

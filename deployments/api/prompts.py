@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.api.wire import Name, Text, WireModel, at_most
+from deployments.api.wire import Name, WireModel, at_most
 from deployments.media_source import MediaSource
 from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
-PlainPrompt = Text | TokenIds
+PlainPrompt = str | TokenIds
 
 _MAX_PROMPTS = 64
 
@@ -28,9 +28,9 @@ def _form(value: object) -> str:
 
 _Several = Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)
 Prompts = Annotated[
-    Annotated[Text, Tag("a text")]
+    Annotated[str, Tag("a text")]
     | Annotated[TokenIds, Tag("token ids")]
-    | Annotated[list[Text], _Several, Tag("several texts")]
+    | Annotated[list[str], _Several, Tag("several texts")]
     | Annotated[list[TokenIds], _Several, Tag("lists of ids")],
     Discriminator(_form),
 ]
@@ -41,11 +41,11 @@ _PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za
 
 
 class MediaItem(WireModel):
-    url: Text | None = None
+    url: str | None = None
     uuid: Name | None = None
 
 
-MediaItems = Text | MediaItem | Annotated[list[Text | MediaItem], Field(max_length=1024, fail_fast=True)]
+MediaItems = str | MediaItem | Annotated[list[str | MediaItem], Field(max_length=1024, fail_fast=True)]
 
 
 class PromptMedia(WireModel):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from deployments.api.content import InputImagePart, template_content
 from deployments.api.generation import AnyGenerationFields
 from deployments.api.messages import media_of_messages
-from deployments.api.wire import Metadata, Name, OrAbsent, StageTimings, Text, WireModel
+from deployments.api.wire import Metadata, Name, OrAbsent, StageTimings, WireModel
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
@@ -19,7 +19,7 @@ class InputText(WireModel):
     """`output_text` is what an answer of before holds; what the server said of it goes unread."""
 
     type: Literal["input_text", "output_text"]
-    text: Text
+    text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
@@ -32,7 +32,7 @@ class InputMessage(WireModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
+    content: str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
     id: Name | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: None = None
@@ -47,9 +47,9 @@ class TextFormat(WireModel):
     """`strict` is a hint: the answer always is valid against the schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Text | None = None
+    name: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    description: Text | None = None
+    description: str | None = None
     strict: bool | None = None
 
     @property
@@ -68,8 +68,8 @@ class ResponsesRequest(AnyGenerationFields):
     """Fields typed to one value are accepted only where they change nothing: nothing is kept on the server, so a
     conversation is sent whole each time."""
 
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
-    instructions: Text | None = None
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
+    instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextSettings | None = None
     truncation: Literal["auto", "disabled"] | None = Field(

@@ -6,7 +6,7 @@ from deployments.api.content import TextPart
 from deployments.api.generation import MediaFields
 from deployments.api.messages import Messages, media_of_messages
 from deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
-from deployments.api.wire import Text, WireModel
+from deployments.api.wire import WireModel
 from deployments.media_source import MediaSource
 from preprocess.schema import ChatPrompt, Prompt, TextPrompt
 
@@ -14,8 +14,8 @@ from preprocess.schema import ChatPrompt, Prompt, TextPrompt
 class TokenizeRequest(WireModel):
     """A text or a conversation, of which the tokens are those of its text alone: nothing of media."""
 
-    model: Text | None = None
-    prompt: Text | None = None
+    model: str | None = None
+    prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = Field(True, description="what the tokenizer itself puts around a text, e.g. BOS")
 
@@ -41,7 +41,7 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(WireModel):
-    model: Text | None = None
+    model: str | None = None
     tokens: TokenIds
 
 
@@ -52,7 +52,7 @@ class DetokenizeResponse(BaseModel):
 class RenderRequest(MediaFields, PromptMedia):
     """A conversation, or a prompt as of `/v1/completions`."""
 
-    model: Text | None = None
+    model: str | None = None
     messages: Messages | None = None
     prompt: PlainPrompt | None = None
     max_tokens: int | None = Field(None, ge=1, description="what truncate_prompt_tokens: -1 leaves room for")

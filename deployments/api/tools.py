@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from deployments.api.wire import Name, Text, WireModel
+from deployments.api.wire import Name, WireModel
 
 MAX_TOOLS = 128
 _MAX_DEPTH = 64
@@ -42,7 +42,7 @@ class FunctionDefinition(WireModel):
     """`parameters`: a JSON schema of the arguments. `strict` is a hint: forced calls always are valid against it."""
 
     name: FunctionName
-    description: Text | None = None
+    description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_flat_enough)] | None = None
     strict: bool | None = None
 
@@ -68,7 +68,7 @@ class FunctionCall(WireModel):
     """`arguments`: a JSON object, as text."""
 
     name: FunctionName
-    arguments: Annotated[Text, AfterValidator(_json_object)]
+    arguments: Annotated[str, AfterValidator(_json_object)]
 
 
 class ToolCall(WireModel):

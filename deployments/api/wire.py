@@ -1,8 +1,8 @@
-"""What all wire types share: strictness, text that is Unicode, usage, timings and errors."""
+"""What all wire types share: strictness, usage, timings and errors."""
 
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _MAX_FIELDS = 100
 
@@ -21,15 +21,6 @@ class WireModel(BaseModel):
         return data
 
 
-def _encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which is no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds half a surrogate pair, which is not valid Unicode text") from None
-    return text
-
-
 def at_most(limit: int) -> BeforeValidator:
     """For dicts, of which pydantic would check every entry before it counts them."""
 
@@ -41,12 +32,11 @@ def at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
-Name = Annotated[Text, Field(min_length=1, max_length=256)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
 """What a client calls something by."""
 
 
-Metadata = Annotated[dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], at_most(16)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], at_most(16)]
 """Of a client's own, given back where the API gives it back."""
 
 

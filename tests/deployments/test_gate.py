@@ -67,7 +67,7 @@ def test_a_body_is_weighed_by_its_bytes() -> None:
 def test_small_bodies_that_are_large_in_memory_are_refused_before_they_are_parsed(body: str) -> None:
     refused = client().post("/detokenize", content=body, headers=JSON)
     assert refused.status_code == 413
-    assert "commas and brackets, the limit is 262144" in refused.json()["error"]["message"]
+    assert "commas and brackets or more, the limit is 262144" in refused.json()["error"]["message"]
 
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
