@@ -55,24 +55,26 @@ async def decode_data_url(url: str, limits: MediaLimits) -> bytes:
 
     Raises InvalidRequestError when it is malformed or larger than `limits.max_item_bytes`.
     """
-    header, comma, payload = url.partition(",")
-    if not comma or not header.endswith(";base64"):
+    begin = url.find(",") + 1
+    if not url[:begin].endswith(";base64,"):
         raise InvalidRequestError(
             "a data URL has the form data:image/png;base64,<data>",
             field="media",
             code="invalid_data_url",
         )
-    if len(payload) * 3 // 4 > limits.max_item_bytes + 3:
-        raise too_large(len(payload) * 3 // 4, limits=limits)
-    content = bytearray()
+    num_bytes = (len(url) - begin) * 3 // 4
+    if num_bytes > limits.max_item_bytes + 3:
+        raise too_large(num_bytes, limits=limits)
+    pieces = []
     try:
-        for start in range(0, len(payload), _BASE64_SLICE):
-            content += pybase64.b64decode(payload[start : start + _BASE64_SLICE], validate=True)
+        for start in range(begin, len(url), _BASE64_SLICE):
+            pieces.append(pybase64.b64decode(url[start : start + _BASE64_SLICE], validate=True))
             await asyncio.sleep(0)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequestError("the data URL is not valid base64", field="media", code="invalid_base64") from error
+    content = b"".join(pieces)
     check_size(content, limits=limits)
-    return bytes(content)
+    return content
 
 
 def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:
