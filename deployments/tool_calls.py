@@ -67,27 +67,19 @@ class ToolCallParser:
                 if not error.msg.startswith("Unterminated string"):
                     return None, start
                 end = text.find(self._end, end + 1)  # that tag was in a string
-            except (_NoCallError, RecursionError):
+            except (ValueError, RecursionError):  # no call, or more digits than Python takes
                 return None, start
         return None
 
     def _call(self, call: object) -> ToolCall:
-        """Raises _NoCallError for what calls nothing that is on offer."""
+        """Raises ValueError for what calls nothing that is on offer, or is no JSON that may be sent."""
         if not isinstance(call, dict):
-            raise _NoCallError
+            raise ValueError("no JSON object")
         name, arguments = call.get("name"), call.get("arguments")
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            raise _NoCallError
-        try:
-            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-            function = FunctionCall(name=name, arguments=text)
-        except ValueError as error:  # not a number, half a surrogate pair
-            raise _NoCallError from error
-        return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=function)
-
-
-class _NoCallError(ValueError):
-    """Some other JSON."""
+            raise ValueError("no call of an offered tool")
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=text))
 
 
 def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:

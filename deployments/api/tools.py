@@ -1,9 +1,9 @@
 """Functions that a model may call: how clients describe them, and how calls look in messages."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import from_json
 
 from deployments.api.wire import Name, WireModel
 
@@ -15,8 +15,9 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 def _json_object(text: str) -> str:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        # Unlike Python's own, it refuses half surrogate pairs, which no prompt can hold.
+        value = from_json(text.encode(), allow_inf_nan=False)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object, as text")
@@ -78,5 +79,5 @@ class ToolCall(WireModel):
 
     def template_form(self) -> dict[str, Any]:
         """As chat templates take it: they write the arguments as JSON themselves."""
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": from_json(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+from pydantic import ValidationError
 
-from deployments.api.tools import FunctionDefinition, Tool, ToolCall
+from deployments.api.tools import FunctionCall, FunctionDefinition, Tool, ToolCall
 from deployments.tool_calls import ToolCallParser, call_grammar
 from preprocess.schema import ToolCallFormat
 
@@ -50,6 +51,7 @@ def test_text_and_calls_are_told_apart() -> None:
         '<tool_call>\n{"name": [], "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": {"city": "\\ud800"}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": {"days": NaN}}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {"days": ' + "9" * 5000 + "}}\n</tool_call>",
         '<tool_call>\n{"name": "weather", "argum',
         "a <tool",
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
@@ -57,6 +59,12 @@ def test_text_and_calls_are_told_apart() -> None:
 )
 def test_what_is_no_call_of_an_offered_tool_is_text(text: str) -> None:
     assert parsed(text) == (text, [])
+
+
+@pytest.mark.parametrize("arguments", ["", "[]", '{"a": NaN}', r'{"a": "\ud800"}', '{"a": ' * 70 + "1" + "}" * 70])
+def test_arguments_that_no_prompt_can_hold_are_refused(arguments: str) -> None:
+    with pytest.raises(ValidationError):
+        FunctionCall(name="weather", arguments=arguments)
 
 
 TEXTS = st.lists(
