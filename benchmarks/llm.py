@@ -5,8 +5,9 @@
 A language half of about 40 million parameters; prompts of 128 tokens, 64 new tokens each, greedy, float32. Both answer
 the same prompts in turns, in one run: 1 and 8 at a time, and 32 at once against `generate` called for one after
 another. `overhead` is what `LLMEngine.step` takes beyond the model's forward pass in a step that decodes 8 sequences:
-scheduling, the layout of the step, sampling, detokenising. The last line is one JSON document; a check is a ratio of
-the best times, for others use the machine too.
+scheduling, the layout of the step, sampling. Neither side makes text of its tokens; who reads the engine's outputs does
+that beside its next step. The last line is one JSON document; a check is a ratio of the best times, for others use the
+machine too.
 """
 
 import argparse
@@ -70,6 +71,7 @@ def make_prompts(count: int) -> Prompts:
     return tokens.tolist()
 
 
+@torch.inference_mode()
 def answer(engine: LLMEngine, prompts: Prompts) -> Prompts:
     for index, prompt in enumerate(prompts):
         engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], PARAMS)
@@ -123,6 +125,7 @@ def compare(ours: Callable[[], Prompts], theirs: Callable[[], Prompts], rounds: 
     }
 
 
+@torch.inference_mode()
 def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
     """Milliseconds of a step that decodes all `prompts`, medians: in all, in the forward pass, and the difference."""
     forward, spent = engine._runner.forward, 0.0

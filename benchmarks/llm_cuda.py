@@ -114,7 +114,7 @@ def random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tupl
     for parameter in half.parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
-    return half.eval(), family
+    return half.eval().requires_grad_(False), family
 
 
 def make_engine(folder: Path, device: torch.device) -> LLMEngine:
@@ -168,6 +168,7 @@ def add_requests(engine: LLMEngine, prompts: Prompts, num_new: int) -> None:
         engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], params)
 
 
+@torch.inference_mode()
 def decode_steps(engine: LLMEngine, prompts: Prompts) -> tuple[list[tuple[float, int]], Prompts]:
     """Seconds of each step in which all sequences decode and the positions that it reads; the answers."""
     add_requests(engine, prompts, NEW_TOKENS)

@@ -105,7 +105,9 @@ class Generate:
             hand_over.pending(self._engine.set_embeddings),
         )
         pieces_of = PieceMaker(
-            self._engine.byte_tokenizer, None if params.prompt_logprobs is None else prompt.prompt_token_ids[0]
+            self._engine.byte_tokenizer,
+            lambda: self._engine.make_detokenizer(params),
+            None if params.prompt_logprobs is None else prompt.prompt_token_ids[0],
         )
         if params.logprobs is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(pieces_of.prepare)

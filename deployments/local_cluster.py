@@ -91,12 +91,15 @@ def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str]
 
 
 def _own_environment() -> dict[str, str]:
-    """What a cluster of one machine needs besides: HAProxy's own ports apart from other clusters' there, no wait for a
-    balancer in front of it when it stops, and Ray's proxy where Ray has no HAProxy."""
+    """What a cluster of one machine needs besides: that a stage which cannot start says so at once, not after two more
+    tries, which in a cluster may find another node; HAProxy's own ports apart from other clusters' there; no wait for
+    a balancer in front of it when it stops; and Ray's proxy where Ray has no HAProxy."""
+    tries = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}
     if sys.platform != "linux":
-        return {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+        return {**tries, "RAY_SERVE_ENABLE_HA_PROXY": "0"}
     ports = ("HAPROXY_STATS_PORT", "HAPROXY_METRICS_PORT", "FALLBACK_PROXY_HTTP_PORT")
     return {
+        **tries,
         **{f"RAY_SERVE_{name}": str(free_port()) for name in ports},
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }

@@ -1,22 +1,31 @@
 """What the engine says, as it travels to the ingress: one piece for each answer of a request that has gone on."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.stage_messages import GeneratedText, ScoredToken
 
 if TYPE_CHECKING:
     from llm.byte_tokenizer import ByteTokenizer
+    from llm.detokenizer import Detokenizer
     from llm.logprobs import TokenLogprobs
     from llm.outputs import RequestOutput
 
 
 class PieceMaker:
-    """Of one request; the ingress has no tokenizer, so tokens that are named get their bytes here."""
+    """Of one request; the ingress has no tokenizer, so tokens become text here, and those that are named get their
+    bytes. It works beside the engine's next step."""
 
-    def __init__(self, tokenizer: "ByteTokenizer", first_prompt_token: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: "ByteTokenizer",
+        make_detokenizer: "Callable[[], Detokenizer]",
+        first_prompt_token: int | None,
+    ) -> None:
         """`first_prompt_token`: where the prompt's tokens are to be named."""
         self._tokenizer = tokenizer
+        self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
         self._first_prompt_token = first_prompt_token
 
     def prepare(self) -> None:
@@ -38,7 +47,7 @@ class PieceMaker:
         if first is not None and last.index == 0 and last.num_output_tokens == len(token_ids):
             prompt_logprobs.insert(0, ScoredToken(first, self._tokenizer.token_bytes(first), None, []))
         return GeneratedText(
-            text="".join(output.text for output in outputs),
+            text=self._text(last, token_ids),
             token_ids=token_ids,
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
@@ -50,6 +59,14 @@ class PieceMaker:
             logprobs=[self._scored(one) for output in outputs for one in output.logprobs],
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _text(self, last: "RequestOutput", token_ids: list[int]) -> str:
+        """What `token_ids`, the answer's next up to `last`, add to its text."""
+        detokenizer = self._detokenizers[last.index]
+        text = detokenizer.append(token_ids[:-1] if last.has_stop_token else token_ids)
+        if last.finish_reason is not None and not detokenizer.stopped:
+            text += detokenizer.flush()
+        return text
 
     def _scored(self, token: "TokenLogprobs") -> ScoredToken:
         top = [(self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]

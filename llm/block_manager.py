@@ -39,13 +39,12 @@ class BlockManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def can_allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the sequence's first `num_tokens` positions have blocks or can get them."""
-        return self.num_blocks_for(num_tokens) - len(sequence.block_table) <= self.num_free_blocks
-
-    def allocate(self, sequence: Sequence, num_tokens: int) -> None:
-        """Extends the sequence's block table to hold its first `num_tokens` positions."""
+    def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Extends the sequence's block table to hold its first `num_tokens` positions. False, with nothing changed,
+        when there are too few free blocks."""
         num_missing = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        if num_missing > 0 and num_missing > self.num_free_blocks:
+            return False
         while num_missing > 0:
             block_ids = self._blank_blocks(sequence, num_missing) if self._num_blank else self._evict(num_missing)
             self._is_blank[block_ids] = False
@@ -54,6 +53,7 @@ class BlockManager:
                 self._ref_counts[block_id] = 1
             sequence.block_table += block_ids
             num_missing -= len(block_ids)
+        return True
 
     def can_start(self, sequence: Sequence) -> bool:
         """Whether all tokens of a sequence without blocks would fit, counting those of its prefix that are cached."""

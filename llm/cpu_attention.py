@@ -67,8 +67,10 @@ class CpuAttention:
         """Where the positions [start, end) of a sequence lie."""
         size = self._block_size
         first, last = start // size, (end - 1) // size
-        stretches: list[slice] = []
         begin = blocks[first] * size + start % size
+        if blocks[first : last + 1] == list(range(blocks[first], blocks[first] + last + 1 - first)):
+            return [slice(begin, begin + end - start)]  # as mostly: told faster than by looking at each
+        stretches: list[slice] = []
         for index in range(first, last):
             if blocks[index + 1] != blocks[index] + 1:
                 stretches.append(slice(begin, (blocks[index] + 1) * size))

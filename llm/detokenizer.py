@@ -61,7 +61,7 @@ class Detokenizer:
 
     def _decode_new(self, *, final: bool = False) -> str:
         told, text = self._text, self._decode(self._token_ids[self._anchor :])
-        if len(text) <= len(told) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
+        if len(text) < len(told) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
             return ""
         if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
             # From the last boundary on: never from inside a character, which some decoders spoil wholly.
@@ -73,13 +73,15 @@ class Detokenizer:
         return text[len(told) :]
 
     def _release(self, new_text: str) -> str:
+        if not self._stop:
+            return new_text
         text = self._held_back + new_text
         found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
         if found:
             self.stopped = True
             self._held_back = ""
             return text[: min(found)]
-        keep = max((overlap(text, stop) for stop in self._stop), default=0)
+        keep = max(overlap(text, stop) for stop in self._stop)
         self._held_back = text[len(text) - keep :]
         return text[: len(text) - keep]
 

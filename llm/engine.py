@@ -88,10 +88,15 @@ class LLMEngine:
             request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority
         )
         for sequence, state in zip(sequences, states, strict=True):
-            request.answers[sequence] = Answer(Detokenizer(self._decode, params.stop), state)
+            request.answers[sequence] = Answer(state, self.make_detokenizer(params) if params.stop else None)
             self._scheduler.add(sequence)
         self._requests[request_id] = request
         self._is_stalled = False
+
+    def make_detokenizer(self, params: SamplingParams) -> Detokenizer:
+        """What turns the tokens of one answer into text. The engine says tokens only: who reads its outputs may do this
+        beside the next step."""
+        return Detokenizer(self._decode, params.stop)
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
         """Hands in the embeddings of item `index`, (num_embeds, embedding_size); nothing happens for a request that is
@@ -129,7 +134,10 @@ class LLMEngine:
         )
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step. A step that fails ends the requests in it, with `ERROR`; the others go on."""
+        """Runs one step. A step that fails ends the requests in it, with `ERROR`; the others go on.
+
+        Steps are somewhat faster on a thread that is in `torch.inference_mode`.
+        """
         chunks = self._scheduler.schedule()
         self._is_stalled = not chunks
         if not chunks:
@@ -157,16 +165,18 @@ class LLMEngine:
 
     def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
         result = self._runner.run(chunks)
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        answers = [self._answer(sequence) for sequence in sampling]
-        tokens = sample(result.logits, [answer.sampler_state for answer in answers])
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
+        sampling: list[tuple[Sequence, Answer]] = []
         for chunk in chunks:
-            chunk.sequence.num_computed_tokens += chunk.num_tokens
-            self._block_manager.commit(chunk.sequence)
+            sequence = chunk.sequence
+            sequence.num_computed_tokens = chunk.end
+            self._block_manager.commit(sequence)
+            if chunk.samples:
+                sampling.append((sequence, self._answer(sequence)))
+        tokens = sample(result.logits, [answer.sampler_state for _, answer in sampling])
         outputs: list[RequestOutput] = []
-        for sequence, answer, token in zip(sampling, answers, tokens, strict=True):
+        for (sequence, answer), token in zip(sampling, tokens, strict=True):
             if token is None:
                 outputs += self._fail(sequence.request_id)
             elif sequence.finish_reason is None:
@@ -204,21 +214,19 @@ class LLMEngine:
 
     def _advance(self, sequence: Sequence, answer: Answer, token: SampledToken) -> RequestOutput:
         """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
-        detokenizer, state = answer.detokenizer, answer.sampler_state
         sequence.append_token(token.token_id)
-        is_stop_token = token.token_id in state.stop_token_ids
-        text = "" if is_stop_token else detokenizer.append([token.token_id])
+        is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
         reason = None
-        if is_stop_token or detokenizer.stopped or state.is_complete:
+        if is_stop_token or answer.sampler_state.is_complete or answer.ends_in_stop_string(token.token_id):
             reason = FinishReason.STOP
         elif sequence.num_tokens >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
-            text += "" if detokenizer.stopped else detokenizer.flush()
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
         is_first = sequence.num_output_tokens == 1
-        return RequestOutput.of(sequence, text, token, answer.prompt_logprobs if is_first else [])
+        prompt_logprobs = answer.prompt_logprobs if is_first else []
+        return RequestOutput.of(sequence, token, prompt_logprobs, has_stop_token=is_stop_token)
 
     def _forget(self, sequence: Sequence) -> None:
         answers = self._requests[sequence.request_id].answers
@@ -238,4 +246,4 @@ class LLMEngine:
     def _finish_all(self, request: Request, reason: FinishReason) -> list[RequestOutput]:
         for sequence in request.answers:
             self._scheduler.finish(sequence, reason)
-        return [RequestOutput.of(sequence, "", None, []) for sequence in request.answers]
+        return [RequestOutput.of(sequence, None, []) for sequence in request.answers]

@@ -18,7 +18,6 @@ class _Probe:
         return call.queries.new_zeros(*call.queries.shape[:-1], value_dim)
 
 
-@torch.inference_mode()
 def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[LayerShape]:
     """Returns the layers' shapes in order.
 

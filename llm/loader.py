@@ -42,7 +42,7 @@ def load_language_half(
         dtype=config.dtype,
         attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
     )
-    return model.to(config.device), family
+    return model.to(config.device).requires_grad_(False), family
 
 
 def _why_unsupported(text_config: PreTrainedConfig) -> str | None:

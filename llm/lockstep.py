@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import torch
+
 from llm.parallel import ProcessGroup, RankDiedError
 from llm.step_input import StepInput
 from llm.step_message import pack, unpack
@@ -28,6 +30,7 @@ def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -
         raise RankDiedError(f"rank 0 failed within a step: {error}") from error
 
 
+@torch.inference_mode()
 def serve_steps(runner: StepRunner, group: ProcessGroup) -> None:
     """Other ranks: runs every step that rank 0 sends, until it says stop.
 

@@ -15,7 +15,6 @@ Rows = list[tuple[int, SamplerState]]
 """Rows of the logits with their states."""
 
 
-@torch.inference_mode()
 def process_logits(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
     """Changes `logits` (len(states), vocab), float32, in place, by each row's settings, in vLLM's order:
 

@@ -17,7 +17,6 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
 
-@torch.inference_mode()
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     """What `logits` (len(token_ids), vocab), float32, the model's own, say about each row's token.
 

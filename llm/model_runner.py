@@ -18,7 +18,7 @@ from llm.logprobs import TokenLogprobs, token_logprobs
 from llm.parallel import ProcessGroup
 from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
-from llm.step_input import StepInput, build_step
+from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
 from modeling.cuda_graphs import CudaCapture
 from modeling.packed_linear import pack_linear_layers
@@ -42,7 +42,6 @@ class ModelRunner:
         """With a `group` it is one rank of several; the others than 0 run `lockstep.serve_steps`."""
         self._group = group
         self._device = torch.device(config.device)
-        self._block_size = config.block_size
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
         if config.quantization == "int8":
@@ -55,6 +54,13 @@ class ModelRunner:
         self.vocab_size: int = text_config.vocab_size
         self._hidden_size: int = text_config.hidden_size
         self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
+        self._builder = StepBuilder(
+            max_num_tokens=config.max_num_batched_tokens,
+            block_size=config.block_size,
+            num_rope_axes=self._family.num_rope_axes,
+            embedding_size=self.embedding_size,
+            keeps_tokens=self._family.adds_embeddings,
+        )
         layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
@@ -72,7 +78,6 @@ class ModelRunner:
             return num_blocks
         return int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
 
-    @torch.inference_mode()
     def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         if self._device.type == "cpu":
             return _CPU_CACHE_BYTES
@@ -103,7 +108,6 @@ class ModelRunner:
             windows_cut_spans=self._family.windows_cut_spans,
         )
 
-    @torch.inference_mode()
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
         """None for a model that cannot be recorded, since the host decides something in the middle of it."""
         from llm.cuda_attention import CudaAttention
@@ -136,16 +140,9 @@ class ModelRunner:
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput:
         """Computes the chunks, decode chunks first."""
-        step = build_step(
-            chunks,
-            block_size=self._block_size,
-            num_rope_axes=self._family.num_rope_axes,
-            embedding_size=self.embedding_size,
-            keeps_tokens=self._family.adds_embeddings,
-        )
+        step = self._builder.build(chunks)
         return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
 
-    @torch.inference_mode()
     def run_step(self, step: StepInput) -> StepOutput:
         """The part of `run` that every rank does."""
         if self._graphs is not None and self._graphs.fits(step):
@@ -153,7 +150,7 @@ class ModelRunner:
             return StepOutput(logits, [])
         step = step.to(self._device)
         hidden, logits = self.forward(step, self._attention.prepare(step))
-        return StepOutput(logits, self._score(hidden, step))
+        return StepOutput(logits, self._score(hidden, step) if step.scored else [])
 
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """The model itself: hidden states (num_tokens, hidden_size) and the logits of `step.logits_rows`."""

@@ -11,14 +11,14 @@ from llm.sequence import FinishReason, Sequence, SequenceTimes
 class RequestOutput:
     """What one step adds to answer `index` of a request; `finish_reason` is set on that answer's last output.
 
-    `logprobs`: of `token_ids`, one each, where they were asked for. `prompt_logprobs`: of the prompt's tokens but the
-    first, on the first output of answer 0. `num_cached_tokens`: of the prompt, those whose keys and values were in the
-    prefix cache.
+    `has_stop_token`: the last of `token_ids` ended the answer and is no part of its text; what makes text of the others
+    is `LLMEngine.make_detokenizer`. `logprobs`: of `token_ids`, one each, where they were asked for. `prompt_logprobs`:
+    of the prompt's tokens but the first, on the first output of answer 0. `num_cached_tokens`: of the prompt, those
+    whose keys and values were in the prefix cache.
     """
 
     request_id: str
     index: int
-    text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     prompt_logprobs: list[TokenLogprobs]
@@ -26,17 +26,22 @@ class RequestOutput:
     num_cached_tokens: int
     num_output_tokens: int
     finish_reason: FinishReason | None
+    has_stop_token: bool
     times: SequenceTimes
 
     @classmethod
     def of(
-        cls, sequence: Sequence, text: str, token: SampledToken | None, prompt_logprobs: list[TokenLogprobs]
+        cls,
+        sequence: Sequence,
+        token: SampledToken | None,
+        prompt_logprobs: list[TokenLogprobs],
+        *,
+        has_stop_token: bool = False,
     ) -> "RequestOutput":
         """What `sequence`, to which `token` has been appended, has to tell."""
         return cls(
             request_id=sequence.request_id,
             index=sequence.index,
-            text=text,
             token_ids=[] if token is None else [token.token_id],
             logprobs=[] if token is None or token.logprobs is None else [token.logprobs],
             prompt_logprobs=prompt_logprobs,
@@ -44,6 +49,7 @@ class RequestOutput:
             num_cached_tokens=sequence.num_cached_tokens,
             num_output_tokens=sequence.num_output_tokens,
             finish_reason=sequence.finish_reason,
+            has_stop_token=has_stop_token,
             times=sequence.times,
         )
 

@@ -17,11 +17,19 @@ from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer on its way. `prompt_logprobs`: of the prompt's tokens so far, where they are asked for."""
+    """One answer on its way. `text`: where it may end in a stop string. `prompt_logprobs`: of the prompt's tokens so
+    far, where they are asked for."""
 
-    detokenizer: Detokenizer
     sampler_state: SamplerState
+    text: Detokenizer | None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def ends_in_stop_string(self, token_id: int) -> bool:
+        """Whether the next token, which is to be said once, completes one."""
+        if self.text is None:
+            return False
+        self.text.append([token_id])
+        return self.text.stopped
 
 
 @dataclass(frozen=True, slots=True)

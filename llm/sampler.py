@@ -35,12 +35,11 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Sampled
         return []
     wanting = [row for row, state in enumerate(states) if state.params.logprobs is not None]
     raw = logits[wanting] if wanting else logits
-    token_ids, highest = _likeliest(logits)
-    sound = [math.isfinite(value) for value in highest]
+    token_ids, sound = _likeliest(logits)
     if any(state.edits_logits for state in states):
         process_logits(logits, states)
-        token_ids, highest = _likeliest(logits)
-        sound = [own and math.isfinite(value) for own, value in zip(sound, highest, strict=True)]
+        token_ids, still_sound = _likeliest(logits)
+        sound = [own and still for own, still in zip(sound, still_sound, strict=True)]
     drawing = [row for row, state in enumerate(states) if sound[row] and not state.is_greedy]
     if drawing:
         drawn = _draw(logits[drawing], [states[row] for row in drawing])
@@ -58,17 +57,16 @@ def _num_top(state: SamplerState) -> int:
     return state.params.logprobs or 0
 
 
-def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[float]]:
-    """The first of the highest of each row, and its logit: NaN where there is one in the row."""
+def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """The first of the highest of each row, NaN where there is one in the row, and whether its logit is finite."""
     if logits.device.type == "cpu":  # NumPy is several times as fast at this as PyTorch
         rows = logits.numpy()
         token_ids: list[int] = rows.argmax(axis=-1).tolist()
-        return token_ids, [rows.item(row, token_id) for row, token_id in enumerate(token_ids)]
+        return token_ids, [math.isfinite(rows[row, token_id]) for row, token_id in enumerate(token_ids)]
     highest, indices = logits.max(dim=-1)
-    return indices.tolist(), highest.tolist()
+    return indices.tolist(), highest.isfinite().tolist()
 
 
-@torch.inference_mode()
 def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
     """Draws from each row's truncated softmax(logits / temperature). Overwrites `logits`."""
     temperatures = torch.tensor([state.params.temperature or 0.0 for state in states], device=logits.device)

@@ -77,17 +77,18 @@ class SamplerState:
         self._early_stop_token_ids = np.array(stop_token_ids, dtype=np.int64)
         self._random = _random_stream(params.seed, index)
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
+        self._min_tokens = params.min_tokens if stop_token_ids else 0
         self._always_edits = self.matcher is not None or self.seen is not None or len(self.biases) > 0
 
     @property
     def banned_token_ids(self) -> IntArray:
         """What must not come next: tokens that would end the output before `min_tokens`."""
-        return self._early_stop_token_ids if self.num_output_tokens < self.params.min_tokens else _NO_TOKENS
+        return self._early_stop_token_ids if self.num_output_tokens < self._min_tokens else _NO_TOKENS
 
     @property
     def edits_logits(self) -> bool:
         """Whether `process_logits` does anything to the next row."""
-        return self._always_edits or len(self.banned_token_ids) > 0
+        return self._always_edits or self.num_output_tokens < self._min_tokens
 
     @property
     def is_complete(self) -> bool:

@@ -77,9 +77,8 @@ class Scheduler:
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
         # A stable sort: decoding sequences need one token each and nobody waits for a prompt in front of them.
-        for sequence in sorted(self.running, key=lambda running: (running.num_uncomputed_tokens > 1, running.priority)):
-            num_tokens = self._chunk_size(sequence)
-            if num_tokens and self._make_room(sequence, num_tokens, chunks):
+        for sequence in sorted(self.running, key=_decodes_first):
+            if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence)):
                 self._take(sequence, num_tokens, chunks)
         self._start_waiting(chunks)
         return list(chunks.values())
@@ -106,12 +105,22 @@ class Scheduler:
         sequence.finish_reason = reason
 
     def _chunk_size(self, sequence: Sequence) -> int:
+        if sequence.is_prompt_computed:
+            return min(sequence.num_uncomputed_tokens, self._budget)
         end = min(sequence.num_computed_tokens + self._budget, sequence.num_ready_tokens)
         return max(0, sequence.last_whole(end) - sequence.num_computed_tokens)
 
     def _take(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> None:
+        """Schedules the next tokens of a running sequence. While blocks run out the last of those that run is
+        preempted, in the end `sequence` itself."""
+        while not self._block_manager.allocate(sequence, sequence.num_computed_tokens + num_tokens):
+            victim = max(self.running, key=lambda running: running.rank)
+            if victim in chunks:
+                self._budget += chunks.pop(victim).num_tokens
+            self._preempt(victim)
+            if victim is sequence:
+                return
         chunks[sequence] = ScheduledChunk(sequence, num_tokens)
-        self._block_manager.allocate(sequence, chunks[sequence].end)
         self._budget -= num_tokens
 
     def _may_start(self, sequence: Sequence) -> bool:
@@ -142,19 +151,6 @@ class Scheduler:
         self._take(sequence, num_tokens, chunks)
         return True
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> bool:
-        """Preempts the last of the running sequences until the chunk fits; False when that ended `sequence` itself."""
-        if sequence.status is not SequenceStatus.RUNNING:
-            return False
-        while not self._block_manager.can_allocate(sequence, sequence.num_computed_tokens + num_tokens):
-            victim = max(self.running, key=lambda running: running.rank)
-            if victim in chunks:
-                self._budget += chunks.pop(victim).num_tokens
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
     def _preempt(self, sequence: Sequence) -> None:
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -164,3 +160,7 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda waiting: waiting.rank)
+
+
+def _decodes_first(sequence: Sequence) -> tuple[bool, int]:
+    return sequence.num_uncomputed_tokens > 1, sequence.priority

@@ -58,6 +58,13 @@ class SequenceTimes:
     first_token: float | None = None
     second_token: float | None = None
 
+    def note_token(self) -> None:
+        now = time.perf_counter()
+        if self.first_token is None:
+            self.first_token = now
+        else:
+            self.second_token = now
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -147,8 +154,5 @@ class Sequence:
 
     def append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        now = time.perf_counter()
-        if self.times.first_token is None:
-            self.times.first_token = now
-        elif self.times.second_token is None:
-            self.times.second_token = now
+        if self.times.second_token is None:
+            self.times.note_token()

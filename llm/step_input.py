@@ -1,9 +1,9 @@
 """One step's chunks as plain numbers and tensors on the CPU: all that running the model takes, on any rank."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import chain
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,9 @@ from llm.sequence import Sequence as SequenceState
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
-
-@cache
-def _no_embeds(embedding_size: int) -> torch.Tensor:
-    return torch.empty(0, embedding_size)
+# Rows of a builder's integers; the rotary positions, an axis each, follow.
+_TOKEN, _SLOT, _LOGITS, _NUM_FIXED = range(4)
+_CACHED_VIEWS = 256
 
 
 @dataclass(slots=True)
@@ -72,70 +71,104 @@ class StepInput:
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
-def build_step(
-    chunks: Sequence[ScheduledChunk], *, block_size: int, num_rope_axes: int, embedding_size: int, keeps_tokens: bool
-) -> StepInput:
-    """`keeps_tokens`: whether ids of placeholders are looked up like any other; they may lie outside the vocabulary."""
-    builder = _StepBuilder(block_size, num_rope_axes)
-    for chunk in chunks:
-        if chunk.num_tokens == 1 and chunk.start >= chunk.sequence.num_prompt_tokens:
-            builder.add_decode(chunk.sequence)
-        else:
-            builder.add_prefill(chunk)
-    return builder.build(embedding_size, keeps_tokens)
-
-
 def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
     """Where the positions [start, end) of a sequence on `blocks` lie in the cache."""
     positions = np.arange(start, end)
     return np.asarray(blocks)[positions // block_size] * block_size + positions % block_size
 
 
-class _StepBuilder:
-    """Plain lists that grow chunk by chunk: for the few tokens of a decode step they are faster than arrays."""
+class StepBuilder:
+    """Lays chunks out in memory of its own, so that a step that decodes makes no tensors: after a forward pass, which
+    leaves nothing of it in the processor's caches, each kind of call into PyTorch takes some 30 microseconds.
 
-    def __init__(self, block_size: int, num_rope_axes: int) -> None:
+    What it builds is valid until it builds the next step.
+    """
+
+    def __init__(
+        self, *, max_num_tokens: int, block_size: int, num_rope_axes: int, embedding_size: int, keeps_tokens: bool
+    ) -> None:
+        """`keeps_tokens`: whether ids of placeholders are looked up like any other; they may lie outside the
+        vocabulary."""
         self._block_size = block_size
-        self._token_ids: list[int] = []
-        self._positions: list[list[int]] = [[] for _ in range(num_rope_axes)]
-        self._slots: list[int] = []
+        self._keeps_tokens = keeps_tokens
+        self._no_embeds = torch.empty(0, embedding_size)
+        num_rows = _NUM_FIXED + num_rope_axes
+        self._integers = array("q", bytes(8 * num_rows * max_num_tokens))  # the fastest for one number at a time
+        self._rows = np.frombuffer(self._integers, dtype=np.int64).reshape(num_rows, max_num_tokens)
+        self._tensor = torch.from_numpy(self._rows)
+        self._starts = range(0, num_rows * max_num_tokens, max_num_tokens)
+        self._views = lru_cache(maxsize=_CACHED_VIEWS)(self._make_views)
+        self._start()
+
+    def _start(self) -> None:
+        self._num_tokens = self._num_logits = 0
         self._tables: list[list[int]] = []
         self._query_lengths: list[int] = []
         self._context_lengths: list[int] = []
-        self._logits_rows: list[int] = []
         self._span_members: list[tuple[int, int, int]] = []
         self._scored: list[tuple[int, int, int]] = []
         self._embed_rows: list[int] = []
         self._embeds: list[torch.Tensor] = []
 
-    def add_decode(self, sequence: SequenceState) -> None:
+    def build(self, chunks: Sequence[ScheduledChunk]) -> StepInput:
+        """Takes decode chunks first; at most `max_num_tokens` tokens."""
+        self._start()
+        for chunk in chunks:
+            if chunk.num_tokens == 1 and chunk.start >= chunk.sequence.num_prompt_tokens:
+                self._add_decode(chunk.sequence, chunk.start)
+            else:
+                self._add_prefill(chunk)
+        assert self._num_tokens <= self._rows.shape[1], "a token has overwritten another's row"
+        embed_rows, embeds = self._items() if self._embeds else (_NONE, self._no_embeds)
+        token_ids, slots, logits_rows, positions = self._views(self._num_tokens, self._num_logits)
+        return StepInput(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slots,
+            logits_rows=logits_rows,
+            embed_rows=embed_rows,
+            embeds=embeds,
+            block_tables=self._tables,
+            query_lengths=self._query_lengths,
+            context_lengths=self._context_lengths,
+            span_members=self._span_members,
+            scored=self._scored,
+        )
+
+    def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
+        rows = self._tensor[:, :num_tokens]
+        return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], rows[_NUM_FIXED:]
+
+    def _add_decode(self, sequence: SequenceState, position: int) -> None:
         """A generated token: nothing but itself and its place."""
-        position = sequence.num_computed_tokens
-        self._logits_rows.append(len(self._token_ids))
-        self._token_ids.append(sequence.token_ids[position])
-        for axis in self._positions:
-            axis.append(position + sequence.layout.rope_offset)
+        integers, row = self._integers, self._num_tokens
+        tokens, slots, logits, *axes = self._starts
         block_id = sequence.block_table[position // self._block_size]
-        self._slots.append(block_id * self._block_size + position % self._block_size)
+        integers[tokens + row] = sequence.token_ids[position]
+        integers[slots + row] = block_id * self._block_size + position % self._block_size
+        integers[logits + self._num_logits] = row
+        for axis in axes:
+            integers[axis + row] = position + sequence.layout.rope_offset
+        self._num_tokens += 1
+        self._num_logits += 1
         self._tables.append(sequence.block_table)
         self._query_lengths.append(1)
         self._context_lengths.append(position + 1)
 
-    def add_prefill(self, chunk: ScheduledChunk) -> None:
-        sequence, start, end, row = chunk.sequence, chunk.start, chunk.end, len(self._token_ids)
+    def _add_prefill(self, chunk: ScheduledChunk) -> None:
+        sequence, start, end, row = chunk.sequence, chunk.start, chunk.end, self._num_tokens
+        own = self._rows[:, row : row + chunk.num_tokens]
+        own[_TOKEN] = sequence.token_ids[start:end]
+        own[_SLOT] = slots_of(sequence.block_table, start, end, self._block_size)
+        own[_NUM_FIXED:] = sequence.layout.positions(start, end)
         self._add_items(chunk, row)
         self._add_spans(chunk)
-        if chunk.samples:
-            self._logits_rows.append(row + chunk.num_tokens - 1)
         for i in chunk.scored_tokens:
             self._scored.append((row + i, sequence.token_ids[start + i + 1], sequence.num_prompt_logprobs or 0))
-        self._token_ids += sequence.token_ids[start:end]
-        positions = sequence.layout.positions(start, end)
-        for axis, own in zip(
-            self._positions, np.broadcast_to(positions, (len(self._positions), end - start)), strict=True
-        ):
-            axis += own.tolist()
-        self._slots += slots_of(sequence.block_table, start, end, self._block_size).tolist()
+        self._num_tokens += chunk.num_tokens
+        if chunk.samples:
+            self._rows[_LOGITS, self._num_logits] = self._num_tokens - 1
+            self._num_logits += 1
         self._tables.append(sequence.block_table)
         self._query_lengths.append(chunk.num_tokens)
         self._context_lengths.append(end)
@@ -153,29 +186,9 @@ class _StepBuilder:
             if chunk.start < span.end and span.start < chunk.end:
                 self._span_members += [(row, index, position) for position in span.members]
 
-    def build(self, embedding_size: int, keeps_tokens: bool) -> StepInput:
-        if not keeps_tokens:
-            for row in self._embed_rows:
-                self._token_ids[row] = 0
-        embed_rows, embeds = _NONE, _no_embeds(embedding_size)
-        if self._embeds:
-            embed_rows, order = torch.tensor(self._embed_rows).sort()
-            embeds = torch.cat(self._embeds)[order]
-        # One tensor for all: to make one takes longer than to fill it.
-        integers = torch.tensor([*self._token_ids, *self._slots, *self._logits_rows, *chain(*self._positions)])
-        num_tokens = len(self._token_ids)
-        sizes = [num_tokens, num_tokens, len(self._logits_rows), num_tokens * len(self._positions)]
-        token_ids, slots, logits_rows, positions = integers.split_with_sizes(sizes)
-        return StepInput(
-            token_ids=token_ids,
-            positions=positions.view(-1, num_tokens),
-            slot_mapping=slots,
-            logits_rows=logits_rows,
-            embed_rows=embed_rows,
-            embeds=embeds,
-            block_tables=self._tables,
-            query_lengths=self._query_lengths,
-            context_lengths=self._context_lengths,
-            span_members=self._span_members,
-            scored=self._scored,
-        )
+    def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the items' embeddings, ascending, and these."""
+        if not self._keeps_tokens:
+            self._rows[_TOKEN, self._embed_rows] = 0
+        rows, order = torch.tensor(self._embed_rows).sort()
+        return rows, torch.cat(self._embeds)[order]

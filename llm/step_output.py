@@ -7,7 +7,7 @@ import torch
 from llm.logprobs import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """`logits`, float32 (number of chunks that sample, vocab); `prompt_logprobs` of all `scored_tokens`, in order."""
 

@@ -39,6 +39,15 @@ _MODULES: set[Path] = set()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _MODULES.update(item.path for item in items if "app_url" in getattr(item, "fixturenames", ()))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Those come first that share one application, in the end those that do it harm; the order is kept otherwise."""
+    module = getattr(item, "module", None)
+    if item.path not in _MODULES or hasattr(module, "app_config"):
+        return 2
+    return int(hasattr(module, "keeps_app_as_it_is"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,7 @@ from llm.attention import AttentionCall, LayerShape, PagedAttention
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
-from llm.step_input import build_step
+from llm.step_input import StepBuilder
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
 CPU = torch.device("cpu")
@@ -76,6 +76,16 @@ def sequences(draw: st.DrawFn, shape: Shape) -> list[Told]:
     return told
 
 
+def make_builder() -> StepBuilder:
+    return StepBuilder(
+        max_num_tokens=BLOCK_SIZE * NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        num_rope_axes=1,
+        embedding_size=1,
+        keeps_tokens=False,
+    )
+
+
 def attend(
     attention: PagedAttention,
     told: list[Told],
@@ -88,7 +98,7 @@ def attend(
     chunks = [ScheduledChunk(own.sequence, size) for own, size in zip(told, sizes, strict=True) if size]
     by_sequence = {id(own.sequence): own for own in told}
     chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
-    step = build_step(chunks, block_size=BLOCK_SIZE, num_rope_axes=1, embedding_size=1, keeps_tokens=False)
+    step = make_builder().build(chunks)
     parts = [
         [getattr(by_sequence[id(chunk.sequence)], name)[chunk.start : chunk.end] for chunk in chunks]
         for name in ("queries", "keys", "values")

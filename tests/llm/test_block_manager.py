@@ -26,7 +26,8 @@ def test_blocks_cover_the_tokens() -> None:
         manager.allocate(one, num_tokens)
         assert len(one.block_table) == num_blocks
     assert manager.usage == 1
-    assert not manager.can_allocate(one, 65)
+    assert not manager.allocate(one, 65)
+    assert len(one.block_table) == 4
     manager.free(one)
     assert (manager.usage, one.block_table, one.num_computed_tokens) == (0, [], 0)
 
@@ -43,8 +44,7 @@ def test_no_block_is_lost_or_doubled(steps: list[tuple[int, int]]) -> None:
             manager.free(one)
         elif not one.block_table and manager.can_start(one):
             manager.take_prefix(one)
-        elif manager.can_allocate(one, num_tokens):
-            manager.allocate(one, num_tokens)
+        elif manager.allocate(one, num_tokens):
             compute(manager, one, max(num_tokens, one.num_computed_tokens))
         manager.check_integrity(sequences)
 

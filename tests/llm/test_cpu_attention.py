@@ -9,7 +9,6 @@ from llm import cpu_attention
 from llm.cpu_attention import CpuAttention
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
-from llm.step_input import build_step
 from tests.llm.attention_reference import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -17,6 +16,7 @@ from tests.llm.attention_reference import (
     Told,
     attend,
     check_in_steps,
+    make_builder,
     reference,
     sequences,
 )
@@ -49,9 +49,7 @@ def test_any_step_attends_as_defined(
 def test_what_a_sequence_of_adjacent_blocks_has_is_read_in_place() -> None:
     """However long it is: no copy of the cache is made for it."""
     sequence = Sequence("a", [0] * 101, 100, [], 200, block_table=list(range(3, 29)), num_computed_tokens=100)
-    step = build_step(
-        [ScheduledChunk(sequence, 1)], block_size=BLOCK_SIZE, num_rope_axes=1, embedding_size=1, keeps_tokens=False
-    )
+    step = make_builder().build([ScheduledChunk(sequence, 1)])
     assert make_attention().prepare(step).decodes == {None: [[slice(12, 113)]]}
 
 

@@ -14,7 +14,7 @@ from llm.layer_probe import probe_layers
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
-from llm.step_input import StepInput, build_step
+from llm.step_input import StepBuilder, StepInput
 from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
@@ -47,7 +47,6 @@ class Recorder:
         return replay
 
 
-@torch.inference_mode()
 def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
     """Gives an engine on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
     runner = engine._runner
@@ -146,12 +145,18 @@ class Decoding:
             sequence.block_table = list(range(first_block, first_block + num_blocks))
             first_block += num_blocks
             chunks.append(ScheduledChunk(sequence, 1))
-        return build_step(chunks, block_size=BLOCK_SIZE, num_rope_axes=1, embedding_size=1, keeps_tokens=False)
+        builder = StepBuilder(
+            max_num_tokens=2 * MAX_NUM_SEQS,
+            block_size=BLOCK_SIZE,
+            num_rope_axes=1,
+            embedding_size=1,
+            keeps_tokens=False,
+        )
+        return builder.build(chunks)
 
     def cache(self) -> list[torch.Tensor]:
         return [*self.attention._keys, *self.attention._values]
 
-    @torch.inference_mode()
     def fill(self) -> None:
         generator = torch.Generator().manual_seed(0)
         for tensor in self.cache():

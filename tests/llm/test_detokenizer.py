@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llm.detokenizer import Detokenizer, decoder_of
+from llm.detokenizer import MAX_DECODED_TOKENS, Detokenizer, decoder_of
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,21 @@ def byte_fallback_tokenizer() -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_a_token_costs_the_same_at_any_length(tokenizer: Any) -> None:
+    """Also where tokens are no text at all."""
+    decoded: list[int] = []
+
+    def decode(token_ids: list[int]) -> str:
+        decoded.append(len(token_ids))
+        return decoder_of(tokenizer)(token_ids)
+
+    for token_id in (tokenizer.eos_token_id, tokenizer("a", add_special_tokens=False)["input_ids"][0]):
+        detokenizer = Detokenizer(decode)
+        for _ in range(100):
+            detokenizer.append([token_id])
+    assert max(decoded) <= MAX_DECODED_TOKENS + 1
 
 
 def test_half_a_character_is_never_sent(tokenizer: Any) -> None:

@@ -19,6 +19,7 @@ from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 PROMPT = ProcessedPrompt([1, 50, 51, 52], [], [])
+DEFAULTS = SamplingParams()
 COLOUR = StructuredOutput(
     json_schema={
         "type": "object",
@@ -46,8 +47,16 @@ def ask(engine: LLMEngine, **requests: SamplingParams) -> dict[str, list[Request
     return outputs
 
 
-def text(outputs: list[RequestOutput]) -> str:
-    return "".join(output.text for output in outputs)
+def tokens(outputs: list[RequestOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def text(engine: LLMEngine, outputs: list[RequestOutput], params: SamplingParams = DEFAULTS) -> str:
+    detokenizer = engine.make_detokenizer(params)
+    pieces = [
+        detokenizer.append(output.token_ids[:-1] if output.has_stop_token else output.token_ids) for output in outputs
+    ]
+    return "".join(pieces) + ("" if detokenizer.stopped else detokenizer.flush())
 
 
 def test_an_answer_has_its_form_and_ends_with_it(engine: LLMEngine) -> None:
@@ -55,11 +64,11 @@ def test_an_answer_has_its_form_and_ends_with_it(engine: LLMEngine) -> None:
     plain = SamplingParams(max_tokens=5, ignore_eos=True)
     outputs = ask(engine, a=params, plain=plain, longer=SamplingParams(min_tokens=90, structured_output=COLOUR))
     for name in ("a", "longer"):
-        assert json.loads(text(outputs[name]))["colour"] in ("red", "blue")
+        assert json.loads(text(engine, outputs[name]))["colour"] in ("red", "blue")
         assert outputs[name][-1].finish_reason == "stop"
         assert outputs[name][-1].num_output_tokens < 90
         assert outputs[name][-1].token_ids != [2]  # no step for an end token that was certain
-    assert text(outputs["plain"]) == text(ask(engine, plain=plain)["plain"])
+    assert tokens(outputs["plain"]) == tokens(ask(engine, plain=plain)["plain"])
 
 
 def test_a_form_that_cannot_be_had_is_refused_and_leaves_nothing(engine: LLMEngine) -> None:
@@ -76,14 +85,25 @@ def test_a_form_that_cannot_be_had_is_refused_and_leaves_nothing(engine: LLMEngi
 
 def test_a_stop_token_ends_the_answer_and_is_no_part_of_its_text(engine: LLMEngine) -> None:
     free = ask(engine, a=SamplingParams(max_tokens=6, ignore_eos=True))["a"]
-    tokens = [token_id for output in free for token_id in output.token_ids]
-    stop = tokens[3]
-    first = tokens.index(stop)
+    stop = tokens(free)[3]
+    first = tokens(free).index(stop)
     stopped = ask(engine, a=SamplingParams(max_tokens=6, ignore_eos=True, stop_token_ids=(stop,)))["a"]
     assert stopped[-1].finish_reason == "stop"
     assert stopped[-1].num_output_tokens == first + 1
-    assert text(free).startswith(text(stopped))
-    assert len(text(stopped)) < len(text(free))
+    assert [output.has_stop_token for output in stopped] == [False] * first + [True]
+    assert text(engine, free).startswith(text(engine, stopped))
+    assert len(text(engine, stopped)) < len(text(engine, free))
+
+
+def test_a_stop_string_ends_the_answer_where_its_text_has_it(engine: LLMEngine) -> None:
+    free = ask(engine, a=SamplingParams(max_tokens=12, ignore_eos=True))["a"]
+    stop = text(engine, free)[4:7]
+    params = SamplingParams(max_tokens=12, ignore_eos=True, stop=(stop,))
+    stopped = ask(engine, a=params)["a"]
+    assert stopped[-1].finish_reason == "stop"
+    assert not stopped[-1].has_stop_token
+    assert len(stopped) < len(free)
+    assert text(engine, stopped, params) == text(engine, free).split(stop)[0]
 
 
 def test_the_models_own_repetition_penalty_holds_unless_a_request_sets_another(shapes: str, tmp_path: Path) -> None:
@@ -94,8 +114,9 @@ def test_the_models_own_repetition_penalty_holds_unless_a_request_sets_another(s
     default = SamplingParams(max_tokens=30, ignore_eos=True)
     own = SamplingParams(max_tokens=30, ignore_eos=True, repetition_penalty=3.0)
     off = SamplingParams(max_tokens=30, ignore_eos=True, repetition_penalty=1.0)
-    assert text(ask(penalized, a=default)["a"]) == text(ask(plain, a=own)["a"]) != text(ask(plain, a=default)["a"])
-    assert text(ask(penalized, a=off)["a"]) == text(ask(plain, a=default)["a"])
+    assert tokens(ask(penalized, a=default)["a"]) == tokens(ask(plain, a=own)["a"])
+    assert tokens(ask(plain, a=own)["a"]) != tokens(ask(plain, a=default)["a"])
+    assert tokens(ask(penalized, a=off)["a"]) == tokens(ask(plain, a=default)["a"])
 
 
 LONG_PROMPT = ProcessedPrompt([1, *range(20, 60)], [], [])

@@ -6,13 +6,19 @@ import torch
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.sequence import PromptItem, Sequence
-from llm.step_input import StepInput, build_step
+from llm.step_input import StepBuilder, StepInput
 
 IMAGE = 999
 
 
 def build(chunks: list[ScheduledChunk], *, num_rope_axes: int = 1, keeps_tokens: bool = False) -> StepInput:
-    return build_step(chunks, block_size=4, num_rope_axes=num_rope_axes, embedding_size=2, keeps_tokens=keeps_tokens)
+    return StepBuilder(
+        max_num_tokens=32,
+        block_size=4,
+        num_rope_axes=num_rope_axes,
+        embedding_size=2,
+        keeps_tokens=keeps_tokens,
+    ).build(chunks)
 
 
 def prompt(num_tokens: int, **settings: object) -> Sequence:

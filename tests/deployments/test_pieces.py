@@ -1,0 +1,96 @@
+"""What the engine's outputs become on their way to the ingress, with a real tokenizer."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.pieces import PieceMaker
+from deployments.stage_messages import GeneratedText
+from llm.byte_tokenizer import ByteTokenizer
+from llm.detokenizer import Detokenizer, decoder_of
+from llm.outputs import RequestOutput
+from llm.sequence import FinishReason, SequenceTimes
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shapes: str) -> Any:
+    return AutoTokenizer.from_pretrained(shapes)
+
+
+class Asked:
+    """A request whose answers may end in `stop`."""
+
+    def __init__(self, tokenizer: Any, *stop: str) -> None:
+        self._tokenizer = tokenizer
+        byte_tokenizer = ByteTokenizer(tokenizer, len(tokenizer), frozenset())
+        self.maker = PieceMaker(byte_tokenizer, lambda: Detokenizer(decoder_of(tokenizer), stop), None)
+
+    def token_ids(self, text: str) -> list[int]:
+        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def outputs(self, text: str, *, index: int = 0, has_stop_token: bool = False) -> list[RequestOutput]:
+        """An output for each token of the text, the last of which ends the answer."""
+        token_ids = self.token_ids(text)
+        return [
+            RequestOutput(
+                "a",
+                index=index,
+                token_ids=[token_id],
+                logprobs=[],
+                prompt_logprobs=[],
+                num_prompt_tokens=1,
+                num_cached_tokens=0,
+                num_output_tokens=position,
+                finish_reason=FinishReason.STOP if position == len(token_ids) else None,
+                has_stop_token=has_stop_token and position == len(token_ids),
+                times=SequenceTimes(0.0, 1.0, 2.0, 3.0),
+            )
+            for position, token_id in enumerate(token_ids, 1)
+        ]
+
+
+def joined(pieces: list[GeneratedText]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+@given(text=st.text("ab é日😀", min_size=1, max_size=30), cuts=st.sets(st.integers(1, 60)))
+def test_text_is_the_same_however_many_steps_a_piece_is_of(tokenizer: Any, text: str, cuts: set[int]) -> None:
+    asked = Asked(tokenizer)
+    outputs = asked.outputs(text)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(outputs)), len(outputs)]
+    pieces = [piece for start, end in itertools.pairwise(bounds) for piece in asked.maker(outputs[start:end])]
+    assert joined(pieces) == tokenizer.decode(asked.token_ids(text))
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == asked.token_ids(text)
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+
+
+def test_a_stop_token_is_told_but_no_text(tokenizer: Any) -> None:
+    asked = Asked(tokenizer)
+    outputs = asked.outputs("a red circle", has_stop_token=True)
+    (piece,) = asked.maker(outputs)
+    assert piece.token_ids == asked.token_ids("a red circle")
+    assert "a red circle".startswith(piece.text)
+    assert 0 < len(piece.text) < len("a red circle")
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_text_ends_before_a_stop_string(tokenizer: Any, size: int) -> None:
+    asked = Asked(tokenizer, "circle")
+    outputs = asked.outputs("a red circle")
+    pieces = [piece for start in range(0, len(outputs), size) for piece in asked.maker(outputs[start : start + size])]
+    assert joined(pieces) == "a red "
+
+
+def test_each_answer_has_a_text_of_its_own(tokenizer: Any) -> None:
+    asked = Asked(tokenizer)
+    first, second = asked.outputs("a red circle"), asked.outputs("two blue squares", index=1)
+    told = ["", ""]
+    for outputs in (second[:1], [*first[:2], *second[1:]], first[2:]):
+        for piece in asked.maker(outputs):
+            told[piece.index] += piece.text
+    assert told == ["a red circle", "two blue squares"]
