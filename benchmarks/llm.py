@@ -1,6 +1,6 @@
 """The decode engine against Hugging Face `generate`, on the CPU and on one checkpoint with random weights.
 
-    python -m benchmarks.llm [--rounds 5] [--threads 2] [--output FILE]
+    python -m benchmarks.llm [--rounds 10] [--threads 2] [--output FILE]
 
 A language half of about 40 million parameters; prompts of 128 tokens, 64 new tokens each, greedy, float32. Both answer
 the same prompts in turns, in one run: 1 and 8 at a time, and 32 at once against `generate` called for one after
@@ -186,7 +186,7 @@ def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each side answers; the best time counts")
+    parser.add_argument("--rounds", type=int, default=10, help="how often each side answers; the best time counts")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch, for both sides")
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()

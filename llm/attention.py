@@ -37,7 +37,7 @@ def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.d
     return block_size * sum(layer.num_values for layer in layers) * dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each layer makes one in each step
 class AttentionCall:
     """What one layer asks for: `queries` (num_tokens, heads, key_dim), `keys` and `values` with kv_heads.
 

@@ -36,14 +36,13 @@ class BlockManager:
         """Share of the blocks in use, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extends the sequence's block table to hold its first `num_tokens` positions. False, with nothing changed,
         when there are too few free blocks."""
-        num_missing = self.num_blocks_for(num_tokens) - len(sequence.block_table)
-        if num_missing > 0 and num_missing > self.num_free_blocks:
+        num_missing = -(-num_tokens // self.block_size) - len(sequence.block_table)
+        if num_missing <= 0:
+            return True
+        if num_missing > self.num_free_blocks:
             return False
         while num_missing > 0:
             block_ids = self._blank_blocks(sequence, num_missing) if self._num_blank else self._evict(num_missing)
@@ -59,7 +58,7 @@ class BlockManager:
         """Whether all tokens of a sequence without blocks would fit, counting those of its prefix that are cached."""
         cached = self._cached_prefix(sequence)
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
-        return self.num_blocks_for(sequence.num_tokens) - len(cached) <= self.num_free_blocks - num_revived
+        return -(-sequence.num_tokens // self.block_size) - len(cached) <= self.num_free_blocks - num_revived
 
     def take_prefix(self, sequence: Sequence) -> None:
         """Gives a sequence without blocks those that hold its beginning; they count as computed."""

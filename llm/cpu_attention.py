@@ -90,7 +90,7 @@ class _Prefill:
     masks: Mapping[int | None, torch.Tensor | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CpuStep:
     """One step's `AttentionBackend`. `decodes`: by window, for each sequence where the positions lie that it sees."""
 

@@ -158,7 +158,7 @@ class LLMEngine:
 
     def _check_nothing_is_left(self) -> None:
         """Raises RuntimeError when nothing is unfinished and yet something is held; cheap enough for every step."""
-        if not self.has_unfinished() and (self._block_manager.usage or self._requests):
+        if not self._scheduler.has_unfinished() and (self._block_manager.usage or self._requests):
             raise RuntimeError(
                 f"idle with {self._block_manager.usage:.1%} of the KV cache, {len(self._requests)} requests"
             )
@@ -168,12 +168,14 @@ class LLMEngine:
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
         sampling: list[tuple[Sequence, Answer]] = []
+        block_size = self._config.block_size
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.end
-            self._block_manager.commit(sequence)
+            if chunk.end // block_size > chunk.start // block_size:
+                self._block_manager.commit(sequence)
             if chunk.samples:
-                sampling.append((sequence, self._answer(sequence)))
+                sampling.append((sequence, self._requests[sequence.request_id].answers[sequence]))
         tokens = sample(result.logits, [answer.sampler_state for _, answer in sampling])
         outputs: list[RequestOutput] = []
         for (sequence, answer), token in zip(sampling, tokens, strict=True):
@@ -187,11 +189,9 @@ class LLMEngine:
         told = iter(prompt_logprobs)
         for chunk in chunks:
             if scored := chunk.scored_tokens:
-                self._answer(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
+                answer = self._requests[chunk.sequence.request_id].answers[chunk.sequence]
+                answer.prompt_logprobs.extend(islice(told, len(scored)))
                 chunk.sequence.num_scored_tokens = chunk.start + scored.stop
-
-    def _answer(self, sequence: Sequence) -> Answer:
-        return self._requests[sequence.request_id].answers[sequence]
 
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
         wish = params.structured_output
@@ -217,16 +217,17 @@ class LLMEngine:
         sequence.append_token(token.token_id)
         is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
         reason = None
-        if is_stop_token or answer.sampler_state.is_complete or answer.ends_in_stop_string(token.token_id):
+        if is_stop_token or answer.is_complete_with(token.token_id):
             reason = FinishReason.STOP
-        elif sequence.num_tokens >= sequence.max_num_tokens:
+        elif len(sequence.token_ids) >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
-        is_first = sequence.num_output_tokens == 1
-        prompt_logprobs = answer.prompt_logprobs if is_first else []
-        return RequestOutput.of(sequence, token, prompt_logprobs, has_stop_token=is_stop_token)
+        output = RequestOutput.of(sequence, token, has_stop_token=is_stop_token)
+        if output.num_output_tokens == 1:
+            output.prompt_logprobs = answer.prompt_logprobs
+        return output
 
     def _forget(self, sequence: Sequence) -> None:
         answers = self._requests[sequence.request_id].answers
@@ -246,4 +247,4 @@ class LLMEngine:
     def _finish_all(self, request: Request, reason: FinishReason) -> list[RequestOutput]:
         for sequence in request.answers:
             self._scheduler.finish(sequence, reason)
-        return [RequestOutput.of(sequence, None, []) for sequence in request.answers]
+        return [RequestOutput.of(sequence, None) for sequence in request.answers]

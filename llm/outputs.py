@@ -1,5 +1,6 @@
 """What the engine says: one output for each answer that a step has gone on with, and figures of its state."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from llm.logprobs import TokenLogprobs
@@ -20,8 +21,8 @@ class RequestOutput:
     request_id: str
     index: int
     token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    prompt_logprobs: list[TokenLogprobs]
+    logprobs: Seq[TokenLogprobs]
+    prompt_logprobs: Seq[TokenLogprobs]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -30,24 +31,17 @@ class RequestOutput:
     times: SequenceTimes
 
     @classmethod
-    def of(
-        cls,
-        sequence: Sequence,
-        token: SampledToken | None,
-        prompt_logprobs: list[TokenLogprobs],
-        *,
-        has_stop_token: bool = False,
-    ) -> "RequestOutput":
+    def of(cls, sequence: Sequence, token: SampledToken | None, *, has_stop_token: bool = False) -> "RequestOutput":
         """What `sequence`, to which `token` has been appended, has to tell."""
         return cls(
             request_id=sequence.request_id,
             index=sequence.index,
             token_ids=[] if token is None else [token.token_id],
-            logprobs=[] if token is None or token.logprobs is None else [token.logprobs],
-            prompt_logprobs=prompt_logprobs,
+            logprobs=() if token is None or token.logprobs is None else (token.logprobs,),
+            prompt_logprobs=(),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
-            num_output_tokens=sequence.num_output_tokens,
+            num_output_tokens=len(sequence.token_ids) - sequence.num_prompt_tokens,
             finish_reason=sequence.finish_reason,
             has_stop_token=has_stop_token,
             times=sequence.times,

@@ -24,12 +24,13 @@ class Answer:
     text: Detokenizer | None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
-    def ends_in_stop_string(self, token_id: int) -> bool:
-        """Whether the next token, which is to be said once, completes one."""
-        if self.text is None:
-            return False
-        self.text.append([token_id])
-        return self.text.stopped
+    def is_complete_with(self, token_id: int) -> bool:
+        """Takes the next token: whether the answer has the form that it was asked for, or ends in a stop string."""
+        if self.text is not None:
+            self.text.append([token_id])
+            if self.text.stopped:
+                return True
+        return self.sampler_state.is_complete
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,16 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Sampled
         drawn = _draw(logits[drawing], [states[row] for row in drawing])
         for row, token_id in zip(drawing, drawn, strict=True):
             token_ids[row] = token_id
-    sound = [own and state.append(token_id) for own, state, token_id in zip(sound, states, token_ids, strict=True)]
-    logprobs: dict[int, TokenLogprobs] = {}
+    sampled = [
+        SampledToken(token_id) if own and state.append(token_id) else None
+        for own, state, token_id in zip(sound, states, token_ids, strict=True)
+    ]
     if wanting:
         wanted = token_logprobs(raw, [token_ids[row] for row in wanting], [_num_top(states[row]) for row in wanting])
-        logprobs = dict(zip(wanting, wanted, strict=True))
-    return [SampledToken(token_id, logprobs.get(row)) if sound[row] else None for row, token_id in enumerate(token_ids)]
+        for row, logprobs in zip(wanting, wanted, strict=True):
+            if (token := sampled[row]) is not None:
+                token.logprobs = logprobs
+    return sampled
 
 
 def _num_top(state: SamplerState) -> int:

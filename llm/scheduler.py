@@ -3,13 +3,13 @@
 import time
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence, [start, end).
 
@@ -18,14 +18,16 @@ class ScheduledChunk:
 
     sequence: Sequence
     num_tokens: int
-    start: int = field(init=False)
-    end: int = field(init=False)
-    samples: bool = field(init=False)
+    start: int
+    end: int
+    samples: bool
 
-    def __post_init__(self) -> None:
-        self.start = self.sequence.num_computed_tokens
-        self.end = self.start + self.num_tokens
-        self.samples = self.end == len(self.sequence.token_ids)
+    def __init__(self, sequence: Sequence, num_tokens: int) -> None:
+        self.sequence = sequence
+        self.num_tokens = num_tokens
+        self.start = sequence.num_computed_tokens
+        self.end = self.start + num_tokens
+        self.samples = self.end == len(sequence.token_ids)
 
     @property
     def scored_tokens(self) -> range:
@@ -106,7 +108,7 @@ class Scheduler:
 
     def _chunk_size(self, sequence: Sequence) -> int:
         if sequence.is_prompt_computed:
-            return min(sequence.num_uncomputed_tokens, self._budget)
+            return min(len(sequence.token_ids) - sequence.num_computed_tokens, self._budget)
         end = min(sequence.num_computed_tokens + self._budget, sequence.num_ready_tokens)
         return max(0, sequence.last_whole(end) - sequence.num_computed_tokens)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def prompt_logprobs(shapes: str) -> torch.Tensor:
     return expected
 
 
-def check_prompt_logprobs(told: list[TokenLogprobs], expected: torch.Tensor, num_top: int) -> None:
+def check_prompt_logprobs(told: Sequence[TokenLogprobs], expected: torch.Tensor, num_top: int) -> None:
     token_ids = LONG_PROMPT.prompt_token_ids[1:]
     assert [one.token_id for one in told] == token_ids
     for one, row in zip(told, expected, strict=True):
