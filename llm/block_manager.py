@@ -71,10 +71,8 @@ class BlockManager:
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
 
     def commit(self, sequence: Sequence) -> None:
-        """To be called when more of the sequence has been computed: its full blocks can be found from now on."""
+        """To be called when blocks of the sequence have been filled: they can be found from now on."""
         num_full = sequence.num_computed_tokens // self.block_size
-        if not num_full or self._hash_of[sequence.block_table[num_full - 1]] is not None:
-            return  # as with most tokens
         extend_block_hashes(sequence, self.block_size)
         for index in range(num_full - 1, -1, -1):
             block_id, block_hash = sequence.block_table[index], sequence.block_hashes[index]

@@ -175,7 +175,7 @@ class LLMEngine:
             if chunk.end // block_size > chunk.start // block_size:
                 self._block_manager.commit(sequence)
             if chunk.samples:
-                sampling.append((sequence, self._requests[sequence.request_id].answers[sequence]))
+                sampling.append((sequence, self._answer(sequence)))
         tokens = sample(result.logits, [answer.sampler_state for _, answer in sampling])
         outputs: list[RequestOutput] = []
         for (sequence, answer), token in zip(sampling, tokens, strict=True):
@@ -189,9 +189,11 @@ class LLMEngine:
         told = iter(prompt_logprobs)
         for chunk in chunks:
             if scored := chunk.scored_tokens:
-                answer = self._requests[chunk.sequence.request_id].answers[chunk.sequence]
-                answer.prompt_logprobs.extend(islice(told, len(scored)))
+                self._answer(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
                 chunk.sequence.num_scored_tokens = chunk.start + scored.stop
+
+    def _answer(self, sequence: Sequence) -> Answer:
+        return self._requests[sequence.request_id].answers[sequence]
 
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
         wish = params.structured_output
@@ -219,7 +221,7 @@ class LLMEngine:
         reason = None
         if is_stop_token or answer.is_complete_with(token.token_id):
             reason = FinishReason.STOP
-        elif len(sequence.token_ids) >= sequence.max_num_tokens:
+        elif sequence.num_tokens >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._scheduler.finish(sequence, reason)

@@ -41,7 +41,7 @@ class RequestOutput:
             prompt_logprobs=(),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
-            num_output_tokens=len(sequence.token_ids) - sequence.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
             finish_reason=sequence.finish_reason,
             has_stop_token=has_stop_token,
             times=sequence.times,

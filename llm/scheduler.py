@@ -108,7 +108,7 @@ class Scheduler:
 
     def _chunk_size(self, sequence: Sequence) -> int:
         if sequence.is_prompt_computed:
-            return min(len(sequence.token_ids) - sequence.num_computed_tokens, self._budget)
+            return min(sequence.num_uncomputed_tokens, self._budget)
         end = min(sequence.num_computed_tokens + self._budget, sequence.num_ready_tokens)
         return max(0, sequence.last_whole(end) - sequence.num_computed_tokens)
 

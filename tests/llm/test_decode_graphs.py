@@ -14,7 +14,8 @@ from llm.layer_probe import probe_layers
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
-from llm.step_input import StepBuilder, StepInput
+from llm.step_input import StepInput
+from tests.llm.attention_reference import BLOCK_SIZE, make_builder
 from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
@@ -23,7 +24,7 @@ from llm.cuda_attention import CudaAttention
 from llm.decode_graphs import DecodeGraphs, Outputs, Replay, batch_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-BLOCK_SIZE, MAX_NUM_SEQS, MAX_LENGTH = 4, 6, 200
+MAX_NUM_SEQS, MAX_LENGTH = 6, 200
 
 
 @dataclass
@@ -145,14 +146,7 @@ class Decoding:
             sequence.block_table = list(range(first_block, first_block + num_blocks))
             first_block += num_blocks
             chunks.append(ScheduledChunk(sequence, 1))
-        builder = StepBuilder(
-            max_num_tokens=2 * MAX_NUM_SEQS,
-            block_size=BLOCK_SIZE,
-            num_rope_axes=1,
-            embedding_size=1,
-            keeps_tokens=False,
-        )
-        return builder.build(chunks)
+        return make_builder().build(chunks)
 
     def cache(self) -> list[torch.Tensor]:
         return [*self.attention._keys, *self.attention._values]
