@@ -71,6 +71,7 @@ class PagedAttention(Protocol):
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states"})
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -108,7 +108,8 @@ class DecodeGraphs:
             wide = inputs[:, : self._table_start].long()
             step = StepInput(
                 token_ids=wide[:, _TOKEN],
-                positions=wide[:, _NUM_FIXED:].T.contiguous(),
+                # Of a single row, too, strides have to be those that layers have been compiled for.
+                positions=wide[:, _NUM_FIXED:].T.clone(memory_format=torch.contiguous_format),
                 slot_mapping=wide[:, _SLOT].contiguous(),
                 logits_rows=self._logits_rows[:size],
                 embed_rows=self._logits_rows[:0],

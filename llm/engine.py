@@ -136,8 +136,11 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Runs one step. A step that fails ends the requests in it, with `ERROR`; the others go on.
 
-        Steps are somewhat faster on a thread that is in `torch.inference_mode`.
+        They are somewhat faster on a thread that is in `torch.inference_mode` all the time.
         """
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.step()
         chunks = self._scheduler.schedule()
         self._is_stalled = not chunks
         if not chunks:

@@ -9,6 +9,7 @@ import torch
 
 from llm.attention import AttentionBackend, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, worst_step
+from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
 from llm.layer_probe import probe_layers
@@ -62,6 +63,8 @@ class ModelRunner:
             keeps_tokens=self._family.adds_embeddings,
         )
         layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
+        if self._device.type == "cuda":
+            compile_layers(self._decoder, partial(self._try_step, layers, config), config.max_num_batched_tokens)
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         # Ranks launch their collectives one by one.
@@ -81,18 +84,20 @@ class ModelRunner:
     def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         if self._device.type == "cpu":
             return _CPU_CACHE_BYTES
+        run = partial(self._try_step, layers, config, config.max_num_batched_tokens)
+        return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
+
+    @torch.inference_mode()
+    def _try_step(self, layers: Sequence[LayerShape], config: EngineConfig, num_tokens: int) -> None:
+        """Computes the last tokens of the longest prompt, as a step of nothing else, with a cache of a single block."""
         step = worst_step(
-            num_tokens=config.max_num_batched_tokens,
+            num_tokens=num_tokens,
             num_positions=config.max_model_len or self.max_position_embeddings,
             num_logits=config.max_num_seqs,
             num_rope_axes=self._family.num_rope_axes,
             block_size=config.block_size,
         ).to(self._device)
-
-        def run() -> None:
-            self.forward(step, self._make_attention(layers, 1, config).prepare(step))
-
-        return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
+        self.forward(step, self._make_attention(layers, 1, config).prepare(step))
 
     def _make_attention(self, layers: Sequence[LayerShape], num_blocks: int, config: EngineConfig) -> PagedAttention:
         make: Callable[..., PagedAttention] = CpuAttention
@@ -108,6 +113,7 @@ class ModelRunner:
             windows_cut_spans=self._family.windows_cut_spans,
         )
 
+    @torch.inference_mode()
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
         """None for a model that cannot be recorded, since the host decides something in the middle of it."""
         from llm.cuda_attention import CudaAttention

@@ -89,11 +89,13 @@ class ProcessGroup:
         self._idle = dist.BroadcastOptions()
         self._idle.timeout = _IDLE
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; `tensor` holds it afterwards and is returned."""
         _collective(lambda: self._tensors.allreduce([tensor]).wait(), "all_reduce")
         return tensor
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor of one shape, stacked by rank: (world_size, *tensor.shape)."""
         gathered = tensor.new_empty(self.world_size * tensor.numel())

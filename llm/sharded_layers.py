@@ -29,7 +29,7 @@ class RowParallelLinear(nn.Linear):
         if self.split_input:
             start = self.group.rank * self.in_features
             input = input[..., start : start + self.in_features]  # noqa: A001
-        output = self.group.all_reduce(nn.functional.linear(input, self.weight))
+        output: torch.Tensor = self.group.all_reduce(nn.functional.linear(input, self.weight))
         return output if self.bias is None else output + self.bias
 
 
@@ -40,7 +40,7 @@ class GatheredLinear(nn.Linear):
     num_outputs: int
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
-        gathered = self.group.all_gather(super().forward(input))
+        gathered: torch.Tensor = self.group.all_gather(super().forward(input))
         return gathered.movedim(0, -2).flatten(-2)[..., : self.num_outputs]
 
 
@@ -55,6 +55,7 @@ def shard_embedding(embedding: nn.Embedding, weight: torch.Tensor, start: int, s
     def forward(token_ids: torch.Tensor) -> torch.Tensor:
         outside = (token_ids < start) | (token_ids >= stop)
         rows = lookup((token_ids - start).masked_fill(outside, 0))
-        return group.all_reduce(rows.masked_fill(outside.unsqueeze(-1), 0))
+        summed: torch.Tensor = group.all_reduce(rows.masked_fill(outside.unsqueeze(-1), 0))
+        return summed
 
     embedding.forward = forward  # type: ignore[assignment, method-assign]

@@ -137,7 +137,10 @@ class StepBuilder:
 
     def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
         rows = self._tensor[:, :num_tokens]
-        return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], rows[_NUM_FIXED:]
+        positions = rows[_NUM_FIXED:]
+        if len(positions) == 1:  # without the stride between rows, which compiled layers would be bound to
+            positions = positions[0].unsqueeze(0)
+        return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], positions
 
     def _add_decode(self, sequence: SequenceState, position: int) -> None:
         """A generated token: nothing but itself and its place."""

@@ -2,7 +2,7 @@
 once more over the same memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.layer_probe import probe_layers
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
@@ -21,57 +20,8 @@ from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_reque
 pytest.importorskip("triton")
 
 from llm.cuda_attention import CudaAttention
-from llm.decode_graphs import DecodeGraphs, Outputs, Replay, batch_sizes
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MAX_NUM_SEQS, MAX_LENGTH = 6, 200
-
-
-@dataclass
-class Recorder:
-    """Stands in for CUDA: runs what was recorded again, notes how large it was and reuses its outputs' memory."""
-
-    sizes: list[int] = field(default_factory=list)
-    replayed: list[int] = field(default_factory=list)
-
-    def capture(self, function: Replay) -> Replay:
-        outputs = function()
-        size = len(outputs[0])
-        self.sizes.append(size)
-
-        def replay() -> Outputs:
-            self.replayed.append(size)
-            for kept, new in zip(outputs, function(), strict=True):
-                kept.copy_(new)
-            return outputs
-
-        return replay
-
-
-def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
-    """Gives an engine on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
-    runner = engine._runner
-    config = runner._model.config.get_text_config()
-    layers = probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
-    attention = CudaAttention(
-        layers,
-        num_blocks=runner.num_blocks,
-        block_size=BLOCK_SIZE,
-        dtype=torch.float32,
-        windows_cut_spans=runner._family.windows_cut_spans,
-        device=DEVICE,
-    )
-    runner._attention = attention
-    runner._graphs = DecodeGraphs(
-        runner.forward,
-        attention,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_length=MAX_LENGTH,
-        num_rope_axes=runner._family.num_rope_axes,
-        device=DEVICE,
-        capture=recorder.capture,
-    )
-    return attention
+from llm.decode_graphs import DecodeGraphs, batch_sizes
+from tests.llm.graph_recorder import DEVICE, MAX_LENGTH, MAX_NUM_SEQS, Recorder, with_graphs
 
 
 def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:

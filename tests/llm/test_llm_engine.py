@@ -15,6 +15,8 @@ from llm.engine import LLMEngine
 from llm.loader import load_language_half
 from llm.outputs import RequestOutput
 from llm.sampling_params import SamplingParams
+from llm.scheduler import ScheduledChunk
+from llm.step_output import StepOutput
 from preprocess.media import MediaLimits, decode_image
 from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
 from tests.checkpoint_copies import copy_checkpoint
@@ -330,6 +332,22 @@ def test_a_failing_step_ends_its_requests_and_nothing_else(engine: LLMEngine, mo
         (output,) = engine.step()
     assert (output.request_id, output.finish_reason) == ("bad", "error")
     assert ask(engine, SamplingParams(max_tokens=2, ignore_eos=True))[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("is_entered", [False, True])
+def test_steps_run_in_inference_mode(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, is_entered: bool) -> None:
+    """Compiled layers and recorded steps are bound to it."""
+    compute, modes = engine._runner.run, []
+
+    def run(chunks: list[ScheduledChunk]) -> StepOutput:
+        modes.append(torch.is_inference_mode_enabled())
+        return compute(chunks)
+
+    monkeypatch.setattr(engine._runner, "run", run)
+    with torch.inference_mode(is_entered):
+        ask(engine, PARAMS)
+    assert modes
+    assert all(modes)
 
 
 def test_no_sampling_setting_harms_the_neighbours(engine: LLMEngine) -> None:

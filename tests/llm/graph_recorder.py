@@ -1,0 +1,71 @@
+"""Gives an engine without a GPU what one with a GPU has: its attention, and decode steps that are recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from llm.attention import LayerShape
+from llm.cuda_attention import CudaAttention
+from llm.decode_graphs import DecodeGraphs, Outputs, Replay
+from llm.engine import LLMEngine
+from llm.layer_probe import probe_layers
+from llm.model_runner import ModelRunner
+from tests.llm.attention_reference import BLOCK_SIZE
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MAX_NUM_SEQS, MAX_LENGTH = 6, 200
+
+
+@dataclass
+class Recorder:
+    """Stands in for CUDA: runs what was recorded again, notes how large it was and reuses its outputs' memory."""
+
+    sizes: list[int] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)
+
+    def capture(self, function: Replay) -> Replay:
+        outputs = function()
+        size = len(outputs[0])
+        self.sizes.append(size)
+
+        def replay() -> Outputs:
+            self.replayed.append(size)
+            for kept, new in zip(outputs, function(), strict=True):
+                kept.copy_(new)
+            return outputs
+
+        return replay
+
+
+def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
+    """Gives an engine on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
+    runner = engine._runner
+    runner._attention = attention = make_attention(runner, layers_of(runner), runner.num_blocks)
+    runner._graphs = DecodeGraphs(
+        runner.forward,
+        attention,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_length=MAX_LENGTH,
+        num_rope_axes=runner._family.num_rope_axes,
+        device=DEVICE,
+        capture=recorder.capture,
+    )
+    return attention
+
+
+def layers_of(runner: ModelRunner) -> list[LayerShape]:
+    config = runner._model.config.get_text_config()
+    with torch.compiler.set_stance("force_eager"):  # a runner probes before it compiles
+        return probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
+
+
+def make_attention(runner: ModelRunner, layers: Sequence[LayerShape], num_blocks: int) -> CudaAttention:
+    return CudaAttention(
+        layers,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=torch.float32,
+        windows_cut_spans=runner._family.windows_cut_spans,
+        device=DEVICE,
+    )

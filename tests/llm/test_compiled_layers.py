@@ -1,0 +1,181 @@
+"""Compiled layers compute what the layers themselves do, for all families. Here for the CPU; on a GPU only they run, so
+that `test_language_families` tests them there."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+
+from llm.cache_size import worst_step
+from llm.compiled_layers import compile_layers
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from llm.model_runner import ModelRunner
+from llm.parallel import ProcessGroup, RankDiedError
+from llm.sampling_params import SamplingParams
+from llm.step_input import StepInput
+from tests.llm.attention_reference import BLOCK_SIZE
+from tests.llm.language_variants import VARIANTS
+from tests.llm.ranks import on_both, pool_for_rank_one
+from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
+
+pytest.importorskip("triton")
+
+from tests.llm.graph_recorder import Recorder, layers_of, make_attention, with_graphs
+
+MAX_NUM_TOKENS = 512
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+# It has the most of its own: windows in some layers, soft caps, norms behind attention and MLP, too.
+IN_EVERY_RUN = "paligemma 2"
+
+
+def copied(step: StepInput, device: torch.device) -> StepInput:
+    """As to a GPU: inference mode's own tensors, which is one of the things that compiled code is bound to."""
+    names = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows", "embeds")
+    return replace(step, **{name: getattr(step, name).to(device, copy=True) for name in names})
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu() -> Iterator[None]:
+    torch.compiler.reset()
+    counters.clear()
+    with patch("llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
+        yield
+    torch.compiler.reset()
+
+
+def make_config(checkpoint: str, dtype: torch.dtype = torch.float32) -> EngineConfig:
+    return EngineConfig(
+        checkpoint,
+        dtype=dtype,
+        kv_cache_bytes=2**22,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=7,
+        max_num_batched_tokens=MAX_NUM_TOKENS,
+    )
+
+
+def compile_runner(runner: ModelRunner, config: EngineConfig) -> None:
+    """What a runner on a GPU does with itself."""
+    run = partial(runner._try_step, layers_of(runner), config)
+    compile_layers(runner._decoder, run, config.max_num_batched_tokens)
+
+
+def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
+    for index, one in enumerate(requests):
+        engine.add_request(str(index), one.prompt, one.embeddings, PARAMS)
+    collected: list[list[int]] = [[] for _ in requests]
+    while engine.has_unfinished():
+        for output in engine.step():
+            collected[int(output.request_id)] += output.token_ids
+    return collected
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+def test_answers_equal_generate_and_wait_for_no_compiler(tmp_path: Path, name: str) -> None:
+    checkpoint = VARIANTS[name].checkpoint(tmp_path)
+    model_type = VARIANTS[name].model_type
+    model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
+    requests = small_requests(model_type, model)
+    engine = LLMEngine(make_config(checkpoint))
+    compile_runner(engine._runner, engine._config)
+    assert (num_compiled := counters["stats"]["unique_graphs"]) > 0
+    # For as many tokens as it has heads, Chameleon's norm of heads is compiled once more.
+    stance = "default" if name == "chameleon" else "fail_on_recompile"
+    # Steps run on another thread than the one that made the engine.
+    with torch.compiler.set_stance(stance), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(answers, engine, requests).result() == [one.expected for one in requests]
+        for one in requests:
+            assert thread.submit(answers, engine, [one]).result() == [one.expected]
+    assert counters["stats"]["unique_graphs"] == num_compiled or name == "chameleon"
+
+
+@torch.inference_mode()
+def hidden_states(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
+    """Of a prompt in the first blocks of the cache."""
+    blocks = list(range(-(-num_tokens // BLOCK_SIZE)))
+    step = worst_step(
+        num_tokens=num_tokens, num_positions=num_tokens, num_logits=1, num_rope_axes=1, block_size=BLOCK_SIZE
+    )
+    tokens = torch.arange(num_tokens)
+    step = replace(step, token_ids=tokens % 50, slot_mapping=tokens, block_tables=[blocks]).to(torch.device("cpu"))
+    return runner.forward(step, runner._attention.prepare(step))[0]
+
+
+def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path) -> None:
+    model = whole_class("llava").from_pretrained(checkpoint := make_checkpoint("llava", tmp_path)).eval()
+    requests = small_requests("llava", model)
+    engine, recorder = LLMEngine(make_config(checkpoint)), Recorder()
+    runner = engine._runner
+
+    of_a_gpu = patch.object(runner, "_make_attention", lambda layers, num, _: make_attention(runner, layers, num))
+    with of_a_gpu:
+        compile_runner(runner, engine._config)
+    with torch.compiler.set_stance("fail_on_recompile"), torch.inference_mode():
+        with_graphs(engine, recorder)
+        assert answers(engine, requests) == [one.expected for one in requests]
+    assert recorder.replayed
+
+
+def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None:
+    config = make_config(make_checkpoint("llava", tmp_path), torch.bfloat16)
+    runner = ModelRunner(config)
+    plain = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
+    compile_runner(runner, config)
+    compiled = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
+    assert all(map(torch.equal, compiled, plain))
+
+
+def compile_share(group: ProcessGroup, checkpoint: str) -> float:
+    """How far hidden states are at most from those before the rank compiled its layers."""
+    with patch("llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
+        config = make_config(checkpoint)
+        runner = ModelRunner(config, group)
+        plain = hidden_states(runner, 40)
+        compile_runner(runner, config)
+        assert counters["stats"]["unique_graphs"] > 0
+        return float((hidden_states(runner, 40) - plain).abs().max())
+
+
+@pytest.mark.slow
+def test_ranks_compile_their_parts(tmp_path: Path) -> None:
+    pool = pool_for_rank_one()
+    try:
+        assert max(on_both(pool, compile_share, make_checkpoint("llava", tmp_path))) < 1e-5
+    finally:
+        pool.shutdown()
+
+
+def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = whole_class("llava").from_pretrained(checkpoint := make_checkpoint("llava", tmp_path)).eval()
+    requests = small_requests("llava", model)
+    engine = LLMEngine(make_config(checkpoint))
+    with inductor_config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
+        compile_runner(engine._runner, engine._config)
+    assert "cannot be compiled" in caplog.text
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert answers(engine, requests) == [one.expected for one in requests]
+
+
+@pytest.mark.parametrize(("max_num_tokens", "sizes"), [(512, [13, 511, 1]), (8, [7, 1]), (13, [13, 1]), (1, [1])])
+def test_layers_are_compiled_for_one_token_and_for_more(max_num_tokens: int, sizes: list[int]) -> None:
+    run: list[int] = []
+    compile_layers(torch.nn.Module(), run.append, max_num_tokens)
+    assert run == sizes
+
+
+def test_a_rank_that_dies_is_no_matter_of_the_compiler() -> None:
+    def run(num_tokens: int) -> None:
+        raise RankDiedError("all_reduce with the other ranks failed")
+
+    with pytest.raises(RankDiedError):
+        compile_layers(torch.nn.Module(), run, MAX_NUM_TOKENS)
