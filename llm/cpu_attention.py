@@ -17,6 +17,10 @@ from llm.step_input import StepInput
 # A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
 MAX_STRETCHES = 8
 
+_NOTHING = {
+    dtype: torch.empty(1, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+}
+
 Stretches = Sequence[slice] | torch.Tensor
 """Where positions lie in the cache: ranges of slots one behind the other, or each position's slot."""
 
@@ -106,8 +110,10 @@ class CpuStep:
         _write(keys, self.slot_mapping, call.keys)
         _write(values, self.slot_mapping, call.values)
         output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
-        for row, stretches in enumerate(self.decodes[call.window]):
-            output[row] = _decode(call, call.queries[row], keys, values, stretches)
+        decodes = self.decodes[call.window]
+        rows = zip(_groups(call.queries, len(decodes), keys), _groups(output, len(decodes), keys), strict=True)
+        for (queries, result), stretches in zip(rows, decodes, strict=True):
+            _decode(call, queries, keys, values, stretches, result)
         for chunk in self.prefills:
             output[chunk.rows] = _prefill(call, chunk, keys, values)
         return output
@@ -128,20 +134,41 @@ def _read(cache: torch.Tensor, stretches: Stretches, dtype: torch.dtype) -> list
     return [cache[:, stretch].to(dtype) for stretch in stretches]
 
 
+def _groups(rows: torch.Tensor, num_rows: int, keys: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The first of `rows` (num_tokens, heads, dim), each as (kv_heads, heads that share a key head, dim)."""
+    _, heads, dim = rows.shape
+    return rows[:num_rows].view(num_rows, len(keys), heads // len(keys), dim).unbind()
+
+
 def _decode(
-    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, stretches: Stretches
-) -> torch.Tensor:
-    """(heads, key_dim) to (heads, value_dim). The heads that share a key head are the rows of one matrix product."""
-    groups = query.view(keys.shape[0], -1, query.shape[-1])
-    scores = [torch.bmm(groups, part.transpose(1, 2)) for part in _read(keys, stretches, query.dtype)]
+    call: AttentionCall,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    stretches: Stretches,
+    result: torch.Tensor,
+) -> None:
+    """One token's `queries` (kv_heads, group, key_dim) to `result` (kv_heads, group, value_dim): the heads that share a
+    key head are the rows of one matrix product."""
+    scores = [_scaled_scores(call, queries, part) for part in _read(keys, stretches, queries.dtype)]
     whole = scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
-    weights = scaled_scores(call, whole).softmax(dim=-1).to(query.dtype)
-    parts = _read(values, stretches, query.dtype)
+    weights = whole.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
+    parts = _read(values, stretches, queries.dtype)
     if len(parts) == 1:
-        return torch.bmm(weights, parts[0]).view(len(query), -1)
+        torch.bmm(weights, parts[0], out=result)
+        return
     sizes = [part.shape[1] for part in parts]
     products = [torch.bmm(own, part) for own, part in zip(torch.split(weights, sizes, dim=-1), parts, strict=True)]
-    return torch.stack(products).sum(dim=0).view(len(query), -1)
+    torch.sum(torch.stack(products), dim=0, out=result)
+
+
+def _scaled_scores(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """(kv_heads, group, num_positions)"""
+    if call.softcap is not None:
+        return scaled_scores(call, torch.bmm(queries, keys.transpose(1, 2)))
+    scaling = queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling
+    # The product and its scaling in one call; with beta 0 the first argument is not read.
+    return torch.baddbmm(_NOTHING[queries.dtype], queries, keys.transpose(1, 2), beta=0, alpha=scaling)
 
 
 def _prefill(call: AttentionCall, chunk: _Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
