@@ -15,6 +15,7 @@ SERVED_FAMILIES = frozenset(
         "deepseek_vl",
         "fuyu",
         "gemma3",
+        "gemma3n",
         "idefics3",
         "internvl",
         "janus",

@@ -19,7 +19,7 @@ class _Probe:
 
 
 def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[LayerShape]:
-    """Returns the layers' shapes in order.
+    """Returns the shapes of the layers that have a cache, in order: one that looks into an earlier one's has none.
 
     Raises ValueError for a decoder with layers that attend in another way or not at all (linear attention, state
     spaces, encoder layers): their state would silently be lost between steps.
@@ -35,9 +35,12 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
         )
     except TypeError as error:  # an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error}") from error
-    if [index for index, _ in probe.layers] != list(range(num_layers)):
+    shapes = dict(probe.layers)
+    # As transformers marks layers that look into an earlier one's cache.
+    num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())
+    if len(probe.layers) != num_layers or list(shapes) != list(range(num_layers - num_sharing)):
         raise ValueError(
             f"text models of type {type(decoder).__name__} are not supported: {len(probe.layers)} calls"
-            f" of paged attention in {num_layers} layers"
+            f" of paged attention and {len(shapes)} caches in {num_layers} layers"
         )
-    return [layer for _, layer in probe.layers]
+    return list(shapes.values())

@@ -1,5 +1,8 @@
 """Loads the language half of a checkpoint and nothing else."""
 
+from typing import Any
+
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from llm.attention import ATTENTION_NAME, register_paged_attention
@@ -42,7 +45,20 @@ def load_language_half(
         dtype=config.dtype,
         attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
     )
+    _share_caches(family.find_decoder(model))
     return model.to(config.device).requires_grad_(False), family
+
+
+def _share_caches(decoder: nn.Module) -> None:
+    """Has layers that attend to the keys and values of an earlier one use its cache, where they write the same once
+    more, not another of their own."""
+    config: Any = decoder.config
+    modes = getattr(config, "kv_sharing_modes", ())
+    kept = {config.layer_types[index]: index for index, mode in enumerate(modes) if mode == "store"}
+    for module in decoder.modules():
+        if getattr(module, "is_kv_shared_layer", False):
+            attention: Any = module
+            attention.layer_idx = kept[attention.layer_type]
 
 
 def _why_unsupported(text_config: PreTrainedConfig) -> str | None:

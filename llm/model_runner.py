@@ -170,10 +170,11 @@ class ModelRunner:
 
     def _embed(self, step: StepInput) -> dict[str, Any]:
         """The decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with item embeddings at their
-        placeholders, and the deepstack levels of the latter."""
-        embeds: torch.Tensor = self._model.get_input_embeddings()(step.token_ids)
+        placeholders, the deepstack levels of the latter, and what else the family's decoder makes of tokens."""
+        embeds = self._family.embed_tokens(self._model, step.token_ids)
         deepstack = self._overlay(embeds, step) if len(step.embed_rows) else {}
-        return {"inputs_embeds": embeds.unsqueeze(0), **deepstack}
+        further = self._family.inputs_of_tokens(self._model, step.token_ids)
+        return {"inputs_embeds": embeds.unsqueeze(0), **deepstack, **further}
 
     def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
         """Puts the items' embeddings into the rows of `embeds` in place; returns what the decoder adds later."""

@@ -40,8 +40,29 @@ _PLANS = {
         "layers.*.mlp.dense_4h_to_h": "rowwise",
     },
 }
+# What they leave out, whole on every rank. Gemma 3n's MLPs choose activations by the mean and spread of all columns.
+_WHOLE = {
+    "gemma3n_text": (
+        "altup_projections.*",
+        "altup_unembed_projections.*",
+        "embed_tokens_per_layer",
+        "per_layer_model_projection",
+        "layers.*.altup",
+        "layers.*.altup.correction_coefs",
+        "layers.*.altup.modality_router",
+        "layers.*.altup.prediction_coefs",
+        "layers.*.laurel.linear_left",
+        "layers.*.laurel.linear_right",
+        "layers.*.mlp.down_proj",
+        "layers.*.mlp.gate_proj",
+        "layers.*.mlp.up_proj",
+        "layers.*.per_layer_input_gate",
+        "layers.*.per_layer_projection",
+    )
+}
 # Projections with the query heads, and how many rows of a head's size they have for each.
 _QUERIES = {"q_proj": 1, "query_key_value": 3}
+_REPLICATED = ("replicated_with_grad_allreduce", "replicate")
 # Small layers that choose experts; every rank needs all of their outputs.
 _ROUTERS = ("gate", "router")
 
@@ -62,16 +83,20 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
     ]
     partitions = _vocabulary_partitions(model, group)
     for name, module, style in planned:
+        if style in _REPLICATED:
+            continue
         if isinstance(module, nn.Linear):
             partitions |= _linear_partitions(model, name, module, style, group)
         elif style == "moe_tp_experts":
             partitions |= _expert_partitions(name, module, plan, group)
-        elif style not in ("replicated_with_grad_allreduce", "replicate"):
+        else:
             raise ValueError(f"{name}: a {type(module).__name__} of style {style} cannot be divided among ranks")
     head_norms = _head_norm_partitions(model, partitions)
     partitions |= head_norms
     _check_covered(model, prefix, planned, partitions)
     for name, module, style in planned:
+        if style in _REPLICATED:
+            continue
         if isinstance(module, nn.Linear):
             _replace(model, name, _sharded_linear(module, name, style, partitions, group))
             if style == "colwise":
@@ -98,7 +123,8 @@ def check_shapes(model: nn.Module, partitions: dict[str, Partition]) -> None:
 
 
 def _plan(config: PreTrainedConfig) -> dict[str, str]:
-    return config.base_model_tp_plan or _PLANS.get(config.model_type, _LLAMA_PLAN)
+    plan = config.base_model_tp_plan or _PLANS.get(config.model_type, _LLAMA_PLAN)
+    return {**plan, **dict.fromkeys(_WHOLE.get(config.model_type, ()), "replicate")}
 
 
 def _in_plan(name: str) -> str:
@@ -188,7 +214,7 @@ def _check_covered(
     model: nn.Module, prefix: str, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
 ) -> None:
     """A plan may name layers that the model does not have: then they would be whole on every rank, without a word."""
-    replicated = {name for name, _, style in planned if style in ("replicated_with_grad_allreduce", "replicate")}
+    replicated = {name for name, _, style in planned if style in _REPLICATED}
     # What lies beside a divided output sees a part of it only, like a norm over all heads.
     parents = {name.rpartition(".")[0] for name, _, style in planned if style == "colwise"}
     row_biases = {f"{name}.bias" for name, _, style in planned if style.startswith("rowwise")}

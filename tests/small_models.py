@@ -47,6 +47,8 @@ def make_checkpoint(model_type: str, folder: Path, text_config: Json | None = No
             fan_in = parameter.shape[-1] if parameter.ndim < 4 else parameter[0].numel()
             spread = embedding_spread if "embed_tokens" in name else 1.5
             torch.nn.init.normal_(parameter, std=spread * fan_in**-0.5)
+        elif name.endswith("_scale"):  # from 0, which would hide what it scales
+            torch.nn.init.ones_(parameter)
     # timm writes into the settings that it is given.
     model.config = AutoConfig.from_pretrained(folder)
     model.save_pretrained(folder)

@@ -17,6 +17,7 @@ from llm.models.causal import (
 from llm.models.chameleon import CHAMELEON
 from llm.models.family import LanguageFamily
 from llm.models.gemma3 import GEMMA3
+from llm.models.gemma3n import GEMMA3N
 from llm.models.molmo2 import MOLMO2
 from llm.models.paligemma import PALIGEMMA
 from llm.models.qwen2_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -28,6 +29,7 @@ FAMILIES: dict[str, LanguageFamily] = {
     "deepseek_vl": DEEPSEEK_VL,
     "fuyu": FUYU,
     "gemma3": GEMMA3,
+    "gemma3n": GEMMA3N,
     "idefics3": IDEFICS3,
     "internvl": INTERNVL,
     "janus": JANUS,

@@ -15,9 +15,24 @@ def plain_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayou
     return PLAIN
 
 
+def embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tensor:
+    embeds: torch.Tensor = model.get_input_embeddings()(token_ids)
+    return embeds
+
+
+def no_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}
+
+
 def output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = model.get_output_embeddings()(hidden)
     return logits
+
+
+def capped_output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    logits = output_head(model, hidden)
+    softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +40,9 @@ class LanguageFamily:
     """`model_class`: the Hugging Face class without its vision half, see `modeling.half_model`.
     `decoder`: the path in it of the decoder, which takes `inputs_embeds` and `position_ids`.
     `layout`: how the positions of a prompt relate; raises InvalidRequestError where items and prompt do not fit.
+    `embed_tokens`: token ids (num_tokens,) to embeddings (num_tokens, hidden_size).
+    `inputs_of_tokens`: what else the decoder takes that depends on these ids, by its name there. In both, ids of items'
+    placeholders are 0 unless embeddings are added to theirs.
     `adds_embeddings`: item embeddings are added to those of their placeholders' tokens, not put in their place.
     `num_deepstack_levels`: further embeddings of each item position, which stand behind the first on the last axis and
     are added to the hidden states behind the decoder's first layers, one after each.
@@ -36,6 +54,8 @@ class LanguageFamily:
     model_class: type[PreTrainedModel]
     decoder: str = "model.language_model"
     layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = plain_layout
+    embed_tokens: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = embed_tokens
+    inputs_of_tokens: Callable[[PreTrainedModel, torch.Tensor], dict[str, torch.Tensor]] = no_inputs
     adds_embeddings: bool = False
     num_deepstack_levels: Callable[[PreTrainedConfig], int] = lambda config: 0
     num_rope_axes: int = 1

@@ -23,6 +23,18 @@ class Variant:
 
 VARIANTS = {name: Variant(name) for name in FAMILIES} | {
     "gemma3": Variant("gemma3", WINDOWS, is_tied=True),
+    # Layers that see what earlier ones keep, and MLPs that choose among their activations.
+    "gemma3n": Variant(
+        "gemma3n",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 12,
+            "num_kv_shared_layers": 2,
+            "intermediate_size": [64] * 4,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        },
+    ),
     # Windows too small for a picture: they cut what its tokens see of each other.
     "gemma3, narrow windows": Variant("gemma3", {**WINDOWS, "sliding_window": 3}),
     "llava, one key-value head": Variant("llava", {"num_key_value_heads": 1, "head_dim": 12}),

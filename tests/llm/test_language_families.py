@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from llm.config import EngineConfig
+from llm.cpu_attention import CpuAttention
 from llm.engine import LLMEngine
 from llm.loader import load_language_half
 from llm.lockstep import stop_ranks
@@ -233,8 +234,21 @@ def test_logits_are_those_of_the_whole_model(small: Small) -> None:
         torch.testing.assert_close(logits, one.logits, rtol=1e-4, atol=1e-4)
 
 
-KEPT = ("lm_head.", "language_model.lm_head.", "model.image_newline", "query_tokens")
-"""Of the language half, beside the decoder; the last two are a few rows of the vision half."""
+KEPT = (
+    *("lm_head.", "language_model.lm_head."),
+    # A few rows of the vision half.
+    *("model.image_newline", "query_tokens"),
+    # Tables of tokens that are not text, as the one that ends a picture.
+    *("model.embed_vision.", "model.embed_audio."),
+)
+"""Of the language half, beside the decoder."""
+
+
+def test_layers_that_look_into_a_cache_have_none_of_their_own(tmp_path: Path) -> None:
+    runner = ModelRunner(EngineConfig(VARIANTS["gemma3n"].checkpoint(tmp_path), kv_cache_bytes=2**22))
+    assert isinstance(runner._attention, CpuAttention)
+    assert runner._model.config.text_config.num_hidden_layers == 4
+    assert len(runner._attention._keys) == 2
 
 
 def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:

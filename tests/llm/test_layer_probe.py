@@ -32,6 +32,14 @@ def test_windows_differ_by_layer() -> None:
     assert layers == [LayerShape(2, 8, 8, 7), LayerShape(2, 8, 8, None)]
 
 
+def test_layers_that_write_over_each_other_are_refused() -> None:
+    register_paged_attention()
+    decoder: Any = AutoModel.from_config(AutoConfig.for_model("llama", **SMALL), attn_implementation=ATTENTION_NAME)
+    decoder.layers[1].self_attn.layer_idx = 0
+    with pytest.raises(ValueError, match="2 calls of paged attention and 1 caches in 2 layers"):
+        probe_layers(decoder, hidden_size=32, num_layers=2)
+
+
 def test_keys_and_values_may_differ_in_size() -> None:
     latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
     layers = probe("minicpm3", **latent, num_key_value_heads=4)

@@ -300,11 +300,15 @@ def _gemma3(tokenizer: Tokenizer) -> Json:
 
 def _gemma3n(tokenizer: Tokenizer) -> Json:
     vocab_size = tokenizer.get_vocab_size()
-    per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": vocab_size, "num_kv_shared_layers": 0}
-    layers: Json = {"layer_types": ["sliding_attention", "full_attention"], "altup_num_inputs": 2, "laurel_rank": 4}
+    # As in the real one: tokens from the end of a picture on have no place in the text's tables.
+    vocabulary = tokenizer.get_vocab()
+    first_vision, first_audio = vocabulary["<end_of_image>"], vocabulary["<end_of_audio>"]
+    per_layer = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": first_vision}
+    layers: Json = {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0}
+    layers |= {"altup_num_inputs": 2, "laurel_rank": 4}
     audio: Json = {"hidden_size": 32, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 1}
-    audio |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 8, "vocab_offset": vocab_size + 8}
-    vision = {"vocab_size": 8, "vocab_offset": vocab_size, "model_args": _MOBILENET}
+    audio |= {"sscp_conv_channel_size": [8, 4], "vocab_size": vocab_size - first_audio, "vocab_offset": first_audio}
+    vision = {"vocab_size": first_audio - first_vision, "vocab_offset": first_vision, "model_args": _MOBILENET}
     tokens = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
     tokens |= {"boa": "<start_of_audio>", "eoa": "<end_of_audio>", "audio": "<audio_soft_token>"}
     return {
