@@ -66,7 +66,7 @@ def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
     if logits.device.type == "cpu":  # NumPy is several times as fast at this as PyTorch
         rows = logits.numpy()
         token_ids: list[int] = rows.argmax(axis=-1).tolist()
-        return token_ids, [math.isfinite(rows[row, token_id]) for row, token_id in enumerate(token_ids)]
+        return token_ids, [math.isfinite(rows.item(row, token_id)) for row, token_id in enumerate(token_ids)]
     highest, indices = logits.max(dim=-1)
     return indices.tolist(), highest.isfinite().tolist()
 
