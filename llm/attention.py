@@ -41,14 +41,14 @@ def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.d
 class AttentionCall:
     """What one layer asks for: `queries` (num_tokens, heads, key_dim), `keys` and `values` with kv_heads.
 
-    `scaling` None is 1 / sqrt(key_dim). `softcap` bounds the scores, as softcap * tanh(score / softcap).
+    Scores are multiplied by `scaling`; `softcap` bounds them, as softcap * tanh(score / softcap).
     """
 
     layer: int
     queries: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
-    scaling: float | None
+    scaling: float
     softcap: float | None
     window: int | None
 
@@ -87,13 +87,15 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: `query` (1, heads, num_tokens, head_dim), `key` and `value` with kv_heads.
 
-    Returns (1, num_tokens, heads, head_dim). Raises TypeError for an argument that it does not know: models hand over
+    `scaling` None is 1 / sqrt(head_dim). Returns (1, num_tokens, heads, head_dim). Raises TypeError for an argument that it does not know: models hand over
     what changes their attention in this way, e.g. attention sinks.
     """
     if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
     call = AttentionCall(layer, queries, keys, values, scaling, softcap, sliding_window)
     return attention_metadata.attend(call).unsqueeze(0), None
 

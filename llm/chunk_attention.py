@@ -9,7 +9,7 @@ from llm.attention import AttentionCall
 
 def scaled_scores(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
     """float32, scaled and capped."""
-    scores = scores.float() * (call.queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
+    scores = scores.float() * call.scaling
     return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
 
 

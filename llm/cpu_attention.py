@@ -17,9 +17,9 @@ from llm.step_input import StepInput
 # A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
 MAX_STRETCHES = 8
 
-_NOTHING = {
-    dtype: torch.empty(1, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-}
+# What a product that adds nothing is given to add, by the queries' dtype.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_UNREAD = {dtype: torch.empty(1, dtype=dtype) for dtype in _DTYPES}
 
 Stretches = Sequence[slice] | torch.Tensor
 """Where positions lie in the cache: ranges of slots one behind the other, or each position's slot."""
@@ -129,9 +129,9 @@ def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
 
 def _read(cache: torch.Tensor, stretches: Stretches, dtype: torch.dtype) -> list[torch.Tensor]:
     """Parts of the cache, each (kv_heads, num_positions, dim)."""
-    if isinstance(stretches, torch.Tensor):
-        return [cache[:, stretches].to(dtype)]
-    return [cache[:, stretch].to(dtype) for stretch in stretches]
+    places = [stretches] if isinstance(stretches, torch.Tensor) else stretches
+    parts = [cache[:, place] for place in places]
+    return parts if cache.dtype is dtype else [part.to(dtype) for part in parts]
 
 
 def _groups(rows: torch.Tensor, num_rows: int, keys: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -150,9 +150,17 @@ def _decode(
 ) -> None:
     """One token's `queries` (kv_heads, group, key_dim) to `result` (kv_heads, group, value_dim): the heads that share a
     key head are the rows of one matrix product."""
-    scores = [_scaled_scores(call, queries, part) for part in _read(keys, stretches, queries.dtype)]
+    parts = _read(keys, stretches, queries.dtype)
+    if call.softcap is None:
+        # The product and its scaling in one call.
+        unread = _UNREAD[queries.dtype]
+        scores = [torch.baddbmm(unread, queries, part.mT, beta=0, alpha=call.scaling) for part in parts]
+    else:
+        scores = [scaled_scores(call, torch.bmm(queries, part.mT)) for part in parts]
     whole = scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
-    weights = whole.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
+    weights = whole.softmax(dim=-1)
+    if weights.dtype is not queries.dtype:  # a call that does nothing takes time, too
+        weights = weights.to(queries.dtype)
     parts = _read(values, stretches, queries.dtype)
     if len(parts) == 1:
         torch.bmm(weights, parts[0], out=result)
@@ -160,15 +168,6 @@ def _decode(
     sizes = [part.shape[1] for part in parts]
     products = [torch.bmm(own, part) for own, part in zip(torch.split(weights, sizes, dim=-1), parts, strict=True)]
     torch.sum(torch.stack(products), dim=0, out=result)
-
-
-def _scaled_scores(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """(kv_heads, group, num_positions)"""
-    if call.softcap is not None:
-        return scaled_scores(call, torch.bmm(queries, keys.transpose(1, 2)))
-    scaling = queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling
-    # The product and its scaling in one call; with beta 0 the first argument is not read.
-    return torch.baddbmm(_NOTHING[queries.dtype], queries, keys.transpose(1, 2), beta=0, alpha=scaling)
 
 
 def _prefill(call: AttentionCall, chunk: _Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

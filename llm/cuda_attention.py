@@ -115,7 +115,7 @@ class CudaStep:
                 values,
                 self.contexts,
                 output[:num_decodes],
-                scaling=call.queries.shape[-1] ** -0.5 if call.scaling is None else call.scaling,
+                scaling=call.scaling,
                 softcap=call.softcap,
                 window=call.window,
                 num_splits=count_splits(num_decodes * keys.shape[2], self.max_length, self.num_processors),

@@ -104,7 +104,7 @@ def attend(
         for name in ("queries", "keys", "values")
     ]
     queries, keys, values = (torch.cat(part).to(device) for part in parts)
-    call = AttentionCall(0, queries, keys, values, None, softcap, window)
+    call = AttentionCall(0, queries, keys, values, queries.shape[-1] ** -0.5, softcap, window)
     outputs = attention.prepare(step.to(device)).attend(call).cpu()
     by_chunk = {
         id(chunk.sequence): output
