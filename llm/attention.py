@@ -87,8 +87,8 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: `query` (1, heads, num_tokens, head_dim), `key` and `value` with kv_heads.
 
-    `scaling` None is 1 / sqrt(head_dim). Returns (1, num_tokens, heads, head_dim). Raises TypeError for an argument that it does not know: models hand over
-    what changes their attention in this way, e.g. attention sinks.
+    `scaling` None is 1 / sqrt(head_dim). Returns (1, num_tokens, heads, head_dim). Raises TypeError for an argument
+    that it does not know: models hand over what changes their attention in this way, e.g. attention sinks.
     """
     if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
