@@ -50,8 +50,8 @@ def load_language_half(
 
 
 def _share_caches(decoder: nn.Module) -> None:
-    """Has layers that attend to the keys and values of an earlier one use its cache, where they write the same once
-    more, not another of their own."""
+    """Lets layers that reuse an earlier layer's keys and values address that layer's cache; they write the same values
+    there once more."""
     config: Any = decoder.config
     modes = getattr(config, "kv_sharing_modes", ())
     kept = {config.layer_types[index]: index for index, mode in enumerate(modes) if mode == "store"}

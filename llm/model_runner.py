@@ -64,11 +64,18 @@ class ModelRunner:
         )
         layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         if self._device.type == "cuda":
-            compile_layers(self._decoder, partial(self._try_step, layers, config), config.max_num_batched_tokens)
+            self._compile_layers(layers, config)
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         # Ranks launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
+
+    def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
+        def run(num_tokens: int) -> None:
+            self._try_step(layers, config, num_tokens, min(num_tokens, self.max_position_embeddings))
+
+        is_one_of_several = self._group is not None
+        compile_layers(self._decoder, run, config.max_num_batched_tokens, is_one_of_several=is_one_of_several)
 
     def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         """Blocks of the KV cache, the same number on every rank."""
@@ -84,15 +91,18 @@ class ModelRunner:
     def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         if self._device.type == "cpu":
             return _CPU_CACHE_BYTES
-        run = partial(self._try_step, layers, config, config.max_num_batched_tokens)
+        num_positions = config.max_model_len or self.max_position_embeddings
+        run = partial(self._try_step, layers, config, config.max_num_batched_tokens, num_positions)
         return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
 
     @torch.inference_mode()
-    def _try_step(self, layers: Sequence[LayerShape], config: EngineConfig, num_tokens: int) -> None:
-        """Computes the last tokens of the longest prompt, as a step of nothing else, with a cache of a single block."""
+    def _try_step(
+        self, layers: Sequence[LayerShape], config: EngineConfig, num_tokens: int, num_positions: int
+    ) -> None:
+        """Computes the last tokens of a prompt, as a step of nothing else, with a cache of a single block."""
         step = worst_step(
             num_tokens=num_tokens,
-            num_positions=config.max_model_len or self.max_position_embeddings,
+            num_positions=num_positions,
             num_logits=config.max_num_seqs,
             num_rope_axes=self._family.num_rope_axes,
             block_size=config.block_size,

@@ -40,14 +40,13 @@ _PLANS = {
         "layers.*.mlp.dense_4h_to_h": "rowwise",
     },
 }
-# What they leave out, whole on every rank. Gemma 3n's MLPs choose activations by the mean and spread of all columns.
+# Whole on every rank, whatever the plan says. Gemma 3n's MLPs choose activations by the mean and spread of all columns.
 _WHOLE = {
     "gemma3n_text": (
         "altup_projections.*",
         "altup_unembed_projections.*",
         "embed_tokens_per_layer",
         "per_layer_model_projection",
-        "layers.*.altup",
         "layers.*.altup.correction_coefs",
         "layers.*.altup.modality_router",
         "layers.*.altup.prediction_coefs",

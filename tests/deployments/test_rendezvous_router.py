@@ -33,6 +33,7 @@ from deployments.rendezvous_router import (
     spill_order,
     two_choices,
 )
+from tests.waiting import wait_until
 
 TIMEOUT = 30
 KEYS = [f"key-{number}" for number in range(40)]
@@ -439,14 +440,12 @@ def test_a_replica_that_was_full_gets_its_calls_back(
 ) -> None:
     """Another router's calls fill it, so only the replica itself knows when they end."""
     home = rank("hot", set(placement_on(worker, 3).values()))[0]
-    others = caller.fan_out.remote(["hot"] * MAX_ONGOING, 1.0)
-    time.sleep(0.5)
+    caller.fan_out.remote(["hot"]).result(timeout_s=TIMEOUT)  # its first call sets up its router
+    others = caller.fan_out.remote(["hot"] * MAX_ONGOING, 2.0)
+    time.sleep(1)
     assert who(worker, "hot") != home
     assert others.result(timeout_s=TIMEOUT) == [home] * MAX_ONGOING
-    time.sleep(0.1)
-    who(worker, "hot")
-    time.sleep(0.1)
-    assert who(worker, "hot") == home
+    wait_until(lambda: who(worker, "hot") == home)
 
 
 def test_one_key_cannot_overload_a_replica_that_takes_more(caller: DeploymentHandle[Any]) -> None:

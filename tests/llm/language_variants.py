@@ -27,12 +27,12 @@ VARIANTS = {name: Variant(name) for name in FAMILIES} | {
     "gemma3n": Variant(
         "gemma3n",
         {
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
             "sliding_window": 12,
             "num_kv_shared_layers": 2,
-            "intermediate_size": [64] * 4,
-            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+            "intermediate_size": [64] * 6,
+            "activation_sparsity_pattern": [0.5, *[0.0] * 5],
         },
     ),
     # Windows too small for a picture: they cut what its tokens see of each other.

@@ -4,9 +4,8 @@ that `test_language_families` tests them there."""
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -19,19 +18,18 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
 from llm.parallel import ProcessGroup, RankDiedError
-from llm.sampling_params import SamplingParams
 from llm.step_input import StepInput
 from tests.llm.attention_reference import BLOCK_SIZE
+from tests.llm.greedy_answers import answers
 from tests.llm.language_variants import VARIANTS
 from tests.llm.ranks import on_both, pool_for_rank_one
-from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
+from tests.small_models import make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
 
 from tests.llm.graph_recorder import Recorder, layers_of, make_attention, with_graphs
 
 MAX_NUM_TOKENS = 512
-PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 # It has the most of its own: windows in some layers, soft caps, norms behind attention and MLP, too.
 IN_EVERY_RUN = "paligemma 2"
 
@@ -64,18 +62,7 @@ def make_config(checkpoint: str, dtype: torch.dtype = torch.float32) -> EngineCo
 
 def compile_runner(runner: ModelRunner, config: EngineConfig) -> None:
     """What a runner on a GPU does with itself."""
-    run = partial(runner._try_step, layers_of(runner), config)
-    compile_layers(runner._decoder, run, config.max_num_batched_tokens)
-
-
-def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
-    for index, one in enumerate(requests):
-        engine.add_request(str(index), one.prompt, one.embeddings, PARAMS)
-    collected: list[list[int]] = [[] for _ in requests]
-    while engine.has_unfinished():
-        for output in engine.step():
-            collected[int(output.request_id)] += output.token_ids
-    return collected
+    runner._compile_layers(layers_of(runner), config)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +156,16 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path: Path, caplog:
 @pytest.mark.parametrize(("max_num_tokens", "sizes"), [(512, [13, 511, 1]), (8, [7, 1]), (13, [13, 1]), (1, [1])])
 def test_layers_are_compiled_for_one_token_and_for_more(max_num_tokens: int, sizes: list[int]) -> None:
     run: list[int] = []
-    compile_layers(torch.nn.Module(), run.append, max_num_tokens)
+    compile_layers(torch.nn.Module(), run.append, max_num_tokens, is_one_of_several=False)
     assert run == sizes
 
 
-def test_a_rank_that_dies_is_no_matter_of_the_compiler() -> None:
-    def run(num_tokens: int) -> None:
-        raise RankDiedError("all_reduce with the other ranks failed")
+@pytest.mark.parametrize("error", [RankDiedError("all_reduce failed"), torch.OutOfMemoryError("out of memory")])
+def test_what_is_no_matter_of_the_compiler_is_raised(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        compile_layers(torch.nn.Module(), Mock(side_effect=error), MAX_NUM_TOKENS, is_one_of_several=False)
 
-    with pytest.raises(RankDiedError):
-        compile_layers(torch.nn.Module(), run, MAX_NUM_TOKENS)
+
+def test_a_rank_that_cannot_compile_does_not_go_on_alone() -> None:
+    with pytest.raises(RuntimeError, match="TORCH_COMPILE_DISABLE=1"):
+        compile_layers(torch.nn.Module(), Mock(side_effect=ValueError), MAX_NUM_TOKENS, is_one_of_several=True)

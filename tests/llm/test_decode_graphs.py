@@ -10,12 +10,12 @@ import torch
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
 from llm.step_input import StepInput
 from tests.llm.attention_reference import BLOCK_SIZE, make_builder
-from tests.small_models import NUM_TOKENS, Request, make_checkpoint, small_requests, whole_class
+from tests.llm.greedy_answers import answers
+from tests.small_models import NUM_TOKENS, make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
 
@@ -66,17 +66,6 @@ def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str) -> No
         recorder.replayed.clear()
         assert answers(engine, requests) == [one.expected for one in requests]
         assert recorder.replayed
-
-
-def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    for index, one in enumerate(requests):
-        engine.add_request(str(index), one.prompt, one.embeddings, params)
-    collected: list[list[int]] = [[] for _ in requests]
-    while engine.has_unfinished():
-        for output in engine.step():
-            collected[int(output.request_id)] += output.token_ids
-    return collected
 
 
 @dataclass

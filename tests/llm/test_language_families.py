@@ -18,10 +18,10 @@ from llm.engine import LLMEngine
 from llm.loader import load_language_half
 from llm.lockstep import stop_ranks
 from llm.model_runner import ModelRunner
-from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
 from llm.sequence import PromptItem, Sequence
 from preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt
+from tests.llm.greedy_answers import PARAMS, answers
 from tests.llm.language_variants import VARIANTS, Variant
 from tests.llm.ranks import PoolOfRankOne, engine_of_two
 from tests.small_models import (
@@ -34,7 +34,6 @@ from tests.small_models import (
     whole_class,
 )
 
-PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
@@ -85,15 +84,6 @@ def run(engine: LLMEngine, collected: dict[str, Answer]) -> None:
             answer.token_ids += output.token_ids
             answer.num_cached_tokens = output.num_cached_tokens
     engine.check_integrity()
-
-
-def answers(engine: LLMEngine, requests: list[Request]) -> list[list[int]]:
-    collected: dict[str, Answer] = {}
-    for index, one in enumerate(requests):
-        collected[str(index)] = Answer()
-        engine.add_request(str(index), one.prompt, one.embeddings, PARAMS)
-    run(engine, collected)
-    return [answer.token_ids for answer in collected.values()]
 
 
 def expected(small: Small) -> list[list[int]]:
@@ -247,8 +237,8 @@ KEPT = (
 def test_layers_that_look_into_a_cache_have_none_of_their_own(tmp_path: Path) -> None:
     runner = ModelRunner(EngineConfig(VARIANTS["gemma3n"].checkpoint(tmp_path), kv_cache_bytes=2**22))
     assert isinstance(runner._attention, CpuAttention)
-    assert runner._model.config.text_config.num_hidden_layers == 4
-    assert len(runner._attention._keys) == 2
+    assert runner._model.config.text_config.num_hidden_layers == 6
+    assert len(runner._attention._keys) == 4
 
 
 def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
