@@ -7,10 +7,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from llm.attention import AttentionCall
 
 
-def scaled_scores(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
-    """float32, scaled and capped."""
-    scores = scores.float() * call.scaling
-    return scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
+def capped(scores: torch.Tensor, scaling: float, softcap: float) -> torch.Tensor:
+    """float32, scaled and then capped."""
+    return softcap * torch.tanh(scores.float() * scaling / softcap)
 
 
 def attend_chunk(
@@ -42,6 +41,6 @@ def attend_chunk(
     if mask is None:
         size = scores.shape[-2:]
         mask = torch.ones(size, dtype=torch.bool, device=scores.device).tril(size[1] - size[0])
-    weights = scaled_scores(call, scores).masked_fill_(~mask, -torch.inf).softmax(dim=-1)
+    weights = capped(scores, call.scaling, call.softcap).masked_fill_(~mask, -torch.inf).softmax(dim=-1)
     output = weights.to(values.dtype).flatten(1, 2) @ values
     return output.view(*groups.shape[:3], -1).flatten(0, 1).transpose(0, 1)

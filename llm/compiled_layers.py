@@ -57,4 +57,4 @@ def _sizes(max_num_tokens: int) -> list[int]:
     layers that do something else for many. Odd, for a number that the model has elsewhere, as of heads or of hidden
     states' size, would be taken for the same one."""
     most = (max_num_tokens - 1) | 1
-    return sorted({min(_FEW_TOKENS, most), most, 1}, key=lambda size: (size == 1, size))
+    return [*sorted({min(_FEW_TOKENS, most), most} - {1}), 1]

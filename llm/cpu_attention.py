@@ -11,7 +11,7 @@ import torch
 
 from llm.attention import AttentionCall, LayerShape
 from llm.attention_masks import chunk_masks
-from llm.chunk_attention import attend_chunk, scaled_scores
+from llm.chunk_attention import attend_chunk, capped
 from llm.step_input import StepInput
 
 # A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
@@ -156,7 +156,7 @@ def _decode(
         unread = _UNREAD[queries.dtype]
         scores = [torch.baddbmm(unread, queries, part.mT, beta=0, alpha=call.scaling) for part in parts]
     else:
-        scores = [scaled_scores(call, torch.bmm(queries, part.mT)) for part in parts]
+        scores = [capped(torch.bmm(queries, part.mT), call.scaling, call.softcap) for part in parts]
     whole = scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
     weights = whole.softmax(dim=-1)
     if weights.dtype is not queries.dtype:  # a call that does nothing takes time, too

@@ -18,6 +18,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 # Rows of a builder's integers; the rotary positions, an axis each, follow.
 _TOKEN, _SLOT, _LOGITS, _NUM_FIXED = range(4)
 _CACHED_VIEWS = 256
+TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows", "embeds")
+"""The fields of a StepInput that its device has."""
 
 
 @dataclass(slots=True)
@@ -67,8 +69,7 @@ class StepInput:
         """The same with its tensors on `device`."""
         if device.type == "cpu":
             return self
-        names = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows", "embeds")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS})
 
 
 def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:

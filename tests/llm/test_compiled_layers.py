@@ -18,7 +18,7 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
 from llm.parallel import ProcessGroup, RankDiedError
-from llm.step_input import StepInput
+from llm.step_input import TENSORS, StepInput
 from tests.llm.attention_reference import BLOCK_SIZE
 from tests.llm.greedy_answers import answers
 from tests.llm.language_variants import VARIANTS
@@ -36,8 +36,7 @@ IN_EVERY_RUN = "paligemma 2"
 
 def copied(step: StepInput, device: torch.device) -> StepInput:
     """As to a GPU: inference mode's own tensors, which is one of the things that compiled code is bound to."""
-    names = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows", "embeds")
-    return replace(step, **{name: getattr(step, name).to(device, copy=True) for name in names})
+    return replace(step, **{name: getattr(step, name).to(device, copy=True) for name in TENSORS})
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +102,7 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path) -> None:
     requests = small_requests("llava", model)
     engine, recorder = LLMEngine(make_config(checkpoint)), Recorder()
     runner = engine._runner
-
-    of_a_gpu = patch.object(runner, "_make_attention", lambda layers, num, _: make_attention(runner, layers, num))
-    with of_a_gpu:
+    with patch.object(runner, "_make_attention", lambda layers, num, _: make_attention(runner, layers, num)):
         compile_runner(runner, engine._config)
     with torch.compiler.set_stance("fail_on_recompile"), torch.inference_mode():
         with_graphs(engine, recorder)
