@@ -83,10 +83,11 @@ def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
     """The encoder's settings for the tower or the projector, nothing of them left to choose."""
     import torch
 
-    from encoder.config import PACKED_DTYPES, PartConfig
+    from encoder.config import PartConfig
+    from modeling.packed_linear import packable_dtypes
 
     device, dtype = config.part_device(part), getattr(torch, config.part_dtype_name(part))
     linear = part.linear
     if linear == "auto":
-        linear = "packed" if device == "cpu" and dtype in PACKED_DTYPES else "plain"
+        linear = "packed" if device == "cpu" and dtype in packable_dtypes() else "plain"
     return PartConfig(dtype, device, linear)

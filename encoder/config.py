@@ -5,10 +5,11 @@ from typing import Literal, get_args
 
 import torch
 
+from modeling.packed_linear import packable_dtypes
+
 LinearForm = Literal["plain", "packed", "int8"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,9 @@ class PartConfig:
             raise ValueError(f"device must be one of torch's, got {self.device!r}") from error
         if self.linear == "packed" and device.type != "cpu":
             raise ValueError(f"linear can be 'packed' on the CPU only, device is {self.device!r}")
-        if self.linear == "packed" and self.dtype not in PACKED_DTYPES:
-            raise ValueError(f"linear can be 'packed' for {PACKED_DTYPES} only, dtype is {self.dtype}")
+        if self.linear == "packed" and self.dtype not in packable_dtypes():
+            dtypes = packable_dtypes()
+            raise ValueError(f"linear can be 'packed' for {dtypes} only on this processor, dtype is {self.dtype}")
 
 
 @dataclass(frozen=True, slots=True)

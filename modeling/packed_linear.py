@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
@@ -58,6 +57,13 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
 
 
 def is_packable(weight: torch.Tensor) -> bool:
-    """Whether it is where oneDNN computes, and of a dtype that it takes."""
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_onednn and weight.device.type == "cpu" and weight.dtype in _DTYPES
+    """Whether the weight is where oneDNN computes, and of a dtype that oneDNN takes on this processor."""
+    return weight.device.type == "cpu" and weight.dtype in packable_dtypes()
+
+
+def packable_dtypes() -> tuple[torch.dtype, ...]:
+    """The dtypes that oneDNN multiplies on this processor: bfloat16 needs AVX-512 or AVX-NE-CONVERT on x86."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return ()
+    takes_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if takes_bfloat16 else (torch.float32,)

@@ -15,6 +15,7 @@ from deployments.cli import ConfigError, load_config
 from deployments.config import SERVED_FAMILIES, AppConfig
 from deployments.encode_stage import part_config
 from deployments.local_cluster import RAY_ENVIRONMENT
+from modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = yaml.safe_load((ROOT / "serve.yaml").read_text())
@@ -131,7 +132,7 @@ def test_tower_and_projector_go_where_they_are_told() -> None:
 def test_every_dtype_has_linear_layers_on_either_device(dtype: str, num_gpus: int) -> None:
     config = AppConfig.model_validate({"dtype": dtype, "encode": {"num_gpus": num_gpus}})
     part = part_config(config, config.encode.tower)
-    assert part.linear == ("packed" if not num_gpus and dtype != "float16" else "plain")
+    assert part.linear == ("packed" if not num_gpus and part.dtype in packable_dtypes() else "plain")
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:

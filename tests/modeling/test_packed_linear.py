@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from modeling.packed_linear import PackedLinear, pack_linear_layers, padded_rows
+from modeling.packed_linear import PackedLinear, pack_linear_layers, packable_dtypes, padded_rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", packable_dtypes())
 @pytest.mark.parametrize("shape", [(1,), (7,), (0,), (1, 1), (1, 33), (2, 65)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_computes_the_same(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from modeling.packed_linear import packable_dtypes
 from modeling.packed_patches import PackedPatches, pack_patch_convolutions
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", packable_dtypes())
 @pytest.mark.parametrize(
     ("kind", "kernel", "sizes"),
     [
