@@ -26,7 +26,6 @@ from llm.sampling_params import SamplingParams
 from preprocess.cache import ItemCache
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.local_media import LocalMedia
-from preprocess.media import decode_data_url
 from preprocess.media_fetch import MediaFetcher
 from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Prompt
 
@@ -114,7 +113,7 @@ class MediaItems:
                 field="messages",
                 code="too_many_items",
             )
-        self._check_total_bytes(sum(len(source.url or "") * 3 // 4 for source in request.media))
+        self._check_total_bytes(sum(source.data.num_bytes for source in request.media if source.data is not None))
         started = time.perf_counter()
         contents = await self._contents(request)
         items = [
@@ -205,8 +204,8 @@ class MediaItems:
         if source.url is None:
             return None
         try:
-            if source.url.startswith("data:"):
-                return await decode_data_url(source.url, limits=self._limits)
+            if source.data is not None:
+                return await source.data.decode(self._limits)
             if source.url.startswith(UPLOAD_SCHEME):
                 file_id = source.url.removeprefix(UPLOAD_SCHEME)
                 content = await self._uploads.read(request.tenant_salt, file_id)

@@ -63,7 +63,7 @@ class Pipeline:
         items = await self.items.load(request, processor)
         infos = [stored.info for stored in await all_or_none([self.items.processed_of(request, one) for one in items])]
         prompt = await self._render(request, infos, [item.key for item in items])
-        return prompt, _kept(prompt, [info.modality for info in infos])
+        return prompt, _placed(prompt, [info.modality for info in infos])
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool) -> list[int]:
         tokenize = self._preprocess.tokenize
@@ -82,7 +82,7 @@ class Pipeline:
         async with ItemsUnderWay(self.items, request, items) as under_way:
             infos = await under_way.started()
             prompt = await under_way.meanwhile(self._render(request, infos, [item.key for item in items]))
-            embeddings = _kept(prompt, under_way.embeddings())
+            embeddings = _placed(prompt, under_way.embeddings())
             async with AsyncExitStack() as stack:
                 pieces = await stack.enter_async_context(aclosing(self._decode(request, prompt, embeddings)))
                 try:
@@ -96,7 +96,7 @@ class Pipeline:
                         raise
                     # Who made an item had died, and it was made elsewhere: what was handed over led nowhere.
                     self._calls.note_again("generate", error)
-                    again = self._decode(request, prompt, _kept(prompt, under_way.embeddings()))
+                    again = self._decode(request, prompt, _placed(prompt, under_way.embeddings()))
                     pieces = await stack.enter_async_context(aclosing(again))
                 async for piece in pieces:
                     yield piece
@@ -149,6 +149,6 @@ class Pipeline:
                 raise
 
 
-def _kept(prompt: ProcessedPrompt, items: list[ItemT]) -> list[ItemT]:
-    """What there is for each of the request's items, for those that are in the prompt still."""
-    return items if prompt.kept_items is None else [items[index] for index in prompt.kept_items]
+def _placed(prompt: ProcessedPrompt, items: list[ItemT]) -> list[ItemT]:
+    """What there is for each of the request's items, for those that are in the prompt, in its order."""
+    return items if prompt.item_order is None else [items[index] for index in prompt.item_order]

@@ -1,9 +1,7 @@
 """What a request will take, told before anything of it is decoded: pixels by headers, tokens by characters."""
 
-import binascii
 from collections.abc import Sequence
-
-import pybase64
+from dataclasses import replace
 
 from deployments.admission import Weight
 from deployments.api.generation import MediaFields
@@ -19,9 +17,9 @@ _UNKNOWN_MAX_TOKENS = 1024
 """What is reckoned for an answer that may be as long as the context has room for."""
 
 _CHARS_PER_TOKEN = 4
-_SHORT_HEAD_CHARS, _HEAD_CHARS = 2**16, 2**22
-"""Base64 characters of a data URL that are looked at, the second for a picture whose header is longer; multiples of 4.
-Every other request waits meanwhile: for the first some microseconds, for the second milliseconds."""
+_SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
+"""Bytes of an item that are looked at, the second for a picture whose header is longer. Every other request waits
+meanwhile: for the first some microseconds, for the second milliseconds."""
 
 
 class WeighedRequests:
@@ -43,7 +41,7 @@ class WeighedRequests:
         return PipelineRequest(
             request_id=request_id,
             prompt=prompt,
-            media=media,
+            media=[replace(source, texts=call.texts) for source in media],
             params=params,
             options=body.mm_processor_kwargs or {},
             tenant_salt=call.tenant_salt,
@@ -84,23 +82,16 @@ def _num_prompt_tokens(prompt: Prompt) -> int:
 
 
 def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
-    if source.url is None or source.is_precomputed or not source.url.startswith("data:"):
+    """0 for what is not in the body, or malformed, which is refused when it is loaded."""
+    data = source.data
+    if data is None or source.is_precomputed:
         return 0
-    begin = source.url.find(",") + 1
-    num_chars = len(source.url) - begin
-    try:
-        if source.modality == "video":
-            head = _decoded(source.url, begin, _HEAD_CHARS)
-            return work_pixels("video", head, limits) * -(-num_chars // _HEAD_CHARS)
-        head = _decoded(source.url, begin, _SHORT_HEAD_CHARS)
-        if header_pixels(head) is None and num_chars > _SHORT_HEAD_CHARS:
-            head = _decoded(source.url, begin, _HEAD_CHARS)
-    except (binascii.Error, ValueError):
-        return 0  # is refused when it is loaded
-    if header_pixels(head) is None and num_chars > _HEAD_CHARS:
+    if source.modality == "video":
+        head = data.head(_HEAD_BYTES)
+        return work_pixels("video", head, limits) * -(-data.num_bytes // _HEAD_BYTES)
+    head = data.head(_SHORT_HEAD_BYTES)
+    if header_pixels(head) is None and data.num_bytes > _SHORT_HEAD_BYTES:
+        head = data.head(_HEAD_BYTES)
+    if head and header_pixels(head) is None and data.num_bytes > _HEAD_BYTES:
         return limits.max_image_pixels  # what stands before the size may be there to hide it
     return work_pixels(source.modality, head, limits)
-
-
-def _decoded(url: str, begin: int, num_chars: int) -> bytes:
-    return pybase64.b64decode(url[begin : begin + num_chars], validate=True)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 
-
 class PackedLinear(nn.Module):
     """What a Linear with this weight, (out_features, in_features), and bias computes, in the same dtype. The weight can
     neither be trained nor read any more."""

@@ -146,6 +146,11 @@ class ItemProcessor:
         """A blank item of the size that takes the most embeddings."""
         return self.blank_item(modality, self.largest_size(modality), self.rules(modality).largest_options)
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The kinds of items that the model takes."""
+        return tuple(name for name in self._family.modalities if self._takes(name))
+
     def _takes(self, modality: str) -> bool:
         """Without torchvision, processors come without the part for videos."""
         has_part = modality != "video" or getattr(self._processor, "video_processor", None) is not None
@@ -155,9 +160,8 @@ class ItemProcessor:
         """How items of `modality` are processed. Raises InvalidRequestError when the model has no such input."""
         rules = self._family.modalities.get(modality)
         if rules is None or not self._takes(modality):
-            taken = ", ".join(name for name in self._family.modalities if self._takes(name))
             raise InvalidRequestError(
-                f"this model takes {taken}, not {modality}",
+                f"this model takes {', '.join(self.modalities)}, not {modality}",
                 field="media",
                 code="unsupported_modality",
             )

@@ -1,18 +1,14 @@
-"""Encoded media to pictures: `data:` URLs, limits checked before decoding, decoding in one canonical way."""
+"""Encoded media to pictures: limits checked before decoding, decoding in one canonical way."""
 
-import asyncio
-import binascii
 import io
 import warnings
 from dataclasses import dataclass, field
 
-import pybase64
 from PIL import Image, ImageFile, ImageOps
 
 from preprocess.image_metadata import check_metadata
 from preprocess.schema import InvalidRequestError
 
-_BASE64_SLICE = 2**22  # characters, a multiple of 4: a millisecond
 # No TIFF: its tiles may be larger and more than the picture that they make up.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")
 _START_OF_SCAN = b"\xff\xda"
@@ -48,33 +44,6 @@ class MediaLimits:
     min_image_side: int = 4
     max_aspect_ratio: float = 100.0
     video: VideoLimits = field(default_factory=VideoLimits)
-
-
-async def decode_data_url(url: str, limits: MediaLimits) -> bytes:
-    """Returns the bytes of a base64 `data:` URL; lets others run between slices, as decoding holds Python's lock.
-
-    Raises InvalidRequestError when it is malformed or larger than `limits.max_item_bytes`.
-    """
-    begin = url.find(",") + 1
-    if not url[:begin].endswith(";base64,"):
-        raise InvalidRequestError(
-            "a data URL has the form data:image/png;base64,<data>",
-            field="media",
-            code="invalid_data_url",
-        )
-    num_bytes = (len(url) - begin) * 3 // 4
-    if num_bytes > limits.max_item_bytes + 3:
-        raise too_large(num_bytes, limits=limits)
-    pieces = []
-    try:
-        for start in range(begin, len(url), _BASE64_SLICE):
-            pieces.append(pybase64.b64decode(url[start : start + _BASE64_SLICE], validate=True))
-            await asyncio.sleep(0)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequestError("the data URL is not valid base64", field="media", code="invalid_base64") from error
-    content = b"".join(pieces)
-    check_size(content, limits=limits)
-    return content
 
 
 def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:

@@ -90,19 +90,26 @@ class PromptRenderer:
                 raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
         try:
             ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
-            kept = None
+            numbers = list(range(len(items)))
             if limit is not None and len(ids) > limit:
                 expansions = self._numbered(items)
                 extents = [self._extent(ids, *pair) for pair in zip(placeholders, expansions, strict=True)]
-                ids, placeholders, kept = truncate_left(ids, placeholders, extents, limit)
-                hashes, items = [hashes[index] for index in kept], [items[index] for index in kept]
-                self._check_items(items)
+                ids, placeholders, numbers = truncate_left(ids, placeholders, extents, limit)
+                self._check_items([items[number] for number in numbers])
             if len(ids) >= self._max_model_len:
                 raise self._no_room(len(ids))
         except InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
-        language_inputs = [item.language_inputs for item in items]
-        return ProcessedPrompt(ids.tolist(), placeholders, list(hashes), language_inputs, kept)
+        # Only those of one modality were in the order of the prompt.
+        placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
+        order = [number for _, number in placed]
+        return ProcessedPrompt(
+            prompt_token_ids=ids.tolist(),
+            placeholders=[placeholder for placeholder, _ in placed],
+            mm_hashes=[hashes[number] for number in order],
+            language_inputs=[items[number].language_inputs for number in order],
+            item_order=None if order == list(range(len(items))) else order,
+        )
 
     def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt without media. Raises InvalidRequestError."""

@@ -186,12 +186,12 @@ class ProcessorIdentity:
 class ProcessedPrompt:
     """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
 
-    `language_inputs[i]` belongs to item i, too. `kept_items`: which of the request's items these are; None: all, for
-    nothing has been cut off.
+    `language_inputs[i]` belongs to item i, too. They stand in the order of the prompt. `item_order`: which of the
+    request's items each is; None: these are all, in the request's order.
     """
 
     prompt_token_ids: list[int]
     placeholders: list[PlaceholderRange]
     mm_hashes: list[str]
     language_inputs: list[LanguageInputs] = field(default_factory=list, compare=False)
-    kept_items: list[int] | None = None
+    item_order: list[int] | None = None

@@ -57,13 +57,28 @@ class Served:
             extra_body={"ignore_eos": True, "return_token_ids": True},
         )
 
-    def expected(self, text: str, pictures: list[int], videos: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-        """The ids of the prompt and of the answer."""
-        content = [{"type": "image"}] * len(pictures) + [{"type": "video"}] * len(videos)
-        content.append({"type": "text", "text": text})
+    def complete(self, prompt: str, media: dict[str, list[str]]) -> Any:
+        return self._client.completions.create(
+            model="small",
+            prompt=prompt,
+            temperature=0,
+            max_tokens=NUM_TOKENS,
+            extra_body={"multi_modal_data": media, "ignore_eos": True, "return_token_ids": True},
+        ).choices[0]
+
+    def text_of(self, text: str, kinds: Sequence[str]) -> str:
+        """The prompt of a conversation of items of these kinds and a text."""
+        content = [{"type": kind} for kind in kinds] + [{"type": "text", "text": text}]
         messages = [{"role": "user", "content": content}]
         # Chameleon's processor has no chat template of its own.
-        prompt = self._processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        found: str = self._processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return found
+
+    def expected(
+        self, text: str, pictures: list[int], videos: Sequence[int] = (), kinds: Sequence[str] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The ids of the prompt and of the answer. `kinds`: the order of the items, else pictures come first."""
+        prompt = self.text_of(text, kinds or ["image"] * len(pictures) + ["video"] * len(videos))
         images: list[list[Image.Image]] | None = [[picture(index) for index in pictures]] if pictures else None
         clips: dict[str, Any] = {}
         if videos:
@@ -105,3 +120,17 @@ def test_videos_are_answered_as_by_generate(served: Served) -> None:
     completions = [served.ask(*question) for question in asked]
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
     assert answers == [served.expected(*question) for question in asked]
+
+
+def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> None:
+    """Whatever the order in which the client names pictures and videos."""
+    if served.model_type == "gemma3":
+        return  # takes no videos
+    pictures = [f"data:image/png;base64,{base64.b64encode(encoded(picture(index))).decode()}" for index in (0, 1)]
+    videos = [video_part(clip(0))["video_url"]["url"]]
+    for kinds in (["image", "video", "image"], ["video", "image", "image"]):
+        expected = served.expected("What?", [0, 1], [0], kinds)
+        prompt = served.text_of("What?", kinds)
+        for media in ({"image": pictures, "video": videos}, {"video": videos, "image": pictures}):
+            choice = served.complete(prompt, media)
+            assert (choice.prompt_token_ids, choice.token_ids) == expected

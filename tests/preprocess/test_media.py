@@ -1,7 +1,5 @@
 """Encoded media to RGB pictures: what is accepted, what is refused, and how each refusal names the field."""
 
-import asyncio
-import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.media import MediaLimits, decode_data_url, decode_image
+from preprocess.media import MediaLimits, decode_image
 from preprocess.schema import InvalidRequestError
 from tests.pictures import disc, encoded
 
@@ -21,31 +19,6 @@ def refused(call: Callable[[], object]) -> InvalidRequestError:
         call()
     assert caught.value.field == "media"
     return caught.value
-
-
-def data_url(content: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(content).decode()
-
-
-def test_data_url_gives_its_bytes() -> None:
-    assert asyncio.run(decode_data_url(data_url(b"abc"), limits=LIMITS)) == b"abc"
-
-
-@pytest.mark.parametrize(
-    ("url", "code"),
-    [
-        ("data:image/png;base64,!!!", "invalid_base64"),
-        ("data:image/png;base64,abc", "invalid_base64"),
-        ("data:image/png;base64,", "empty_media"),
-        ("data:image/png;base64," + "QUI=" * 100, "invalid_base64"),
-        ("data:image/png,abc", "invalid_data_url"),
-        ("data:", "invalid_data_url"),
-        (data_url(b"x" * 10_001), "media_too_large"),
-        (data_url(b"x" * 1_000_000), "media_too_large"),
-    ],
-)
-def test_bad_data_urls_are_refused(url: str, code: str) -> None:
-    assert refused(lambda: asyncio.run(decode_data_url(url, limits=LIMITS))).code == code
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
@@ -93,12 +66,6 @@ def test_sixteen_bit_grey_keeps_its_shades() -> None:
     assert [decoded.getpixel((x, y)) for x, y in ((0, 0), (4, 0), (0, 1), (4, 1))] == [
         (shade,) * 3 for shade in (0, 63, 127, 255)
     ]
-
-
-def test_a_long_data_url_is_decoded_in_slices() -> None:
-    content = bytes(range(256)) * 20_000
-    limits = MediaLimits()
-    assert asyncio.run(decode_data_url(data_url(content), limits=limits)) == content
 
 
 def test_only_the_first_frame_counts() -> None:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
 
-from preprocess.media import MediaLimits, VideoLimits, decode_data_url, decode_image
+from preprocess.data_url import DataUrl
+from preprocess.media import MediaLimits, VideoLimits, decode_image
 from preprocess.pixel_count import work_pixels
 from preprocess.precomputed import read_precomputed
 from preprocess.schema import InvalidRequestError
@@ -136,7 +137,7 @@ def tensors_come(content: bytes) -> None:
 
 
 def data_comes(content: bytes) -> None:
-    assert len(asyncio.run(decode_data_url(content.decode("latin-1"), LIMITS))) <= LIMITS.max_item_bytes
+    assert len(asyncio.run(DataUrl([content]).decode(LIMITS))) <= LIMITS.max_item_bytes
 
 
 def only_refuses(call: Callable[[bytes], None], content: bytes) -> None:

@@ -58,7 +58,7 @@ def test_a_cut_prompt_is_the_end_of_the_whole_one_with_whole_pictures(families: 
         num_cut = len(whole.prompt_token_ids) - len(cut.prompt_token_ids)
         assert cut.prompt_token_ids == whole.prompt_token_ids[num_cut:]
         assert len(cut.prompt_token_ids) <= limit
-        kept = range(len(infos)) if cut.kept_items is None else cut.kept_items
+        kept = range(len(infos)) if cut.item_order is None else cut.item_order
         assert cut.mm_hashes == [hashes[index] for index in kept]
         families.check_placeholders(cut, [infos[index] for index in kept])
         if families.model_type.startswith("qwen"):
