@@ -1,18 +1,26 @@
 """A Ray cluster of this machine alone, with one application on it: what `raylens serve` and `raylens demo` run."""
 
+import errno
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TextIO
 
 from deployments.config import AppConfig
+from deployments.haproxy import BIND_VARIABLE, haproxy_environment
+from deployments.private_files import keep_ray_token_private, private_folder
+from deployments.server_log import FILE_VARIABLE, shown
+from deployments.uploads import FOLDER_VARIABLE
 
 # Read by Ray's processes when they start. A reference that would be pinned for ever because it left Ray's sight raises
 # instead; metrics reach /metrics within seconds; HAProxy is what speaks HTTP, not Ray's own proxy in Python, through
@@ -25,19 +33,32 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 APP_NAME = "raylens"
+LOGGING = {"log_level": "INFO", "enable_access_log": False}
+"""Of replicas: the ingress has a log of requests, and stages are called several times for each, and asked every second
+for a sign of life."""
+LOOPBACK = "127.0.0.1"
+HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
+_LOG_FILE = "server.log"
 
 
 @contextmanager
 def running_app(
-    config: AppConfig, *, host: str, port: int, dashboard: bool = False, say: Callable[[str], None] = print
+    config: AppConfig,
+    *,
+    host: str,
+    port: int,
+    dashboard: bool = False,
+    say: Callable[[str], None] = print,
+    log: TextIO | None = None,
 ) -> Iterator[str]:
     """Starts Ray and the application, yields its base URL once every stage is ready, and stops all of it.
 
-    `say` is told about each step of the way. Raises RuntimeError when a stage does not start.
+    `say` is told about each step of the way, `log` gets what the stages log. Raises RuntimeError when a stage does not
+    start.
     """
     with (
-        local_ray(host=host, port=port, num_cpus=config.num_reserved_cpus, dashboard=dashboard, say=say),
+        local_ray(host=host, port=port, num_cpus=config.num_reserved_cpus, dashboard=dashboard, say=say, log=log),
         deployed_app(config, host=host, port=port, say=say) as url,
     ):
         yield url
@@ -45,27 +66,52 @@ def running_app(
 
 @contextmanager
 def local_ray(
-    *, host: str, port: int, num_cpus: float, dashboard: bool = False, say: Callable[[str], None] = print
+    *,
+    host: str,
+    port: int,
+    num_cpus: float,
+    dashboard: bool = False,
+    say: Callable[[str], None] = print,
+    log: TextIO | None = None,
 ) -> Iterator[None]:
-    """A Ray cluster of this machine with Ray Serve's HTTP proxy on it; at least `num_cpus` are on offer."""
-    for name, value in {**RAY_ENVIRONMENT, **_own_environment()}.items():
-        os.environ.setdefault(name, value)
+    """A Ray cluster of this machine with Ray Serve's HTTP proxy on it; at least `num_cpus` are on offer.
+
+    Only the endpoint listens on `host`; all else is for this machine, and files and sockets are for this user alone.
+    """
+    keep_ray_token_private(Path.home())
+    with ExitStack() as stack:
+        folder = stack.enter_context(private_folder())
+        stack.enter_context(_environment(_variables(folder, host)))
+        if log is not None:
+            stack.enter_context(shown(folder / _LOG_FILE, log))
+        say("starting Ray")
+        stack.enter_context(_ray(folder, num_cpus, dashboard=dashboard))
+        from ray import serve
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        say("starting Ray Serve")
+        proxy_host = LOOPBACK if HAS_HAPROXY else host
+        serve.start(http_options={"host": proxy_host, "port": port}, logging_config={"log_level": "WARNING"})
+        yield
+
+
+@contextmanager
+def _ray(folder: Path, num_cpus: float, *, dashboard: bool) -> Iterator[None]:
     # Imported only now: Ray reads its environment at import.
     import ray
-    from ray import serve
 
-    say("starting Ray")
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-        include_dashboard=dashboard,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        say("starting Ray Serve")
-        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
+            include_dashboard=dashboard,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder / "ray"),
+        )
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put a handler of its own in its place
         yield
     finally:
         ray.shutdown()
@@ -78,10 +124,10 @@ def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str]
 
     from deployments.app import build_app
 
-    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    url = f"http://{_reachable(host)}:{port}"
     try:
         with _progress(say), _explaining_failure():
-            serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config={"log_level": "INFO"})
+            serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
         _wait_until_ready(url)
         say("every stage is ready")
         yield url
@@ -90,25 +136,74 @@ def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str]
         serve.delete(APP_NAME)
 
 
-def _own_environment() -> dict[str, str]:
-    """What a cluster of one machine needs besides: that a stage which cannot start says so at once, not after two more
-    tries, which in a cluster may find another node; HAProxy's own ports apart from other clusters' there; no wait for
-    a balancer in front of it when it stops; and Ray's proxy where Ray has no HAProxy."""
-    tries = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1"}
-    if sys.platform != "linux":
-        return {**tries, "RAY_SERVE_ENABLE_HA_PROXY": "0"}
-    ports = ("HAPROXY_STATS_PORT", "HAPROXY_METRICS_PORT", "FALLBACK_PROXY_HTTP_PORT")
+def _variables(folder: Path, host: str) -> dict[str, str]:
+    """The environment of a cluster of one machine.
+
+    There, Ray listens on loopback, as it does by default elsewhere than on Linux. A stage that cannot start says so at
+    once, not after two more tries, which in a cluster may find another node. HAProxy's files are in `folder`, its ports
+    apart from other clusters' there, and it does not wait for a balancer in front of it when it stops. Where Ray has no
+    HAProxy, its own proxy speaks HTTP.
+    """
+    variables = {
+        **RAY_ENVIRONMENT,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+        FOLDER_VARIABLE: str(folder),
+        FILE_VARIABLE: str(folder / _LOG_FILE),
+    }
+    if not HAS_HAPROXY:
+        return {**variables, "RAY_SERVE_ENABLE_HA_PROXY": "0"}
     return {
-        **tries,
-        **{f"RAY_SERVE_{name}": str(free_port()) for name in ports},
+        **variables,
+        **haproxy_environment(folder),
+        BIND_VARIABLE: host,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets the variables, but for those that the user has set, while the block runs."""
+    own = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+
+
+def check_address(host: str, port: int) -> str:
+    """The numeric address of `host`, a name or an address of this machine, on which `port` is free.
+
+    Raises ValueError for what is no such host, RuntimeError for a port that cannot be had.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ValueError(f"--host {host}: {error.strerror}") from error
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ValueError(f"--host {host}: {address[0]} is no address of this machine") from error
+            raise RuntimeError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+    return str(address[0])
+
+
+def _reachable(host: str) -> str:
+    """What a client on this machine puts into a URL for a server that listens on `host`."""
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def free_port() -> int:
     """A TCP port on the loopback interface that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port
 

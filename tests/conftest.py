@@ -16,6 +16,9 @@ torch.set_num_threads(1)
 # Handles of a session that has ended push metrics once more, for which Ray would start a new one behind our backs.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
+# Ray reads this when it is imported, which modules of tests do before a server is started: it stays on loopback.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 # Triton's kernels run in its interpreter where there is no GPU; it asks for this when they are imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from deployments.haproxy import haproxy_environment
 from deployments.local_cluster import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +70,22 @@ def test_ray_starts_with_the_same_environment_as_on_one_machine(
 
 
 @pytest.mark.parametrize("commands", START_COMMANDS)
+def test_haproxy_s_files_are_in_a_folder_of_the_user_alone(
+    cluster: dict[str, Any], commands: str, tmp_path: Path
+) -> None:
+    left_over = tmp_path / ".raylens" / "of the last time"
+    left_over.mkdir(parents=True)
+    environment = run_with_fake_ray(cluster[commands], tmp_path)["environment"]
+    folder = tmp_path / ".raylens"
+    expected = haproxy_environment(folder) | {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(tmp_path / "bin" / "raylens-haproxy")
+    }
+    assert {name: environment.get(name) for name in expected} == expected
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("commands", START_COMMANDS)
 def test_ray_starts_in_the_working_copy_with_its_metrics_on_a_fixed_port(
     cluster: dict[str, Any], commands: str, tmp_path: Path
 ) -> None:
@@ -96,6 +114,7 @@ def run_with_fake_ray(commands: list[str], home: Path) -> dict[str, Any]:
     fake_ray.parent.mkdir(exist_ok=True)
     fake_ray.write_text('#!/bin/sh\n[ "$1" = start ] || exit 0\nprintf "%s\\0" "$PWD" "$*" "$(env)" > "$HOME/call"\n')
     fake_ray.chmod(0o755)
+    (fake_ray.parent / "raylens-haproxy").touch(0o755)
     (home / "raylens").mkdir(exist_ok=True)
     environment = {
         "HOME": str(home),

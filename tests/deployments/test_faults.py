@@ -13,7 +13,7 @@ from ray import serve
 
 from deployments.local_cluster import APP_NAME
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids
+from tests.replicas import replica_pids, worker_pids
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,27 @@ def wait_until_healthy(app_url: str) -> None:
     while httpx.get(f"{app_url}/health").status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_with_nobody_behind_haproxy_every_error_is_json_and_says_when_to_come_again(app_url: str) -> None:
+    """Neither the ingress nor Ray Serve's own proxy, which takes its place for a while."""
+    (pid,) = replica_pids("Ingress")
+    for victim in (pid, *worker_pids("ProxyActor")):
+        os.kill(victim, signal.SIGKILL)
+    answers: list[httpx.Response] = []
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (len(answers) > 5 and answers[-1].status_code == 200):
+        answers.append(httpx.get(f"{app_url}/health", timeout=60))
+        answers.append(httpx.get(f"{app_url}/v1/models", timeout=60))
+        time.sleep(0.2)
+    refusals = [answer for answer in answers if answer.status_code != 200]
+    assert refusals, "it was away for a while"
+    for answer in refusals:
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/json")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "server_error"
+    wait_for_new_replica("Ingress", pid)
+    wait_until_healthy(app_url)
 
 
 def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: str) -> None:

@@ -1,0 +1,48 @@
+"""What a server keeps from other users of its machine: its folder of sockets, and the token of its Ray cluster."""
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PLACE = "/tmp"
+"""Not `TMPDIR`: names of sockets have 107 characters at most, and Ray's take up to 85 below this folder."""
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new folder that only this user may enter. When the block fails the folder stays, for the logs in it."""
+    folder = Path(tempfile.mkdtemp(prefix="raylens-", dir=_PLACE))
+    has_failed = False
+    try:
+        yield folder
+    except Exception:  # a keyboard's interrupt is no failure
+        has_failed = True
+        raise
+    finally:
+        if not has_failed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_ray_token_private(home: Path) -> None:
+    """Ray's clusters on this machine ask for the token in `~/.ray/auth_token`. Ray makes that file as readable as any
+    other; here it is made, or kept, for its owner's eyes only.
+
+    Raises RuntimeError where it cannot be.
+    """
+    if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        return
+    file = home / ".ray" / "auth_token"
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+                new.write(secrets.token_hex(32))
+        elif stat.S_IMODE(file.stat().st_mode) != 0o600:
+            file.chmod(0o600)
+    except OSError as error:
+        raise RuntimeError(f"{file}, the token of Ray's clusters, cannot be kept private: {error.strerror}") from error

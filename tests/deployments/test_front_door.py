@@ -1,0 +1,161 @@
+"""The running endpoint as strangers find it: what listens, what they may touch, and questions that need no key."""
+
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+import pytest
+
+from tests.listening import is_refused_to_nobody, listeners
+from tests.metric_values import exported
+from tests.replicas import worker_pids
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = (ROOT / "docs" / "security.md").read_text()
+NUM_SLOW = 4200
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+def documented() -> list[tuple[str, str]]:
+    """Pattern of a process and its address, of the table in docs/security.md."""
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
+    assert len(rows) > 5
+    return [
+        (pattern, {"`--host`": "loopback"}.get(address, address))
+        for patterns, address in rows
+        for pattern in re.findall(r"`([^`]+)`", patterns)
+    ]
+
+
+def server_folder() -> Path:
+    """Of the server that this process runs."""
+    (pid,) = worker_pids("ServeController")
+    found = re.search(r"/tmp/raylens-[^/]+", Path(f"/proc/{pid}/environ").read_text())
+    assert found is not None
+    return Path(found.group())
+
+
+def test_only_what_is_documented_listens(app_url: str) -> None:
+    known = documented()
+    found = listeners(os.getpid())
+    assert {one.port for one in found} >= {urlsplit(app_url).port}
+    unknown = [
+        one
+        for one in found
+        if not any(fnmatch(one.process, pattern) and one.address == address for pattern, address in known)
+    ]
+    assert unknown == []
+    # Nothing in the table is made up, but for ranks, which this server has none of.
+    for pattern, address in known:
+        is_there = any(fnmatch(one.process, pattern) and one.address == address for one in found)
+        assert is_there or pattern in ("ray::GenerateRank", "raylens"), (pattern, address)
+
+
+def test_calls_between_replicas_ask_for_the_token(app_url: str) -> None:
+    ports = {one.port for one in listeners(os.getpid()) if one.address == "every address"}
+    assert ports
+    for port in ports:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=10)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_files_are_the_servers_own(app_url: str) -> None:
+    folder = server_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((Path.home() / ".ray" / "auth_token").stat().st_mode) == 0o600
+    assert list(folder.glob("*/admin.sock"))
+    assert list(folder.glob("raylens-uploads-*"))
+
+
+@needs_root
+def test_another_user_reaches_none_of_its_sockets(app_url: str) -> None:
+    folder = server_folder()
+    names = [file for file in folder.rglob("*") if file.is_socket()]
+    assert {name.name for name in names} >= {"admin.sock", "raylet", "plasma_store"}
+    for name in names:
+        with socket.socket(socket.AF_UNIX) as connection:
+            assert is_refused_to_nobody(lambda connection=connection, name=name: connection.connect(str(name)))  # type: ignore[misc]
+    assert is_refused_to_nobody(lambda: (Path.home() / ".ray" / "auth_token").read_text())
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, of Debian's util-linux")
+def test_another_user_may_start_a_server_beside_it(app_url: str, tmp_path: Path) -> None:
+    """He reads the files of this checkout, wherever they are, and writes none of the first one's."""
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    os.chmod(tmp_path, 0o755)
+    start = "from deployments.local_cluster import *\nwith local_ray(host='127.0.0.1', port=free_port(), num_cpus=1): 1"
+    reads = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    result = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *reads, sys.executable, "-c", start],
+        cwd=ROOT,
+        env={"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert stat.S_IMODE((home / ".ray" / "auth_token").stat().st_mode) == 0o600
+
+
+def test_thousands_of_slow_headers_do_not_stop_the_endpoint(app_url: str) -> None:
+    to = urlsplit(app_url)
+    with ExitStack() as stack:
+        for _ in range(NUM_SLOW):
+            connection = stack.enter_context(socket.create_connection((to.hostname, to.port or 80)))
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        slowest, deadline = 0.0, time.monotonic() + 12
+        while time.monotonic() < deadline:
+            started = time.monotonic()
+            assert httpx.get(f"{app_url}/health", timeout=5).status_code == 200
+            slowest = max(slowest, time.monotonic() - started)
+            time.sleep(0.1)
+        assert connection.recv(100).startswith(b"HTTP/1.1 408"), "it had its time"
+    assert slowest < 1
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_health_by_each_name_and_method(app_url: str, path: str) -> None:
+    assert httpx.get(app_url + path).json()["ready"]
+    head = httpx.head(app_url + path)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_version_and_context_are_told(app_url: str) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", httpx.get(f"{app_url}/version").json()["version"])
+    (model,) = httpx.get(f"{app_url}/v1/models").json()["data"]
+    assert (model["max_model_len"], model["modalities"]) == (2048, ["image"])
+
+
+def test_many_headers_are_refused_in_the_same_form(app_url: str) -> None:
+    response = httpx.get(f"{app_url}/v1/models", headers={f"x-{number}": "y" for number in range(200)})
+    assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
+
+def test_what_body_validation_refuses_is_counted(app_url: str) -> None:
+    def count() -> float:
+        return exported(app_url, "request_errors", stage="ingress", code="invalid_value")
+
+    before = count()
+    body: dict[str, Any] = {"model": "shapes", "messages": [{"role": "nobody", "content": "Hi"}]}
+    assert httpx.post(f"{app_url}/v1/chat/completions", json=body).status_code == 400
+    wait_until(lambda: count() == before + 1)

@@ -1,0 +1,90 @@
+"""The sockets on which the processes of a server listen, and whether another user may do something."""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.replicas import parent
+
+_LISTEN = "0A"
+_NOBODY = 65534
+
+
+@dataclass(frozen=True, order=True)
+class Listener:
+    """`process`: its title, or its program's name. `address`: "loopback", "every address" or the address itself."""
+
+    process: str
+    address: str
+    port: int
+
+
+def listeners(root: int) -> list[Listener]:
+    """Where the process `root` and all that descend from it listen for TCP connections."""
+    owners = {inode: pid for pid in _family(root) for inode in _socket_inodes(pid)}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[9] in owners:
+                address, _, port = fields[1].partition(":")
+                found.append(Listener(_title(owners[fields[9]]), _where(address), int(port, 16)))
+    return sorted(found)
+
+
+def is_refused_to_nobody(act: Callable[[], object]) -> bool:
+    """Whether the user `nobody` is not permitted to do it, in a process of his own. Only root may ask."""
+    child = os.fork()
+    if child == 0:
+        status = 0
+        try:
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+            act()
+        except PermissionError:
+            status = 13
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 13
+
+
+def _family(root: int) -> set[int]:
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = parent(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # ended meanwhile
+    family, grown = {root}, {root}
+    while grown:
+        grown = {pid for pid, its_parent in parents.items() if its_parent in grown}
+        family |= grown
+    return family
+
+
+def _socket_inodes(pid: int) -> list[str]:
+    try:
+        links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
+    except OSError:
+        return []
+    return [link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:[")]
+
+
+def _title(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return words[0].strip() if words[0].startswith("ray::") else Path(words[0]).name
+
+
+def _where(address: str) -> str:
+    raw = bytes.fromhex(address)
+    whole = b"".join(raw[start : start + 4][::-1] for start in range(0, len(raw), 4))
+    found = ipaddress.ip_address(socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, whole))
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    if found.is_loopback:
+        return "loopback"
+    return "every address" if found.is_unspecified else str(found)
