@@ -5,7 +5,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext, ConsoleMessage, FilePayload, Page, Request, expect
+from playwright.sync_api import (
+    BrowserContext,
+    ConsoleMessage,
+    FilePayload,
+    Locator,
+    Page,
+    Request,
+    Route,
+    ViewportSize,
+    expect,
+)
+
+CHAT = "**/v1/chat/completions"
+PHONE: ViewportSize = {"width": 360, "height": 640}
 
 _COPY = """async (base64) => {
   const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
@@ -31,6 +44,9 @@ class Watch:
         # Chromium notes every status above 399 itself.
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             self.complaints.append(f"{message.type}: {message.text}")
+
+
+# What the reader does
 
 
 def open_page(context: BrowserContext, url: str) -> Page:
@@ -79,8 +95,22 @@ def ask(page: Page, text: str) -> str:
     return page.locator("article.assistant .text").last.inner_text()
 
 
+def open_list(page: Page) -> Locator:
+    """The list of conversations."""
+    page.get_by_role("button", name="Conversations", exact=True).click()
+    expect(page.locator("#conversations")).to_be_visible()
+    return page.locator("#conversation-list")
+
+
+def switch(page: Page, title: str) -> None:
+    """To the conversation of that title."""
+    open_list(page).locator(".open", has_text=title).click()
+    expect(page.locator("#conversations")).to_be_hidden()
+
+
 def history(page: Page) -> dict[str, Any]:
     """The conversation as it is exported."""
+    open_list(page)
     with page.expect_download() as download:
         page.get_by_role("button", name="Export the conversation").click()
     exported: dict[str, Any] = json.loads(download.value.path().read_text())
@@ -90,10 +120,38 @@ def history(page: Page) -> dict[str, Any]:
 def bring_in(page: Page, content: object) -> None:
     """Imports a file, or one that holds `content`."""
     text = content if isinstance(content, str) else json.dumps(content, default=str)
+    open_list(page)
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import a conversation").click()
     made: FilePayload = {"name": "history.json", "mimeType": "application/json", "buffer": text.encode()}
     chooser.value.set_files(content if isinstance(content, Path) else made)
+
+
+# What goes to the server and what comes from it
+
+
+def sent_bodies(page: Page) -> list[Any]:
+    """Fills with the requests for answers from now on."""
+    bodies: list[Any] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
+
+
+def make_endless(page: Page, max_tokens: int) -> None:
+    """Answers are as long as they may be from now on."""
+
+    def change(route: Route) -> None:
+        body = route.request.post_data_json or {}
+        body |= {"ignore_eos": True, "max_tokens": max_tokens}
+        route.continue_(post_data=json.dumps(body))
+
+    page.route(CHAT, change)
+
+
+def openai_error(status: int, message: str, **headers: str) -> dict[str, Any]:
+    """What `Route.fulfill` takes to answer as a server in trouble does."""
+    error = {"message": message, "type": "server_error", "param": None, "code": "in_trouble"}
+    return {"status": status, "json": {"error": error}, "headers": headers}
 
 
 def turn(user: str, assistant: str = "red") -> dict[str, Any]:
