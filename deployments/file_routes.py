@@ -1,6 +1,6 @@
 """The routes of uploaded files: `/v1/files`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, Form, UploadFile
 from fastapi.responses import Response
@@ -35,11 +35,15 @@ class FileRoutes:
         call: HttpCall,
         file: UploadFile,
         purpose: Annotated[str, Form(max_length=64)] = "vision",
+        expires_after_anchor: Annotated[Literal["created_at"], Form(alias="expires_after[anchor]")] = "created_at",
+        expires_after_seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1)] = None,
     ) -> File:
         """Keeps a picture or a video for later requests of the same API key, which name it by its id: as `file_id` of
-        `input_image`, or as the URL `upload:<id>` wherever a URL is taken."""
-        name = (file.filename or "")[:256]
-        return File.of(await self._uploads.add(call.tenant_salt, name, purpose, await file.read()))
+        `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens how long."""
+        name, content = (file.filename or "")[:256], await file.read()
+        return File.of(
+            await self._uploads.add(call.tenant_salt, name, purpose, content, max_age_s=expires_after_seconds)
+        )
 
     async def files(self, call: HttpCall) -> FileList:
         """The files of this API key, oldest first."""

@@ -1,6 +1,7 @@
 """Files that clients send once and name in later requests: on disk, each known only to the API key that sent it."""
 
 import asyncio
+import os
 import tempfile
 import time
 import uuid
@@ -11,6 +12,9 @@ from pathlib import Path
 from deployments.config import UploadConfig
 from preprocess.media import MediaLimits, check_size
 from preprocess.schema import InvalidRequestError
+
+FOLDER_VARIABLE = "RAYLENS_UPLOADS_FOLDER"
+"""Names the folder below which files are kept; by default that is the system's for temporary files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,22 @@ class Uploads:
         self._config = config
         self._limits = limits
         self._now = now
-        self._folder = tempfile.TemporaryDirectory(prefix="raylens-uploads-")
+        self._folder = tempfile.TemporaryDirectory(prefix="raylens-uploads-", dir=os.environ.get(FOLDER_VARIABLE))
+        # Those that are being written count, too, but nobody else sees them.
         self._by_tenant: dict[str, dict[str, Upload]] = {}
+        self._written: set[str] = set()
         self._num_bytes = 0
 
     def close(self) -> None:
         self._folder.cleanup()
 
-    async def add(self, tenant: str, filename: str, purpose: str, content: bytes) -> Upload:
-        """Raises InvalidRequestError for an empty or too large file, or where there is no room for one more."""
+    async def add(
+        self, tenant: str, filename: str, purpose: str, content: bytes, *, max_age_s: float | None = None
+    ) -> Upload:
+        """`max_age_s`: when the client wants the file deleted; never later than the settings say.
+
+        Raises InvalidRequestError for an empty or too large file, or where there is no room for one more.
+        """
         try:
             check_size(content, limits=self._limits)
         except InvalidRequestError as error:
@@ -57,27 +68,34 @@ class Uploads:
                 f" {self._config.max_bytes}"
             )
         created = int(self._now())
-        expires = created + int(self._config.max_age_s)
+        expires = created + int(min(self._config.max_age_s, max_age_s or self._config.max_age_s))
         upload = Upload(f"file-{uuid.uuid4().hex}", filename, purpose, len(content), created, expires)
-        self._num_bytes += len(content)  # before it is there, for others ask meanwhile
+        self._num_bytes += len(content)
         self._by_tenant.setdefault(tenant, {})[upload.file_id] = upload
         try:
-            await asyncio.to_thread(self._path(upload).write_bytes, content)
+            await asyncio.to_thread(self._write, tenant, upload, content)
         except BaseException:
             await self._remove(tenant, upload)
             raise
+        self._written.add(upload.file_id)
         return upload
+
+    def _write(self, tenant: str, upload: Upload, content: bytes) -> None:
+        """On a thread, which goes on when the client has left: then it deletes what it has written."""
+        self._path(upload).write_bytes(content)
+        if upload.file_id not in self._by_tenant.get(tenant, {}):
+            self._path(upload).unlink(missing_ok=True)
 
     async def all(self, tenant: str) -> list[Upload]:
         """Those of a tenant, oldest first."""
         await self._delete_old()
-        return list(self._by_tenant.get(tenant, {}).values())
+        return [one for one in self._by_tenant.get(tenant, {}).values() if one.file_id in self._written]
 
     async def get(self, tenant: str, file_id: str) -> Upload:
         """Raises InvalidRequestError, with status 404, for a file that is not there, or not this tenant's."""
         await self._delete_old()
         upload = self._by_tenant.get(tenant, {}).get(file_id)
-        if upload is None:
+        if upload is None or file_id not in self._written:
             raise _not_found(file_id)
         return upload
 
@@ -96,7 +114,7 @@ class Uploads:
     async def _delete_old(self) -> None:
         now = self._now()
         for tenant, files in list(self._by_tenant.items()):
-            for upload in [one for one in files.values() if one.expires_at <= now]:
+            for upload in [one for one in files.values() if one.expires_at <= now and one.file_id in self._written]:
                 await self._remove(tenant, upload)
 
     async def _remove(self, tenant: str, upload: Upload) -> None:
@@ -105,6 +123,7 @@ class Uploads:
             return
         if not files:
             del self._by_tenant[tenant]
+        self._written.discard(upload.file_id)
         self._num_bytes -= upload.num_bytes
         await asyncio.to_thread(self._path(upload).unlink, True)
 

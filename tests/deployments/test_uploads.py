@@ -1,14 +1,18 @@
 """Uploaded files: kept apart by tenant, within bounds, and gone in time."""
 
+import asyncio
+import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.config import UploadConfig
-from deployments.uploads import Uploads
+from deployments.uploads import FOLDER_VARIABLE, Uploads
 from preprocess.media import MediaLimits
 from preprocess.schema import InvalidRequestError
+from tests.waiting import until
 
 
 class Clock:
@@ -89,3 +93,43 @@ async def test_a_file_deleted_while_it_is_read_is_not_found() -> None:
     (Path(files._folder.name) / kept.file_id).unlink()
     with pytest.raises(InvalidRequestError, match="no file"):
         await files.read("alice", kept.file_id)
+
+
+async def test_who_leaves_while_a_file_is_written_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = uploads(max_bytes=10)
+    is_writing, may_write = threading.Event(), threading.Event()
+    write = Path.write_bytes
+
+    def write_late(path: Path, content: bytes) -> int:
+        is_writing.set()
+        may_write.wait(10)
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_late)
+    adding = asyncio.create_task(files.add("alice", "a.png", "vision", b"content"))
+    await asyncio.to_thread(is_writing.wait, 10)
+    assert await files.all("alice") == [], "nobody sees half of a file"
+    adding.cancel()
+    await asyncio.wait([adding])
+    may_write.set()
+    await until(lambda: not list(Path(files._folder.name).iterdir()))
+    await asyncio.sleep(0.1)
+    assert list(Path(files._folder.name).iterdir()) == []
+    assert (await files.add("alice", "b.png", "vision", b"x" * 10)).num_bytes == 10, "all room is free again"
+
+
+async def test_a_client_may_shorten_how_long_a_file_is_kept() -> None:
+    clock = Clock()
+    files = uploads(clock, max_age_s=60)
+    assert (await files.add("alice", "a", "vision", b"x", max_age_s=20)).expires_at == 1020
+    assert (await files.add("alice", "b", "vision", b"x", max_age_s=1000)).expires_at == 1060
+
+
+async def test_files_are_below_the_folder_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    files = uploads()
+    await files.add("alice", "a", "vision", b"x")
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files.close()
+    assert list(tmp_path.iterdir()) == []
