@@ -1,7 +1,9 @@
 """The command line: `raylens serve`, `raylens demo` and `raylens key`."""
 
 import argparse
-import json
+import importlib.metadata
+import os
+import shlex
 import signal
 import sys
 import threading
@@ -9,24 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
-from deployments.api_keys import ApiKeysError, add_key, read_keys
-from deployments.config import SERVED_FAMILIES, AppConfig
+from deployments import api_keys, server_log
+from deployments.config_file import ConfigError, load_config
 from deployments.demo import PICTURES, run_demo
-from deployments.local_cluster import free_port, running_app
-
-BUNDLED_MODEL = Path(__file__).parent.parent / "checkpoints" / "shapes"
+from deployments.local_cluster import check_address, free_port, running_app
 
 _SERVE_HELP = """\
 Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
 behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
 
   raylens serve                                     the bundled model, which knows coloured shapes only
-  raylens serve --model ~/models/llava-1.5-7b-hf    a folder in Hugging Face format
-  raylens serve --model llava-hf/llava-1.5-7b-hf    a hub id
+  raylens serve ~/models/llava-1.5-7b-hf            a folder in Hugging Face format
+  raylens serve llava-hf/llava-1.5-7b-hf            a hub id
   raylens serve --config serve.yaml                 every setting, each explained in that file
+
+Standard output says how the start goes; standard error has a line for each request, and why one failed.
 
 On a cluster: `ray up cluster.yaml`, then `serve deploy serve.yaml` on its head node.
 """
@@ -42,6 +41,14 @@ _DEMO_HELP = """\
 Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
 long each stage took, and stop. Exits 1 when an answer is wrong.
 """
+_SETTINGS = {
+    "model": "model",
+    "served_model_name": "served_model_name",
+    "max_model_len": "max_model_len",
+    "dtype": "dtype",
+    "tensor_parallel_size": "generate.tensor_parallel_size",
+}
+"""Which setting each flag of `raylens serve` is."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,91 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = args.run(args)
     except KeyboardInterrupt:
+        print("raylens: stopped", file=sys.stderr)
         return 0
     except (ConfigError, RuntimeError) as error:
         print(f"raylens: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return status
-
-
-class ConfigError(ValueError):
-    """A setting or argument that cannot work; the message names it."""
-
-
-def load_config(path: Path | None, model: str | None) -> AppConfig:
-    """The settings of a Serve config file (`args` of its only application), with `model` in place of its model.
-
-    Raises ConfigError that names the file and the field.
-    """
-    settings: dict[str, Any] = {}
-    if path is not None:
-        settings = _read_settings(path)
-    if model is not None:
-        settings["model"] = model
-    settings.setdefault("model", str(BUNDLED_MODEL))
-    try:
-        config = AppConfig.model_validate(settings)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{path or 'settings'}: {problems}") from error
-    config = _with_local_root(_with_keys(config))
-    folder = Path(config.model).expanduser()
-    if not folder.exists():
-        _check_hub_id(config.model)
-        return config
-    _check_folder(folder)
-    # Replicas do not start where the command line was typed.
-    return config.model_copy(update={"model": str(folder.resolve())})
-
-
-def _with_keys(config: AppConfig) -> AppConfig:
-    """The file of keys checked, and under a name that holds where replicas start."""
-    if config.auth.keys_file is None:
-        return config
-    file = Path(config.auth.keys_file).expanduser().resolve()
-    try:
-        read_keys(file)
-    except ApiKeysError as error:
-        raise ConfigError(f"auth.keys_file: {error}") from error
-    return config.model_copy(update={"auth": config.auth.model_copy(update={"keys_file": str(file)})})
-
-
-def _with_local_root(config: AppConfig) -> AppConfig:
-    """The same for the folder of media."""
-    if config.media.local_root is None:
-        return config
-    folder = Path(config.media.local_root).expanduser().resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"media.local_root: {folder} is no folder")
-    return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(path.read_text())
-        (application,) = document["applications"]
-        return dict(application.get("args") or {})
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"--config {path}: not a Serve config file with one application") from error
-
-
-def _check_hub_id(model: str) -> None:
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name)")
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuses what can be seen to be wrong before anything is started."""
-    try:
-        model_type = json.loads((folder / "config.json").read_text())["model_type"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--model {folder}: no readable config.json with a model_type in it") from error
-    if model_type not in SERVED_FAMILIES:
-        raise ConfigError(
-            f"--model {folder}: model_type {model_type!r} is not supported, only {sorted(SERVED_FAMILIES)}"
-        )
 
 
 def _stop_on_sigterm() -> None:
@@ -149,51 +77,62 @@ def _stop_on_sigterm() -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    config = load_config(args.config, args.model)
+    flags = {setting: getattr(args, name) for name, setting in _SETTINGS.items() if getattr(args, name) is not None}
+    if args.folder is not None:
+        if args.model is not None:
+            raise ConfigError(f"the model is named twice: {args.folder} and --model {args.model}")
+        flags["model"] = args.folder
+    config = load_config(args.config, flags)
+    if args.api_key:
+        os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
-    with running_app(config, host=args.host, port=port, dashboard=args.dashboard) as url:
-        _stop_on_sigterm()  # Ray has put a handler of its own in its place
+    try:
+        host = check_address(args.host, port)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    os.environ[server_log.LEVEL_VARIABLE] = args.log_level
+    with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
         print(f"\n{config.model_name} is ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
         print("Try:\n")
-        print(_curl_line(url, config.model_name), flush=True)
+        key = args.api_key[0] if args.api_key else None
+        print(_curl_line(url, config.model_name, key), flush=True)
         threading.Event().wait()
     return 0
 
 
-def _curl_line(url: str, model: str) -> str:
+def _curl_line(url: str, model: str, key: str | None) -> str:
     picture = PICTURES / "one.png"
     body = (
         f'{{"model":"{model}","messages":[{{"role":"user","content":['
         f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,\'"$(base64 -w0 {picture})"\'"}}}},'
         '{"type":"text","text":"Describe the picture."}]}]}'
     )
-    return f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"
+    access = "" if key is None else f" -H {shlex.quote(f'Authorization: Bearer {key}')}"
+    return f"curl -s {url}/v1/chat/completions{access} -H 'Content-Type: application/json' -d '{body}'\n"
 
 
 def _key(args: argparse.Namespace) -> int:
     try:
-        print(add_key(args.file, args.name))
-    except ApiKeysError as error:
+        print(api_keys.add_key(args.file, args.name))
+    except api_keys.ApiKeysError as error:
         raise ConfigError(str(error)) from error
     return 0
 
 
 def _demo(args: argparse.Namespace) -> int:
-    config = load_config(None, None)
+    config = load_config(None, {})
     with running_app(config, host="127.0.0.1", port=free_port()) as url:
         return run_demo(url, config.model_name)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="raylens", description=__doc__)
+    version = importlib.metadata.version("raylens")
+    parser.add_argument("--version", action="version", version=f"raylens {version}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     style = argparse.RawDescriptionHelpFormatter
     serve = commands.add_parser("serve", help="serve a model", description=_SERVE_HELP, formatter_class=style)
-    serve.add_argument("--model", help="folder or hub id; goes before the config file's (default: checkpoints/shapes)")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
-    serve.add_argument("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml")
-    serve.add_argument("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
+    _add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
     demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
     demo.set_defaults(run=_demo)
@@ -202,6 +141,28 @@ def _parser() -> argparse.ArgumentParser:
     key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
     key.set_defaults(run=_key)
     return parser
+
+
+def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
+    add: Any = serve.add_argument
+    add("folder", nargs="?", metavar="MODEL", help="folder or hub id of the model (default: checkpoints/shapes)")
+    add("--model", help="the same")
+    add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags go before what it says")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    add("--served-model-name", metavar="NAME", help="name of the model in the API (default: the last part of MODEL)")
+    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default: the model's own limit)")
+    add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
+    add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
+    add(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="key that clients have to send, may be given several times; who may list this machine's processes sees"
+        " it, so for more than a trial use `raylens key`",
+    )
+    add("--log-level", choices=server_log.LEVELS, default="info", help="what to show on the console (default: info)")
+    add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
 
 
 def _port(text: str) -> int:

@@ -1,10 +1,12 @@
 """The command line as people type it, in processes of its own."""
 
-import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -23,8 +25,12 @@ def run(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[st
 def test_help_teaches() -> None:
     assert "serve" in run("--help").stdout
     text = run("serve", "--help").stdout
-    for part in ("--model", "--port", "--config", "coloured shapes", "ray up cluster.yaml"):
+    for part in ("--model", "--port", "--config", "--api-key", "coloured shapes", "ray up cluster.yaml"):
         assert part in text
+
+
+def test_it_says_its_version() -> None:
+    assert re.fullmatch(r"raylens \d+\.\d+\.\d+\S*\n", run("--version").stdout)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +39,12 @@ def test_help_teaches() -> None:
         (["serve", "--model", "/no/such"], "--model /no/such: no such folder"),
         (["serve", "--port", "70000"], "not between 0 and 65535"),
         (["serve", "--port", "x"], "invalid"),
+        (["serve", "/no/such"], "--model /no/such: no such folder"),
+        (["serve", "a/b", "--model", "c/d"], "named twice: a/b and --model c/d"),
+        (["serve", "--host", "no such host"], "--host no such host: "),
+        (["serve", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
+        (["serve", "--dtype", "float7"], "--dtype: Input should be 'auto', 'float32'"),
+        (["serve", "--log-level", "loud"], "invalid choice: 'loud'"),
         (["nonsense"], "invalid choice"),
         ([], "required"),
     ],
@@ -53,23 +65,62 @@ def test_the_demo_answers_right_and_shows_every_stage() -> None:
         assert part in result.stdout
 
 
-def test_serve_prints_a_curl_line_that_works_and_stops_cleanly() -> None:
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        result = run("serve", "--port", str(other.getsockname()[1]))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(r"raylens: cannot listen on 127\.0\.0\.1, port \d+: Address already in use\n", result.stderr)
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`raylens serve`, as shells start what runs in the background."""
     with subprocess.Popen(
-        [*RAYLENS, "serve", "--port", "0"],
+        [*RAYLENS, "serve", "--port", "0", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        env=os.environ,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as shells start what runs in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     ) as server:
+        yield server
+
+
+@pytest.mark.parametrize("last", ["starting Ray", "starting Ray Serve", "ingress loading"])
+def test_to_be_stopped_during_the_start_is_one_line(last: str) -> None:
+    with started() as server:
         assert server.stdout is not None
-        lines = iter(server.stdout.readline, "")
-        curl = next(line for line in lines if line.startswith("curl "))
+        assert any(last in line for line in iter(server.stdout.readline, ""))
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=60)
+    assert (server.returncode, errors) == (0, "raylens: stopped\n")
+
+
+def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> None:
+    folders = set(Path("/tmp").glob("raylens-*"))
+    with started(shapes, "--api-key", "it's a key", "--served-model-name", "forms", "--max-model-len", "700") as server:
+        assert server.stdout is not None
+        curl = next(line for line in iter(server.stdout.readline, "") if line.startswith("curl "))
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
         assert '"finish_reason":"stop"' in answer
-        url = re.search(r"http://[^/]+", curl)
-        assert url is not None
+        found = re.search(r"http://[^/]+", curl)
+        assert found is not None
+        url = found.group()
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        headers = {"authorization": "Bearer it's a key", "x-request-id": "mine"}
+        (model,) = httpx.get(f"{url}/v1/models", headers=headers).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("forms", 700)
+        assert httpx.post(f"{url}/v1/completions", json={"model": "x", "prompt": ""}, headers=headers).is_client_error
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        _, errors = server.communicate(timeout=60)
+    assert server.returncode == 0
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url.group()}/health")
+        httpx.get(f"{url}/health")
+    assert set(Path("/tmp").glob("raylens-*")) <= folders, "it leaves nothing behind"
+    lines = errors.splitlines()
+    assert lines.pop() == "raylens: stopped"
+    assert all(re.match(r"\d\d:\d\d:\d\d INFO ingress: (GET|POST) ", line) for line in lines), errors
+    assert any("POST /v1/chat/completions 200" in line for line in lines)
+    (refused,) = [line for line in lines if "POST /v1/completions 404 mine" in line]
+    assert "'x' is not served here" in refused
+    assert not any("/health" in line or "heartbeat" in line for line in lines)

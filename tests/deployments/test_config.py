@@ -11,10 +11,9 @@ from ray.serve.schema import ServeDeploySchema
 import encoder.models
 import llm.models
 import preprocess.models
-from deployments.cli import ConfigError, load_config
 from deployments.config import SERVED_FAMILIES, AppConfig
 from deployments.encode_stage import part_config
-from deployments.local_cluster import RAY_ENVIRONMENT
+from deployments.local_cluster import LOGGING, RAY_ENVIRONMENT
 from modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,6 +29,11 @@ def test_serve_yaml_is_a_serve_config() -> None:
     ServeDeploySchema.model_validate(DOCUMENT)
     (application,) = DOCUMENT["applications"]
     assert application["runtime_env"]["env_vars"].items() <= RAY_ENVIRONMENT.items()
+
+
+def test_replicas_log_the_same_on_a_cluster_as_on_one_machine() -> None:
+    (application,) = DOCUMENT["applications"]
+    assert application["logging_config"] == LOGGING
 
 
 def fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
@@ -65,52 +69,6 @@ def test_every_setting_is_described(name: str, field: Any) -> None:
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         AppConfig.model_validate(settings)
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "serve.yaml"
-    path.write_text(text)
-    return path
-
-
-def test_the_command_line_goes_before_the_file(tmp_path: Path, shapes: str) -> None:
-    path = write(tmp_path, "applications: [{args: {model: other/model, generate: {block_size: 8}}}]")
-    config = load_config(path, shapes)
-    assert (config.model, config.generate.block_size, config.model_name) == (shapes, 8, "shapes")
-    assert load_config(path, None).model == "other/model"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("applications: [{args: {generate: {block_sise: 8}}}]", r"serve.yaml: generate\.block_sise: Extra"),
-        ("applications: []", "not a Serve config file"),
-        ("just text", "not a Serve config file"),
-        ("a: [", "not a Serve config file"),
-    ],
-)
-def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(write(tmp_path, text), None)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
-        load_config(tmp_path / "absent.yaml", None)
-
-
-@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "one-word"])
-def test_a_model_that_cannot_be_is_refused(model: str) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        load_config(None, model)
-
-
-def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no readable config\.json"):
-        load_config(None, str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['aria'"):
-        load_config(None, str(tmp_path))
 
 
 def test_dtypes_follow_the_device() -> None:

@@ -1,0 +1,147 @@
+"""The settings of a server: a Serve config file, changed by the command line, and checked before anything starts."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from deployments.api_keys import ApiKeysError, read_keys
+from deployments.config import SERVED_FAMILIES, AppConfig
+
+BUNDLED_MODEL = Path(__file__).parent.parent / "checkpoints" / "shapes"
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
+
+
+class ConfigError(ValueError):
+    """A setting or argument that cannot work; the message names it."""
+
+
+def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
+    """The settings of a Serve config file (`args` of its only application), with `flags` in place of its own. The names
+    of these are those of settings, those of a stage with its name: `generate.tensor_parallel_size`.
+
+    Raises ConfigError that names the file and the field.
+    """
+    settings, lines = ({}, _Lines(None)) if path is None else _read_settings(path)
+    for name, value in flags.items():
+        *sections, field = name.split(".")
+        section = settings
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[field] = value
+    settings.setdefault("model", str(BUNDLED_MODEL))
+    try:
+        config = AppConfig.model_validate(settings)
+    except ValidationError as error:
+        problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
+        raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
+    config = _with_local_root(_with_keys(config))
+    folder = Path(config.model).expanduser()
+    if not folder.exists():
+        _check_hub_id(config)
+        return config
+    _check_family(f"--model {folder}", folder / "config.json")
+    # Replicas do not start where the command line was typed.
+    return config.model_copy(update={"model": str(folder.resolve())})
+
+
+class _Lines:
+    """Where the fields of a YAML document stand in its file."""
+
+    def __init__(self, root: yaml.Node | None) -> None:
+        self._root = root
+
+    def of(self, location: Sequence[int | str]) -> int | None:
+        """The line of what is at `location`, or of the last on the way to it that is there, counted from 1."""
+        node, line = self._root, None
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                found = {key.value: (key, value) for key, value in node.value}
+                if part not in found:
+                    break
+                key, node = found[part]
+                line = key.start_mark.line + 1
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line + 1
+        return line
+
+
+def _problem(location: Sequence[int | str], message: str, flags: Mapping[str, Any], lines: _Lines) -> str:
+    field = ".".join(map(str, location))
+    if field in flags:
+        return f"--{field.rpartition('.')[2].replace('_', '-')}: {message}"
+    line = lines.of(("applications", 0, "args", *location))
+    return f"{field}: {message}" if line is None else f"line {line}: {field}: {message}"
+
+
+def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
+    try:
+        text = path.read_text()
+        document = yaml.safe_load(text)
+        (application,) = document["applications"]
+        return dict(application.get("args") or {}), _Lines(yaml.compose(text, yaml.SafeLoader))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"--config {path}{where}: {error.problem}") from error
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"--config {path}: not a Serve config file with one application") from error
+
+
+def _with_keys(config: AppConfig) -> AppConfig:
+    """The file of keys checked, and under a name that holds where replicas start."""
+    if config.auth.keys_file is None:
+        return config
+    file = Path(config.auth.keys_file).expanduser().resolve()
+    try:
+        read_keys(file)
+    except ApiKeysError as error:
+        raise ConfigError(f"auth.keys_file: {error}") from error
+    return config.model_copy(update={"auth": config.auth.model_copy(update={"keys_file": str(file)})})
+
+
+def _with_local_root(config: AppConfig) -> AppConfig:
+    """The same for the folder of media."""
+    if config.media.local_root is None:
+        return config
+    folder = Path(config.media.local_root).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"media.local_root: {folder} is no folder")
+    return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
+
+
+def _check_hub_id(config: AppConfig) -> None:
+    """Refuses a name that cannot be one on the Hugging Face Hub, and a model that is not there."""
+    model = config.model
+    owner, slash, name = model.partition("/")
+    if not slash or not _HUB_NAME.fullmatch(owner) or not _HUB_NAME.fullmatch(name):
+        raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name)")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        file = hf_hub_download(model, "config.json", revision=config.revision)
+    except RepositoryNotFoundError as error:
+        raise ConfigError(f"--model {model}: no such model on the hub, or one that asks for a token") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"--model {model}: cannot be fetched from the hub: {reason}") from error
+    _check_family(f"--model {model}", Path(file))
+
+
+def _check_family(argument: str, file: Path) -> None:
+    """Refuses what can be seen to be wrong before anything is started."""
+    try:
+        model_type = json.loads(file.read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{argument}: no readable config.json with a model_type in it") from error
+    if model_type not in SERVED_FAMILIES:
+        raise ConfigError(f"{argument}: model_type {model_type!r} is not supported, only {sorted(SERVED_FAMILIES)}")

@@ -1,0 +1,75 @@
+"""What the processes of a server on one machine have to say, in one file that `raylens serve` shows on its console.
+
+Ray keeps a file of its own for each process besides. On a cluster there are only these.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from preprocess.schema import InvalidRequestError
+
+FILE_VARIABLE = "RAYLENS_LOG_FILE"
+LEVEL_VARIABLE = "RAYLENS_LOG_LEVEL"
+LEVELS = ("debug", "info", "warning", "error")
+
+_SERVE_LOGGER = "ray.serve"
+_MAX_BYTES = 2**26
+_PAUSE_SECONDS = 0.1
+
+
+def join_server_log(process: str) -> None:
+    """Has this process write into the server's file, if there is one, under the name `process`.
+
+    This package's own loggers are Ray Serve's children, so that what they say is in Ray's files, too.
+    """
+    logging.getLogger(_SERVE_LOGGER).addFilter(_is_the_servers)
+    file = os.environ.get(FILE_VARIABLE)
+    if file is None:
+        return
+    handler = logging.FileHandler(file)  # several processes append to it
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", "%H:%M:%S"))
+    handler.setLevel(os.environ.get(LEVEL_VARIABLE, "info").upper())
+    handler.addFilter(lambda record: record.name != _SERVE_LOGGER or record.levelno >= logging.WARNING)
+    for name in ("", _SERVE_LOGGER):  # Ray Serve's hands nothing on to the root
+        logging.getLogger(name).addHandler(handler)
+
+
+def _is_the_servers(record: logging.LogRecord) -> bool:
+    """Whether a failure is the server's. Ray Serve prints a traceback also for a client's mistake, or where the client
+    has left, of which the log of requests has a line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, InvalidRequestError | asyncio.CancelledError)
+
+
+@contextmanager
+def shown(file: Path, console: TextIO | None = None) -> Iterator[None]:
+    """Shows what is written into the file while the block runs, on standard error by default."""
+    file.touch(mode=0o600)
+    ended = threading.Event()
+    thread = threading.Thread(target=_show, args=(file, console or sys.stderr, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show(file: Path, console: TextIO, ended: threading.Event) -> None:
+    with file.open() as lines:
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(_PAUSE_SECONDS)
+            if text := lines.read():
+                console.write(text)
+                console.flush()
+            if lines.tell() > _MAX_BYTES:  # it is on the console, and those who write append
+                os.truncate(file, 0)
+                lines.seek(0)

@@ -1,0 +1,102 @@
+"""Settings from a file and from the command line: which goes before which, and what is refused with which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from deployments.config_file import ConfigError, load_config
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path, shapes: str) -> None:
+    path = write(tmp_path, "applications: [{args: {model: other/model, generate: {block_size: 8, num_cpus: 2}}}]")
+    config = load_config(path, {"model": shapes, "generate.num_cpus": 3, "dtype": "bfloat16"})
+    assert (config.model, config.model_name, config.dtype) == (shapes, "shapes", "bfloat16")
+    assert (config.generate.block_size, config.generate.num_cpus) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "applications:\n- args:\n    generate:\n      block_sise: 8\n",
+            r"serve.yaml: line 4: generate\.block_sise: Extra",
+        ),
+        ("applications:\n- args:\n    dtype: float7\n", r"line 3: dtype: Input should be 'auto'"),
+        ("applications: [{args: {media: {max_items: [1]}}}]", r"line 1: media\.max_items: Input should be"),
+        ("applications: []", "not a Serve config file"),
+        ("just text", "not a Serve config file"),
+        ("a: [1,\n  b: }", r"serve\.yaml, line 2, column 6: "),
+        ("a: 1\n\tb: 2", r"serve\.yaml, line 2, column 1: found character '\\t'"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"dtype": "float7"}, "--dtype: Input should be 'auto'"),
+        ({"generate.tensor_parallel_size": 0}, "--tensor-parallel-size: Input should be greater"),
+        ({"max_model_len": -1}, "--max-model-len: Input should be greater"),
+    ],
+)
+def test_a_bad_flag_is_named(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, flags)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        load_config(tmp_path / "absent.yaml", {})
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["/no/such/folder", "./nothing", "one-word", "a/b/c", "own er/name", "owner/na--me", "owner/.name", "/x", "x/"],
+)
+def test_a_model_that_cannot_be_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"--model {model}: no such folder, and not a hub id"):
+        load_config(None, {"model": model})
+
+
+def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no readable config\.json"):
+        load_config(None, {"model": str(tmp_path)})
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['aria'"):
+        load_config(None, {"model": str(tmp_path)})
+
+
+def test_a_model_on_the_hub_is_looked_at_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = {"model_type": "llava"}
+
+    def download(model: str, file: str, *, revision: str | None) -> str:
+        assert (model, file, revision) == ("owner/name", "config.json", None)
+        if not hub:
+            raise LocalEntryNotFoundError("no network\nand nothing in the cache")
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(hub))
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert load_config(None, {"model": "owner/name"}).model == "owner/name"
+    hub["model_type"] = "bert"
+    with pytest.raises(ConfigError, match="--model owner/name: model_type 'bert' is not supported"):
+        load_config(None, {"model": "owner/name"})
+    hub.clear()
+    with pytest.raises(ConfigError, match="--model owner/name: cannot be fetched from the hub: no network$"):
+        load_config(None, {"model": "owner/name"})
