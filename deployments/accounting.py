@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
 from deployments.media_items import PipelineRequest
 from deployments.metrics import IngressMetrics
-from deployments.stage_calls import StageError, StageFailedError
+from deployments.stage_calls import StageFailedError
 from deployments.stage_messages import GeneratedText
-from preprocess.schema import InvalidRequestError
 
 
 class RequestAccount:
@@ -80,17 +79,11 @@ class RequestAccount:
             embedding_cache_hits=sum(request.num_embedding_cache_hits for request in self.requests),
         )
 
-    def fail(self, error: BaseException) -> None:
-        """Records a request that ended early: refused, failed, or left by its client."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if not isinstance(error, Exception):
+    def abort(self) -> None:
+        """Records a request that was left by its client. (One that failed is recorded by `deployments.access_log`.)"""
+        if not self._has_ended:
+            self._has_ended = True
             self._metrics.request_success.inc(tags={"finished_reason": "abort"})
-            return
-        stage = error.stage if isinstance(error, StageError) else "ingress"
-        code = error.code if isinstance(error, InvalidRequestError) else type(error).__name__
-        self._metrics.request_errors.inc(tags={"stage": stage, "code": code})
 
     def finish(self) -> None:
         """Records a request that was answered to its end."""

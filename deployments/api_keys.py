@@ -13,7 +13,7 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ENVIRONMENT_VARIABLE = "RAYLENS_API_KEYS"
 _PREFIX = "rl-"

@@ -9,6 +9,7 @@ from deployments.config import AppConfig, VisionPartConfig
 from deployments.engine_loop import EngineLoop
 from deployments.metrics import EncodeMetrics
 from deployments.preprocess_stage import load_model_processor
+from deployments.server_log import join_server_log
 from deployments.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.tensor_wire import PackedItem, PackedTensor
 from deployments.torch_setup import set_up_torch
@@ -25,6 +26,8 @@ class Encode:
     """Batches waiting items through the vision half."""
 
     def __init__(self, config: AppConfig) -> None:
+        if config.encoder != "inline":
+            join_server_log("encode")
         set_up_torch(config.encoder_num_cpus)
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _IDLE_BEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0

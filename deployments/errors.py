@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.admission import OverloadedError
 from deployments.api.wire import ErrorBody, ErrorResponse
-from deployments.stage_calls import StageUnavailableError
+from deployments.stage_calls import StageError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 2.0
 """When a stage that is not available may be again: about as long as a replica takes to be replaced."""
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503)
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503)
 }
 """What a route may answer instead, for its documentation. (422 is never sent, but FastAPI would describe its own.)"""
 
@@ -68,6 +68,15 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
     return 500, _body("internal error, see the server's log", "server_error")
 
 
+def error_kind(error: Exception) -> tuple[str, str]:
+    """Which stage an error is of, "ingress" where the client has to change something, and its code in the answer, else
+    its type: how it is counted."""
+    if isinstance(error, HTTPException):
+        return "ingress", f"http_{error.status_code}"
+    stage = error.stage if isinstance(error, StageError) else "ingress"
+    return stage, error_response(error)[1].error.code or type(error).__name__
+
+
 def response_for(error: Exception) -> JSONResponse:
     """The whole answer to a request that fails with `error`."""
     status, body = error_response(error)
@@ -85,6 +94,7 @@ def _body(message: str, kind: str, *, param: str | None = None, code: str | None
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    request.state.error = error  # for deployments.access_log
     return response_for(error)
 
 
@@ -101,6 +111,7 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    request.state.error = error
     body = _body(str(error.detail), "invalid_request_error")
     return JSONResponse(body.model_dump(), error.status_code, error.headers)
 

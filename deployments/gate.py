@@ -14,16 +14,22 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.access_log import AccessLog
 from deployments.admission import Admission, OverloadedError, Ticket, Weight
 from deployments.api_keys import ApiKeys, Caller
 from deployments.config import AdmissionConfig
 from deployments.errors import AccessError, response_for
+from deployments.long_texts import LongTexts
 from preprocess.schema import InvalidRequestError
 
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/ping"})
 _PAGE = "/"
 _MAX_JSON_PARTS = 2**18
 """Commas and brackets of a JSON body: what its size in memory and the time to check it grow with, far beyond bytes."""
+_MAX_JSON_BYTES = 32 * 2**20
+"""Of a JSON body without its long texts: parsing it keeps everybody else waiting, a millisecond for each megabyte."""
+_INLINE_BYTES = 2**20
+_MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
 _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
@@ -32,7 +38,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Gate:
-    """`scope["state"]` gets the request's id and its Ticket; errors leave in OpenAI's form."""
+    """`scope["state"]` gets what `deployments.call` makes a Call of; errors leave in OpenAI's form."""
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class Gate:
         config: AdmissionConfig,
         origins: Sequence[str],
         hosts: Sequence[str],
+        access_log: AccessLog,
     ) -> None:
         """`origins`: those whose pages may call, besides the server's own. `hosts`: its names in public DNS."""
         self._app = app
@@ -51,27 +58,51 @@ class Gate:
         self._keys = keys
         self._admission = admission
         self._config = config
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
         headers = Headers(scope=scope)
+        state["request_id"] = _request_id(headers)
+        with self._access_log.entry(scope) as entry:
+            try:
+                await self._pass(scope, headers, receive, entry.noting(send))
+            except Exception as error:
+                state["error"] = error  # which a middleware outside of this one answers
+                raise
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
+            _check_headers(headers)
+            if scope["path"] in _OPEN_PATHS:
+                await self._app(scope, receive, send)
+                return
             caller = self._caller(headers, scope["path"])
-        except AccessError as error:
-            await response_for(error)(scope, receive, send)
+        except (AccessError, InvalidRequestError) as error:
+            await self._refuse(error, scope, receive, send)
             return
         with self._admission.ticket(caller) as ticket:
+            scope["state"]["ticket"] = ticket
             try:
-                body = await self._body(headers, receive, ticket)
+                body, scope["state"]["texts"] = await self._body(headers, receive, ticket)
             except (InvalidRequestError, OverloadedError) as error:
-                response = response_for(error)
-                response.headers["connection"] = "close"  # what else the client sends is not read
-                await response(scope, receive, send)
+                await self._refuse(error, scope, receive, send, closes=True)  # what else the client sends is not read
                 return
-            scope.setdefault("state", {}).update(request_id=_request_id(headers), ticket=ticket)
+            finally:
+                scope["state"]["num_body_bytes"] = ticket.held.bytes
             await self._app(scope, _replayed(body, receive), send)
+
+    async def _refuse(
+        self, error: Exception, scope: Scope, receive: Receive, send: Send, *, closes: bool = False
+    ) -> None:
+        scope["state"]["error"] = error
+        response = response_for(error)
+        if closes:
+            response.headers["connection"] = "close"
+        await response(scope, receive, send)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
         """Raises AccessError."""
@@ -102,13 +133,17 @@ class Gate:
             return origin.partition("://")[2] != headers.get("host", "")
         return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
-    async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> bytes:
-        """Raises InvalidRequestError for one too large or too slow, OverloadedError where there is no room for it."""
+    async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> tuple[bytes, LongTexts]:
+        """The body, of JSON without its long texts, and these.
+
+        Raises InvalidRequestError for one too large or too slow, OverloadedError where there is no room for it.
+        """
         claimed = headers.get("content-length", "0")
         if claimed.isdecimal():
             self._check_size(int(claimed))
         chunks: list[bytes] = []
-        num_bytes = num_parts = 0
+        texts = LongTexts()
+        num_bytes = num_parts = num_kept = 0
         is_json = not headers.get("content-type", "").startswith("multipart/")
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
@@ -116,20 +151,24 @@ class Gate:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise asyncio.CancelledError
-                    chunk = message.get("body", b"")
+                    chunk, is_last = message.get("body", b""), not message.get("more_body", False)
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
-                    if is_json:
-                        num_parts += _count_parts(chunk)
-                        _check_parts(num_parts)
                     ticket.take(Weight(bytes=len(chunk)))
+                    if is_json:
+                        chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
+                        num_parts += _count_parts(chunk)
+                        num_kept += len(chunk)
+                        _check_json(num_parts, num_kept)
                     chunks.append(chunk)
-                    if not message.get("more_body", False):
+                    if is_last:
                         break
         except TimeoutError:
             reason = f"{num_bytes} bytes came in {self._config.body_timeout_s:g} s, which is the limit for all of them"
             raise InvalidRequestError(reason, field="body", code="body_timeout", status=408) from None
-        return b"".join(chunks)
+        if num_kept < _INLINE_BYTES:
+            return b"".join(chunks), texts
+        return await asyncio.to_thread(b"".join, chunks), texts
 
     def _check_size(self, num_bytes: int) -> None:
         limit = self._config.max_body_bytes
@@ -148,10 +187,22 @@ def _count_parts(chunk: bytes) -> int:
     return sum(chunk.count(mark) for mark in (b",", b"{", b"["))
 
 
-def _check_parts(num_parts: int) -> None:
+def _check_json(num_parts: int, num_bytes: int) -> None:
     if num_parts > _MAX_JSON_PARTS:
         reason = f"{num_parts} commas and brackets or more, the limit is {_MAX_JSON_PARTS}"
-        raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
+    elif num_bytes > _MAX_JSON_BYTES:
+        reason = f"{num_bytes} bytes or more beside media in base64 without line breaks, the limit is {_MAX_JSON_BYTES}"
+    else:
+        return
+    raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
+
+
+def _check_headers(headers: Headers) -> None:
+    num_bytes = sum(len(name) + len(value) for name, value in headers.raw)
+    for number, unit, limit in ((len(headers.raw), "headers", _MAX_HEADERS), (num_bytes, "bytes", _MAX_HEADER_BYTES)):
+        if number > limit:
+            reason = f"{number} {unit}, the limit is {limit}"
+            raise InvalidRequestError(reason, field="headers", code="headers_too_large", status=431)
 
 
 def _key_in(authorization: str) -> tuple[str | None, bool]:

@@ -17,6 +17,7 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import GenerateConfig
+from deployments.server_log import join_server_log
 from deployments.torch_setup import set_up_torch
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from llm.engine import LLMEngine
     from llm.parallel import ParallelConfig, ProcessGroup
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
@@ -41,6 +42,7 @@ class GenerateRank:
     """A rank other than 0, to be made an actor. `num_cpus` are its threads."""
 
     def __init__(self, num_cpus: float) -> None:
+        join_server_log("generate rank")
         set_up_torch(num_cpus)
 
     def node_address(self) -> str:

@@ -12,6 +12,7 @@ from deployments.generate_ranks import RankActors
 from deployments.hand_over import HandOver, ItemEmbeddings
 from deployments.metrics import GenerateMetrics
 from deployments.pieces import PieceMaker
+from deployments.server_log import join_server_log
 from deployments.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
 from deployments.tensor_wire import PackedItem, PackedTensor
 from deployments.torch_setup import set_up_torch
@@ -29,6 +30,7 @@ class Generate:
     _ranks: RankActors | None = None  # also of one that could not load
 
     def __init__(self, config: AppConfig) -> None:
+        join_server_log("generate")
         settings = config.generate
         # First: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None

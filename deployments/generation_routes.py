@@ -1,7 +1,6 @@
 """The routes that generate text: chat completions, completions and responses."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -10,7 +9,6 @@ from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
 
 from deployments.accounting import RequestAccount
-from deployments.admission import OverloadedError
 from deployments.answer import Answer, Pieces
 from deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from deployments.api.completions import Completion, CompletionRequest
@@ -32,7 +30,7 @@ from deployments.tool_calls import call_grammar
 from preprocess.media import MediaLimits
 from preprocess.schema import InvalidRequestError
 
-logger = logging.getLogger("ray.serve")
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
 
 class GenerationRoutes:
@@ -66,7 +64,7 @@ class GenerationRoutes:
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
         """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
         account = RequestAccount(self._metrics, f"chatcmpl-{call.request_id}")
-        async with _noting_failure(body, account):
+        async with _noting_end(body, account):
             self._served.check_model(body.model)
             form = self._served.tool_calls if body.offered_tools else None
             grammar = None
@@ -76,12 +74,12 @@ class GenerationRoutes:
             account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
             account.num_answers = params.n
             await self._enter(call, body, account)
-            return await self._answer(body, account, ChatAnswer(body, account, form))
+            return await self._answer(call, body, account, ChatAnswer(body, account, form))
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
         """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
         account = RequestAccount(self._metrics, f"cmpl-{call.request_id}")
-        async with _noting_failure(body, account):
+        async with _noting_end(body, account):
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [
@@ -91,17 +89,17 @@ class GenerationRoutes:
             account.num_answers = params.n
             await self._enter(call, body, account)
             echoes = await self._echoes(body) if body.echo else None
-            return await self._answer(body, account, CompletionAnswer(body, account, echoes))
+            return await self._answer(call, body, account, CompletionAnswer(body, account, echoes))
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
         account = RequestAccount(self._metrics, f"resp_{call.request_id}")
-        async with _noting_failure(body, account):
+        async with _noting_end(body, account):
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
             await self._enter(call, body, account)
-            return await self._answer(body, account, ResponseAnswer(body, account))
+            return await self._answer(call, body, account, ResponseAnswer(body, account))
 
     async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
@@ -117,15 +115,15 @@ class GenerationRoutes:
             prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
         ]
 
-    async def _answer(self, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
+    async def _answer(self, call: Call, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
         async with AsyncExitStack() as stack:
             pieces = self._pieces(account)
             await stack.enter_async_context(aclosing(pieces))
             # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
             pieces = _from_first(await self._first(pieces), pieces)
             if body.stream:
-                events = self._events(body, account, answer, pieces, stack.pop_all())
-                return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+                events = self._events(call, body, account, answer, pieces, stack.pop_all())
+                return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
             completion = await answer.complete(pieces)
             account.finish()
         return Response(completion.model_dump_json(), media_type="application/json")
@@ -147,16 +145,23 @@ class GenerationRoutes:
             raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
 
     async def _events(
-        self, body: AnyGenerationFields, account: RequestAccount, answer: Answer, pieces: Pieces, stack: AsyncExitStack
+        self,
+        call: Call,
+        body: AnyGenerationFields,
+        account: RequestAccount,
+        answer: Answer,
+        pieces: Pieces,
+        stack: AsyncExitStack,
     ) -> AsyncIterator[str]:
         """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
         async with stack:
             try:
-                async with _noting_failure(body, account):
+                async with _noting_end(body, account):
                     async for event in answer.events(pieces):
                         yield event
                     account.finish()
             except Exception as error:
+                call.fail(error)
                 yield answer.error_event(error_response(error)[1])
             yield answer.last_event
 
@@ -168,14 +173,14 @@ async def _from_first(first: GeneratedText, rest: Pieces) -> AsyncGenerator[Gene
 
 
 @asynccontextmanager
-async def _noting_failure(body: AnyGenerationFields, account: RequestAccount) -> AsyncIterator[None]:
-    """Whatever ends the request early is accounted for; what the client is to mend is named as it wrote it."""
+async def _noting_end(body: AnyGenerationFields, account: RequestAccount) -> AsyncIterator[None]:
+    """What the client is to mend is named as it wrote it; a client that leaves is accounted for."""
     try:
         yield
-    except BaseException as error:
-        account.fail(error)
-        if isinstance(error, InvalidRequestError):
-            raise body.named(error) from error
-        if isinstance(error, Exception) and not isinstance(error, OverloadedError):
-            logger.error("request %s failed", account.request_id, exc_info=error)
+    except InvalidRequestError as error:
+        raise body.named(error) from error
+    except Exception:
+        raise
+    except BaseException:
+        account.abort()
         raise

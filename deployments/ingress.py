@@ -1,6 +1,7 @@
 """The HTTP endpoint: which routes there are, and what they share."""
 
 import asyncio
+import importlib.metadata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from ray.serve.handle import DeploymentHandle
 
+from deployments.access_log import AccessLog
 from deployments.admission import Admission
-from deployments.api.models import Health, ModelCard, ModelList
+from deployments.api.models import Health, ModelCard, ModelList, Version
 from deployments.api_keys import ApiKeys
 from deployments.config import AppConfig
 from deployments.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES, add_error_handlers
@@ -25,6 +27,7 @@ from deployments.metrics_export import export_metrics
 from deployments.page_route import Page
 from deployments.pipeline import Pipeline
 from deployments.served import Served
+from deployments.server_log import join_server_log
 from deployments.token_routes import TokenRoutes
 from deployments.uploads import Uploads
 
@@ -39,6 +42,7 @@ class Ingress:
         encode: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
     ) -> None:
+        join_server_log("ingress")
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._metrics = IngressMetrics()
@@ -84,10 +88,14 @@ class Ingress:
         route = api.add_api_route
         route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
         route("/v1/models/{model:path}", self.model, methods=["GET"], responses=ERROR_RESPONSES)
-        route("/health", self.health, methods=["GET"], response_model=Health, responses={503: {"model": Health}})
+        unhealthy: dict[int | str, dict[str, Any]] = {503: {"model": Health}}
+        for path in ("/health", "/ping"):
+            route(path, self.health, methods=["GET"], response_model=Health, responses=unhealthy)
+            route(path, self.health, methods=["HEAD"], include_in_schema=False)
+        route("/version", self.version, methods=["GET"], responses=ERROR_RESPONSES)
         errors = JSON_ERROR_RESPONSES
         route("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=errors)
-        route("/", Page().respond, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+        Page().add_to(api)
         add_error_handlers(api)
         admission = Admission(self._config.admission, self._metrics.count_rejection)
         origins = self._config.ingress.cors_origins
@@ -98,6 +106,7 @@ class Ingress:
             config=self._config.admission,
             origins=origins,
             hosts=self._config.ingress.allowed_hosts,
+            access_log=AccessLog(self._metrics.count_error),
         )
         if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -114,17 +123,21 @@ class Ingress:
 
     async def models(self) -> ModelList:
         """The one model that is served."""
-        return ModelList(data=[ModelCard(id=self._served.name, created=self._served.created)])
+        return ModelList(data=[self._served.card])
 
     async def model(self, model: str) -> ModelCard:
         """The model that is served, by its name; 404 for any other."""
         self._served.check_model(model)
-        return ModelCard(id=self._served.name, created=self._served.created)
+        return self._served.card
 
     async def health(self) -> JSONResponse:
         """200 when every stage is ready, else 503; the body says which is not. Needs no API key."""
         health = Health(ready=self._monitor.is_ready, stages=self._monitor.states())
         return JSONResponse(health.model_dump(), 200 if health.ready else 503)
+
+    async def version(self) -> Version:
+        """Of this server's software."""
+        return Version(version=importlib.metadata.version("raylens"))
 
     async def metrics(self) -> Response:
         """All stages' metrics, for Prometheus."""

@@ -1,12 +1,15 @@
 """How bodies of requests become JSON: fast, for one with pictures is megabytes long, and everybody else waits."""
 
+import codecs
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request, Response, params
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
+
+from preprocess.schema import InvalidRequestError
 
 
 class _JsonRequest(Request):
@@ -22,7 +25,7 @@ class _JsonRequest(Request):
         200 levels and half surrogate pairs, which are no text. Raises JSONDecodeError."""
         body = await self.body()
         try:
-            return from_json(body)
+            return self.state.texts.restored(from_json(body.removeprefix(codecs.BOM_UTF8)))
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
 
@@ -34,6 +37,16 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def respond(request: Request) -> Response:
+            if self.body_field is not None and not isinstance(self.body_field.field_info, params.Form):
+                _check_content_type(request.headers.get("content-type", ""))
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return respond
+
+
+def _check_content_type(content_type: str) -> None:
+    """Raises InvalidRequestError for one that is not JSON's."""
+    name = content_type.partition(";")[0].strip().lower()
+    if name != "application/json" and not (name.startswith("application/") and name.endswith("+json")):
+        reason = f"has to be application/json for this route, got {content_type[:100]!r}"
+        raise InvalidRequestError(reason, field="content-type", code="invalid_content_type")

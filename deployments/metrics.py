@@ -91,6 +91,9 @@ class IngressMetrics:
         self.mm_cache = CacheMetrics("mm_cache")
         self.encoder_cache = CacheMetrics("encoder_cache")
 
+    def count_error(self, stage: str, code: str) -> None:
+        self.request_errors.inc(tags={"stage": stage, "code": code})
+
     def count_rejection(self, reason: str) -> None:
         self.admission_rejections.inc(tags={"reason": reason})
 

@@ -17,7 +17,7 @@ _RAY_PREFIX = "ray_"
 _OWN = re.compile(rf"(# (HELP|TYPE) )?{_RAY_PREFIX}{PREFIX}")
 _TIMEOUT_SECONDS = 5.0
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class _Page(Collector):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from deployments.config import AppConfig
 from deployments.metrics import PreprocessMetrics
 from deployments.pixel_scaling import PendingWork
+from deployments.server_log import join_server_log
 from deployments.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.tensor_wire import PackedItem, PackedTensor
 from deployments.torch_setup import set_up_torch
@@ -30,6 +31,7 @@ class Preprocess:
     is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
+        join_server_log("preprocess")
         set_up_torch(config.preprocess.num_cpus)
         self._limits = config.media.limits()
         self._processor = load_model_processor(config)
@@ -85,10 +87,10 @@ class Preprocess:
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
-        prompts = self._processor.prompts
-        return Heartbeat(
-            served=ServedModel(self._processor.identity, self._processor.max_model_len, prompts.tool_calls)
-        )
+        processor = self._processor
+        tool_calls = processor.prompts.tool_calls
+        served = ServedModel(processor.identity, processor.max_model_len, processor.items.modalities, tool_calls)
+        return Heartbeat(served=served)
 
 
 def load_model_processor(config: AppConfig) -> "MultiModalProcessor":

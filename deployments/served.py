@@ -2,6 +2,7 @@
 
 import time
 
+from deployments.api.models import ModelCard
 from deployments.health import StageMonitor
 from deployments.stage_calls import StageUnavailableError
 from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFormat
@@ -29,6 +30,17 @@ class Served:
     def max_model_len(self) -> int:
         """The context in tokens; 0 while the stages start."""
         return 0 if self._monitor.served is None else self._monitor.served.max_model_len
+
+    @property
+    def card(self) -> ModelCard:
+        """As the API tells of it; what the stages say is missing while they start."""
+        served = self._monitor.served
+        return ModelCard(
+            id=self.name,
+            created=self.created,
+            max_model_len=None if served is None else served.max_model_len,
+            modalities=None if served is None else list(served.modalities),
+        )
 
     def check_model(self, model: str | None) -> None:
         """Raises InvalidRequestError, with status 404, for another's name."""

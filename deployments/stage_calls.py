@@ -20,7 +20,7 @@ from deployments.hand_over import EmbeddingsLostError
 from deployments.metrics import IngressMetrics
 from preprocess.schema import InvalidRequestError
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
 # What a failed call raises. The second is no RayError: no replica, a full queue, a call that this one needed failed.

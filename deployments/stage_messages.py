@@ -13,11 +13,12 @@ from preprocess.schema import ProcessorIdentity, ToolCallFormat
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the ingress has to know of the model: its processor's identity, the context in tokens, and how calls of
-    tools look in its answers, None where its chat template knows no tools."""
+    """What the ingress has to know of the model: its processor's identity, the context in tokens, the kinds of items
+    that it takes, and how calls of tools look in its answers, None where its chat template knows no tools."""
 
     processor: ProcessorIdentity
     max_model_len: int
+    modalities: tuple[str, ...]
     tool_calls: ToolCallFormat | None
 
 

@@ -6,10 +6,18 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
+    """`max_model_len`: tokens of prompt and answer together. `modalities`: the kinds of media that the model takes."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "raylens"
+    max_model_len: int | None
+    modalities: list[str] | None
+
+
+class Version(BaseModel):
+    version: str
 
 
 class ModelList(BaseModel):

@@ -1,46 +1,62 @@
 """What requests pass before their route: sizes, keys, origins. (Over HTTP: test_access.py.)"""
 
+import base64
 import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.testclient import TestClient
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
 
-from deployments.admission import Admission
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.api.responses import ResponsesRequest
 from deployments.api.tokens import DetokenizeRequest
-from deployments.api_keys import ApiKeys
-from deployments.config import AdmissionConfig
-from deployments.errors import add_error_handlers
-from deployments.gate import Gate
+from deployments.call import HttpCall
+from deployments.json_route import JsonRoute
+from deployments.stage_calls import StageFailedError, StageUnavailableError
+from tests.gated import GatedClient, gated
 
 JSON = {"content-type": "application/json"}
 
 
-def client(environment: dict[str, str] | None = None, **settings: Any) -> TestClient:
+def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedClient:
     api = FastAPI()
-    config = AdmissionConfig.model_validate(settings)
+    api.router.route_class = JsonRoute
 
-    async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
-        return {"held": request.state.ticket.held.bytes, "id": request.state.request_id}
+    async def detokenize(body: DetokenizeRequest, call: HttpCall) -> dict[str, Any]:
+        return {"held": call.ticket.held.bytes, "id": call.request_id}
 
-    async def chat(body: ChatCompletionRequest) -> None: ...
+    async def chat(body: ChatCompletionRequest, call: HttpCall) -> list[str]:
+        """The URLs of its media, whole."""
+        sources = [replace(source, texts=call.texts) for source in body.media()]
+        return [b"".join(source.data.pieces).decode() for source in sources if source.data is not None]
+
+    async def fail(call: HttpCall) -> None:
+        raise StageFailedError("encode", "the encode stage failed")
+
+    async def crash(call: HttpCall) -> None:
+        raise ZeroDivisionError
+
+    async def stream(call: HttpCall) -> StreamingResponse:
+        async def events() -> AsyncIterator[str]:
+            yield "begun"
+            call.fail(StageUnavailableError("generate", "the generate stage is not available"))
+
+        return StreamingResponse(events())
 
     async def health() -> None: ...
 
-    api.add_api_route("/detokenize", detokenize, methods=["POST"])
-    api.add_api_route("/chat", chat, methods=["POST"])
+    routes: list[Any] = [detokenize, chat, fail, crash, stream]
+    for route in routes:
+        api.add_api_route(f"/{route.__name__}", route, methods=["POST"])
     api.add_api_route("/health", health, methods=["GET"])
-    add_error_handlers(api)
-    keys = ApiKeys(None, environment or {})
-    names: Any = {"origins": ["https://known.example"], "hosts": ["raylens.example"]}
-    admission = Admission(config, lambda reason: None)
-    api.add_middleware(Gate, keys=keys, admission=admission, config=config, **names)
-    return TestClient(api, base_url="http://raylens.example")
+    return gated(api, environment, **settings)
 
 
 def test_a_body_is_weighed_by_its_bytes() -> None:
@@ -111,7 +127,7 @@ def test_deep_schemas_are_refused_by_name() -> None:
         return client().post("/chat", json={"model": "m", "messages": [message], "tools": [tool]})
 
     assert ask(60).status_code == 200
-    response = ask(400)
+    response = ask(100)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools[0].function.parameters"
     assert "deeper than 64 levels" in response.json()["error"]["message"]
@@ -177,3 +193,93 @@ def test_only_health_itself_is_open(path: str) -> None:
 def test_a_clients_id_is_taken_where_it_can_stand_in_a_log(given: str, taken: bool) -> None:
     found = client().post("/detokenize", json={"tokens": [1]}, headers={"x-request-id": given}).json()["id"]
     assert (found == given) == taken
+
+
+def test_pictures_of_a_body_are_whole_behind_the_gate() -> None:
+    urls = [f"data:image/png;base64,{base64.b64encode(os.urandom(200_000)).decode()}" for _ in range(2)]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    body = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+    assert client().post("/chat", json=body).json() == urls
+
+
+def test_texts_without_end_are_refused_and_pictures_are_not() -> None:
+    def ask(content: str) -> Any:
+        return client().post("/chat", json={"model": "m", "messages": [{"role": "user", "content": content}]})
+
+    refused = ask('a "word" ' * 4_000_000)
+    assert refused.status_code == 413
+    assert "beside media in base64" in refused.json()["error"]["message"]
+    assert ask("A" * 36_000_000).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{f"x-{number}": "y" for number in range(101)}, {"x": "y" * 17_000}], ids=["many", "large"]
+)
+def test_many_or_large_headers_are_refused_by_name(headers: dict[str, str]) -> None:
+    for method, path in (("POST", "/detokenize"), ("GET", "/health")):
+        refused = client().request(method, path, headers=headers)
+        assert refused.status_code == 431
+        assert refused.json()["error"]["code"] == "headers_too_large"
+    assert "the limit is" in refused.json()["error"]["message"]
+
+
+def test_a_byte_order_mark_before_json_is_no_part_of_it() -> None:
+    body = b"\xef\xbb\xbf" + b'{"tokens": [1]}'
+    assert client().post("/detokenize", content=body, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_a_body_that_does_not_say_it_is_json_is_told_to(content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    refused = client().post("/detokenize", content=b'{"tokens": [1]}', headers=headers)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("content-type", "invalid_content_type")
+    assert "application/json" in error["message"]
+
+
+# What is counted and logged
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/detokenize", {"tokens": [1]}, None),
+        ("/detokenize", {"tokens": "x"}, ("ingress", "invalid_value")),
+        ("/detokenize", {"tokens": [1] * 300_000}, ("ingress", "body_too_large")),
+        ("/nowhere", {}, ("ingress", "http_404")),
+        ("/fail", {}, ("encode", "StageFailedError")),
+        ("/crash", {}, ("ingress", "ZeroDivisionError")),
+        ("/stream", {}, ("generate", "stage_unavailable")),
+    ],
+)
+def test_every_request_that_fails_counts_once_with_its_kind(path: str, body: Any, kind: tuple[str, str] | None) -> None:
+    sent = client()
+    sent.post(path, json=body)
+    assert sent.errors == ([] if kind is None else [kind])
+
+
+def test_refusals_of_the_gate_count_too() -> None:
+    locked = client({"RAYLENS_API_KEYS": "key"})
+    assert locked.post("/detokenize", json={"tokens": [1]}).status_code == 401
+    assert locked.errors == [("ingress", "invalid_api_key")]
+    slow = client()
+    slow.post("/detokenize", content=b"{", headers=JSON)
+    assert slow.errors == [("ingress", "invalid_json")]
+
+
+def test_the_log_has_a_line_for_each_request_and_a_cause_for_each_failure(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve.deployments.access_log")
+    sent = client()
+    sent.post("/detokenize", json={"tokens": [1]}, headers={"x-request-id": "my-id"})
+    sent.get("/health")
+    sent.post("/detokenize", json={"tokens": "x"})
+    sent.post("/crash", json={})
+    done, mistake, failure = caplog.records
+    assert done.getMessage().startswith("POST /detokenize 200 my-id: 14 bytes in, ")
+    assert (mistake.levelname, mistake.exc_info) == ("INFO", None)
+    assert " 400 " in mistake.getMessage()
+    assert "tokens" in mistake.getMessage()
+    assert failure.levelname == "ERROR"
+    assert failure.exc_info is not None
+    assert failure.exc_info[0] is ZeroDivisionError

@@ -7,8 +7,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from deployments.errors import add_error_handlers
 from deployments.json_route import JsonRoute
+from tests.gated import gated
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,9 @@ def client() -> TestClient:
         return body
 
     api.add_api_route("/echo", echo, methods=["POST"])
-    add_error_handlers(api)
-    return TestClient(api, headers={"content-type": "application/json"})
+    client = gated(api)
+    client.headers["content-type"] = "application/json"
+    return client
 
 
 @pytest.mark.parametrize(

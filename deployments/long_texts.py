@@ -1,0 +1,105 @@
+"""Pictures in the JSON of a request, in base64, kept apart from the JSON around them.
+
+To parse a body of 90 MB as one piece takes a tenth of a second, in which a replica answers nobody else, and copies all
+of it. So stretches that look like base64 are taken out while the body comes in, and a mark is left in place of each.
+What is then parsed is small. A mark is inside the text of which its stretch was a part; nobody outside can guess it.
+"""
+
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+SLICE_BYTES = 2**15
+"""A stretch is made of whole slices of the body; what of it is shorter stays in the JSON."""
+
+_MARKS = (b'"', b"\\", b",", b"[", b"{")
+_LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash
+_BODIES_OF_MEDIA = frozenset({"messages", "input", "prompt", "multi_modal_data"})
+_MEDIA_KEYS = frozenset({"url", "image_url", "image_embeds", "image", "video"})
+_PICTURE_IN_TEXT = re.compile(r'(<img src="data:[^"]*">)')
+
+
+class LongTexts:
+    """Those of one body. `take` is called for each of its chunks and `rest` at the end; what they return is the body
+    with marks, in order."""
+
+    def __init__(self) -> None:
+        self._nonce = "x" + secrets.token_hex(16)  # a letter first: outside of a text it is no JSON
+        self._mark = re.compile(f"{self._nonce}([0-9a-f]{{8}})")
+        self._stretches: list[list[bytes]] = []
+        self._is_in_stretch = False
+        self._pending = b""
+        self._end = b""  # of what has been returned
+
+    def take(self, chunk: bytes) -> bytes:
+        data = self._pending + chunk if self._pending else chunk
+        num_whole = len(data) - len(data) % SLICE_BYTES
+        self._pending = data[num_whole:]
+        return b"".join([self._kept(data[at : at + SLICE_BYTES]) for at in range(0, num_whole, SLICE_BYTES)])
+
+    def rest(self) -> bytes:
+        pending, self._pending = self._pending, b""
+        return pending
+
+    def _kept(self, data: bytes) -> bytes:
+        """What of a slice stays in the JSON: all of it, nothing, or the mark of a new stretch."""
+        if not _is_like_base64(data) or (not self._is_in_stretch and b"\\" in self._end):
+            self._is_in_stretch = False
+            self._end = data[-_LONGEST_ESCAPE:]
+            return data
+        if self._is_in_stretch:
+            self._stretches[-1].append(data)
+            return b""
+        self._is_in_stretch = True
+        self._stretches.append([data])
+        return f"{self._nonce}{len(self._stretches) - 1:08x}".encode()
+
+    def restored(self, body: Any) -> Any:
+        """A parsed body with its texts whole again, but for the URLs of media, whose `pieces` are read from here."""
+        if not self._stretches:
+            return body
+        if not isinstance(body, dict):
+            return self._restored(body, keeps_media=False)
+        return {
+            self.text(key): self._restored(value, keeps_media=key in _BODIES_OF_MEDIA, key=key)
+            for key, value in body.items()
+        }
+
+    def pieces(self, text: str) -> list[bytes]:
+        """`text`, which may have marks in it, as ASCII or UTF-8."""
+        return list(self._pieces(text))
+
+    def text(self, marked: str) -> str:
+        return b"".join(self._pieces(marked)).decode() if self._stretches and self._nonce in marked else marked
+
+    def _pieces(self, text: str) -> Iterator[bytes]:
+        if not self._stretches or self._nonce not in text:
+            yield text.encode()
+            return
+        for index, part in enumerate(self._mark.split(text)):
+            if index % 2:
+                yield from self._stretches[int(part, 16)]
+            else:
+                yield part.encode()
+
+    def _restored(self, value: Any, *, keeps_media: bool, key: str = "") -> Any:
+        if isinstance(value, str):
+            if keeps_media and key in _MEDIA_KEYS:
+                return value
+            if keeps_media and key == "prompt":
+                parts = _PICTURE_IN_TEXT.split(value)
+                return "".join(part if index % 2 else self.text(part) for index, part in enumerate(parts))
+            return self.text(value)
+        if isinstance(value, list):
+            return [self._restored(one, keeps_media=keeps_media, key=key) for one in value]
+        if isinstance(value, dict):
+            return {
+                self.text(name): self._restored(one, keeps_media=keeps_media, key=name) for name, one in value.items()
+            }
+        return value
+
+
+def _is_like_base64(data: bytes) -> bool:
+    """Whether it has none of what ends a text in JSON, what escapes in one, and what stands between numbers."""
+    return data.isascii() and not any(mark in data for mark in _MARKS) and not data.isspace()

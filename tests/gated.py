@@ -1,0 +1,39 @@
+"""A few routes behind the real gate, in this process."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from deployments.access_log import AccessLog
+from deployments.admission import Admission
+from deployments.api_keys import ApiKeys
+from deployments.config import AdmissionConfig
+from deployments.errors import add_error_handlers
+from deployments.gate import Gate
+
+
+class GatedClient(TestClient):
+    """`errors`: stage and code of each that was counted."""
+
+    errors: list[tuple[str, str]]
+
+
+def gated(api: FastAPI, environment: Mapping[str, str] | None = None, **settings: Any) -> GatedClient:
+    """`environment` may hold API keys, `settings` are those of AdmissionConfig."""
+    config = AdmissionConfig.model_validate(settings)
+    errors: list[tuple[str, str]] = []
+    add_error_handlers(api)
+    api.add_middleware(
+        Gate,
+        keys=ApiKeys(None, environment or {}),
+        admission=Admission(config, lambda reason: None),
+        config=config,
+        origins=["https://known.example"],
+        hosts=["raylens.example"],
+        access_log=AccessLog(lambda stage, code: errors.append((stage, code))),
+    )
+    client = GatedClient(api, base_url="http://raylens.example", raise_server_exceptions=False)
+    client.errors = errors
+    return client
