@@ -32,8 +32,8 @@ class Shot:
 SHOTS = (
     Shot("page-start.png", "light", (1000, 760), 1.5),
     Shot("page-phone.png", "light", (360, 812), 2, "five.png", (DESCRIBE,)),
-    Shot("page-light.png", "light", (1000, 1020), 1.5, "two.png", (DESCRIBE, "Where is the pink diamond?")),
-    Shot("page-dark.png", "dark", (1000, 1020), 1.5, "one.png", (DESCRIBE, "What colour is the cross?")),
+    Shot("page-light.png", "light", (1000, 1090), 1.5, "two.png", (DESCRIBE, "Where is the pink diamond?")),
+    Shot("page-dark.png", "dark", (1000, 1090), 1.5, "one.png", (DESCRIBE, "What colour is the cross?")),
 )
 
 

@@ -129,6 +129,44 @@ def test_several_pictures_go_out_in_order(page: Page, red: Path, blue: Path, tmp
     assert urls == [data_url(blue), data_url(red)]
 
 
+def hold_reading(page: Page) -> None:
+    """Files are read no further than their first bytes until `goOn()` is called."""
+    page.evaluate("""() => {
+      const read = FileReader.prototype.readAsDataURL;
+      const goingOn = new Promise((resolve) => { window.goOn = resolve; });
+      FileReader.prototype.readAsDataURL = function (file) { goingOn.then(() => read.call(this, file)); };
+    }""")
+
+
+def test_a_question_waits_for_its_pictures(page: Page, red: Path, blue: Path) -> None:
+    hold_reading(page)
+    pick(page, red)
+    pick(page, blue)
+    bodies = sent_bodies(page)
+    send(page, QUESTION)
+    page.press("#question", "Enter")
+    page.evaluate("goOn()")
+    expect(page.locator(".measures")).to_have_count(1)
+    expect(page.locator("article")).to_have_count(2)
+    (body,) = bodies
+    (message,) = body["messages"]
+    urls = [part["image_url"]["url"] for part in message["content"][:-1]]
+    assert urls == [data_url(red), data_url(blue)]
+
+
+def test_a_question_is_not_sent_without_one_of_its_pictures(page: Page, red: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.png"
+    text.write_text("no picture, whatever its name")
+    hold_reading(page)
+    drop(page, red, text)
+    send(page, QUESTION)
+    page.evaluate("goOn()")
+    expect(page.get_by_role("alert")).to_contain_text("“text.png” cannot be added")
+    expect(page.locator("#question")).to_have_value(QUESTION)
+    expect(page.locator("article")).to_have_count(0)
+    assert ask(page, QUESTION) == "red"
+
+
 @pytest.mark.parametrize("file_format", ["JPEG", "WEBP", "GIF"])
 def test_every_kind_of_picture_keeps_its_type(page: Page, tmp_path: Path, file_format: str) -> None:
     file = tmp_path / "picture"
