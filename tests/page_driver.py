@@ -49,15 +49,14 @@ class Watch:
 # What the reader does
 
 
-def open_page(context: BrowserContext, url: str) -> Page:
+def open_page(context: BrowserContext, url: str, model: str = "shapes") -> Page:
     """A tab that shows the page of a server that is ready."""
     page = context.new_page()
-    page.on(
-        "filechooser", lambda chooser: None
-    )  # the first listener alone takes choosers over too late for a key press
+    # Playwright takes choosers over from its first listener on, which is too late for one that a key press opens.
+    page.on("filechooser", lambda chooser: None)
     page.goto(url)
     expect(page.locator("#health")).to_have_text("Ready")
-    expect(page.locator("#model")).to_have_text("shapes")
+    expect(page.locator("#model")).to_have_text(model)
     return page
 
 

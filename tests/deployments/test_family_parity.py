@@ -3,21 +3,26 @@
 import base64
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from openai import BadRequestError, OpenAI
 from PIL import Image
+from playwright.sync_api import BrowserContext, expect
 
 from deployments.config import AppConfig
 from deployments.local_cluster import deployed_app, free_port, local_ray
 from preprocess.hf_processor import load_processor
 from preprocess.models import FAMILIES
+from tests.page_driver import ask, make_endless, open_page
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
 from tests.preprocess.video_parity import all_frames, clip, whole
 from tests.small_models import NUM_TOKENS, make_checkpoint, whole_class
+
+pytest_plugins = ("tests.page_fixtures",)
 
 # Three rotary positions of a token, pictures of all sizes and features for several layers; tokens of a picture that see
 # each other.
@@ -42,6 +47,7 @@ class Served:
 
     def __init__(self, model_type: str, checkpoint: str, url: str) -> None:
         self.model_type = model_type
+        self.url = url
         self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
         self._processor = load_processor(FAMILIES[model_type], checkpoint, backend="torchvision")
         self._model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -120,6 +126,25 @@ def test_videos_are_answered_as_by_generate(served: Served) -> None:
     completions = [served.ask(*question) for question in asked]
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
     assert answers == [served.expected(*question) for question in asked]
+
+
+def test_the_page_asks_about_videos_where_the_model_takes_them(
+    served: Served, context: BrowserContext, tmp_path: Path
+) -> None:
+    file = tmp_path / "clip.mp4"
+    file.write_bytes(clip(0))
+    page = open_page(context, served.url, "small")
+    page.set_input_files("#media-files", file)
+    if served.model_type == "gemma3":
+        expect(page.get_by_role("alert")).to_contain_text("it is a video, and the model here takes only pictures")
+        expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
+    else:
+        expect(page.locator("#attached video")).to_have_count(1)
+        expect(page.get_by_role("button", name="Add pictures and videos")).to_be_visible()
+        make_endless(page, NUM_TOKENS)
+        ask(page, "What happens?")
+        expect(page.locator("article.user video")).to_have_count(1)
+        expect(page.locator(".measures summary")).to_contain_text(f"{NUM_TOKENS} completion tokens")
 
 
 def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> None:
