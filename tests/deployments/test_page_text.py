@@ -70,6 +70,7 @@ def test_addresses_become_links(page: Page, text: str, links: dict[str, str]) ->
         "javascript:alert(1)",
         "JavaScript:alert(1)",
         "data:text/html,<script>alert(1)</script>",
+        "data:text/html;base64,PHNjcmlwdD4=",
         "file:///etc/passwd",
         "vbscript:x",
         "//example.com",
