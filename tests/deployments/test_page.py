@@ -130,11 +130,14 @@ def test_several_pictures_go_out_in_order(page: Page, red: Path, blue: Path, tmp
 
 
 def hold_reading(page: Page) -> None:
-    """Files are read no further than their first bytes until `goOn()` is called."""
+    """The next file is read no further than its first bytes until `goOn()` is called."""
     page.evaluate("""() => {
       const read = FileReader.prototype.readAsDataURL;
       const goingOn = new Promise((resolve) => { window.goOn = resolve; });
-      FileReader.prototype.readAsDataURL = function (file) { goingOn.then(() => read.call(this, file)); };
+      FileReader.prototype.readAsDataURL = function (file) {
+        FileReader.prototype.readAsDataURL = read;
+        goingOn.then(() => read.call(this, file));
+      };
     }""")
 
 
