@@ -81,6 +81,12 @@ def drop(page: Page, *files: Path) -> None:
         expect(page.locator("#drop")).to_be_visible(visible=kind != "drop")
 
 
+def reload(page: Page) -> None:
+    """Once the browser has kept what the page gave it: a reload may end what is still written."""
+    page.evaluate("keep(() => {})")  # comes after whatever was to be kept before it
+    page.reload()
+
+
 def send(page: Page, text: str) -> None:
     page.fill("#question", text)
     page.press("#question", "Enter")

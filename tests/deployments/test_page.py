@@ -29,6 +29,7 @@ from tests.page_driver import (
     openai_error,
     paste,
     pick,
+    reload,
     send,
     sent_bodies,
     turn,
@@ -255,7 +256,7 @@ def test_what_has_come_outlives_the_page(page: Page) -> None:
     send(page, "Hello")
     expect(page.locator("article.assistant .text")).to_have_text(re.compile(".{20}"))
     page.wait_for_timeout(2_500)  # it is kept once a second
-    page.reload()
+    reload(page)
     expect(page.locator("article.assistant .note")).to_have_text("Interrupted")
     assert len(history(page)["messages"][1]["content"]) > 20
 
@@ -318,7 +319,7 @@ def test_settings_are_sent_where_they_are_set_and_kept(page: Page, red: Path) ->
         page.fill(f"#{name}", str(value))
     page.fill("#stop_strings", "never\\nthis\nnor this")
     page.fill("#system", "Be brief.")
-    page.reload()
+    reload(page)
     bodies = sent_bodies(page)
     pick(page, red)
     ask(page, "Describe the picture.")
@@ -342,7 +343,7 @@ def test_the_history_is_exported_and_imported(page: Page, red: Path, browser: Br
     ask(page, QUESTION)
     exported = history(page)
     assert exported == turn(f'<img src="{data_url(red)}">\n{QUESTION}')
-    page.reload()
+    reload(page)
     expect(page.locator(".measures")).to_have_count(1)
     assert history(page) == exported
     other = browser.new_context()
@@ -479,7 +480,7 @@ def test_the_state_of_every_stage_is_shown(page: Page) -> None:
     ]
     stages = {"preprocess": "ready", "encode": "unresponsive", "generate": "starting"}
     page.route("**/health", lambda route: route.fulfill(status=503, json={"ready": False, "stages": stages}))
-    page.reload()
+    reload(page)
     expect(page.locator("#health")).to_have_text("Not ready")
 
 
@@ -567,7 +568,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, app_u
     assert brightness() < 100
     page.get_by_role("button", name="Dark theme", pressed=True).click()
     assert brightness() > 600
-    page.reload()
+    reload(page)
     assert brightness() > 600
     expect(page.get_by_role("button", name="Dark theme")).to_have_attribute("aria-pressed", "false")
     context.close()

@@ -17,6 +17,7 @@ from tests.page_driver import (
     open_page,
     openai_error,
     pick,
+    reload,
     send,
     sent_bodies,
     switch,
@@ -54,7 +55,7 @@ def test_conversations_are_listed_and_switched_between(page: Page, red: Path) ->
     bodies = sent_bodies(page)
     assert ask(page, "How many shapes are there?") == "one"
     assert [message["content"] for message in bodies[0]["messages"][1:]] == ["red", "How many shapes are there?"]
-    page.reload()
+    reload(page)
     expect(page.locator("article")).to_have_count(4)
     open_list(page)
     assert titles(page) == [QUESTION, OTHER]
@@ -65,7 +66,7 @@ def test_a_new_conversation_leaves_the_others_as_they_are(page: Page) -> None:
     expect(page.locator("article")).to_have_count(2)
     start_new(page)
     page.get_by_role("button", name="New conversation").click()
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
     bring_in(page, turn("Two"))
     expect(page.locator("article.user")).to_contain_text("Two")
@@ -89,7 +90,7 @@ def test_a_conversation_is_renamed(page: Page) -> None:
     field.press("Enter")
     page.keyboard.press("Escape")
     ask(page, OTHER)
-    page.reload()
+    reload(page)
     open_list(page)
     assert titles(page) == ["Shapes"]
 
@@ -108,12 +109,12 @@ def test_a_deleted_conversation_can_be_brought_back(page: Page, red: Path) -> No
     expect(page.locator("#welcome")).to_be_visible()
     switch(page, "One")
     expect(page.locator("article.user img")).to_have_attribute("src", data_url(red))
-    page.reload()
+    reload(page)
     expect(page.locator("article")).to_have_count(2)
     open_list(page)
     assert titles(page) == ["One"]
     page.get_by_role("button", name="Delete “One”").click()
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
     open_list(page)
     expect(page.locator("#no-conversations")).to_be_visible()
@@ -153,7 +154,7 @@ def test_an_answer_that_ends_out_of_sight_is_kept(page: Page) -> None:
     expect(page.locator("#question")).to_have_value("A draft")
     switch(page, "Hello")
     expect(page.locator(".measures")).to_have_count(1)
-    page.reload()
+    reload(page)
     expect(page.locator(".measures")).to_have_count(1)
     assert len(history(page)["messages"]) == 2
 
@@ -179,7 +180,7 @@ def test_a_deleted_conversation_gets_no_answer(page: Page) -> None:
     open_list(page)
     with page.expect_event("requestfailed"):
         page.get_by_role("button", name="Delete “Hello”").click()
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
     open_list(page)
     assert titles(page) == []
@@ -197,7 +198,7 @@ def test_a_draft_stays_with_its_conversation(page: Page, red: Path) -> None:
     page.fill("#question", "Another one")
     switch(page, "One")
     expect(page.locator("#question")).to_have_value("A draft")
-    page.reload()
+    reload(page)
     expect(page.locator("#question")).to_have_value("A draft")
     expect(page.locator("#attached img")).to_have_count(1)
     start_new(page)
@@ -294,5 +295,5 @@ def test_a_browser_without_room_says_so(context: BrowserContext, app_url: str, r
     expect(page.locator(".measures")).to_have_count(1)
     devtools.send("Storage.overrideQuotaForOrigin", {"origin": app_url})
     ask(page, "How many shapes are there?")
-    page.reload()
+    reload(page)
     expect(page.locator(".measures")).to_have_count(2)

@@ -13,6 +13,7 @@ from tests.page_driver import (
     history,
     openai_error,
     pick,
+    reload,
     send,
     sent_bodies,
     turn,
@@ -52,7 +53,7 @@ def test_an_earlier_question_is_changed_and_sent_again(page: Page, red: Path, bl
     assert messages[0]["content"] == f'<img src="{data_url(blue)}">\nAnd what colour is this circle?'
     assert len(messages) == 2
     expect(page.locator("#editing")).to_be_hidden()
-    page.reload()
+    reload(page)
     expect(page.locator("article")).to_have_count(2)
 
 
@@ -78,7 +79,7 @@ def test_escape_leaves_a_question_as_it_was(page: Page, red: Path) -> None:
     expect(page.locator("article.edited")).to_have_count(1)
     page.fill("#question", "Something else")
     page.get_by_role("button", name="Remove picture 1").click()
-    page.reload()  # nothing of this is kept before it is sent
+    reload(page)  # nothing of this is kept before it is sent
     expect(page.locator("#question")).to_have_value("A draft")
     ways: list[Callable[[], None]] = [
         lambda: page.press("#question", "Escape"),
@@ -125,7 +126,7 @@ def test_a_failed_question_is_there_once(page: Page, red: Path) -> None:
         expect(page.locator("article.failed img")).to_have_count(5)
         expect(page.locator("#question")).to_have_value("")
         expect(page.locator("#attached img")).to_have_count(0)
-        page.reload()
+        reload(page)
     assert len(history(page)["messages"]) == 2
     page.get_by_role("button", name="Edit the question").last.click()
     for number in range(4):
@@ -159,7 +160,7 @@ def test_a_failed_question_is_retried_after_the_page_was_away(page: Page) -> Non
     page.route(CHAT, lambda route: route.fulfill(**openai_error(500, "broken")), times=1)
     send(page, "Who are you?")
     expect(page.locator("article.failed")).to_have_count(1)
-    page.reload()
+    reload(page)
     page.get_by_role("button", name="Retry").click()
     expect(page.locator(".measures")).to_have_count(1)
     expect(page.locator("article.failed")).to_have_count(0)
