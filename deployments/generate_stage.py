@@ -97,7 +97,7 @@ class Generate:
         hand_over = HandOver(items, sent_at)
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
-            # Up to a second, in which nobody's stream may stand still; then the engine finds it compiled.
+            # Up to some seconds, in which nobody's stream may stand still; then the engine finds it compiled.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         stream = self._loop.stream(
             request_id,
@@ -116,6 +116,8 @@ class Generate:
         num_unfinished, is_first = params.n, True
         async with aclosing(stream) as batches:
             async for outputs in batches:
+                if error := next((output.error for output in outputs if output.error), None):
+                    raise error
                 pieces = pieces_of(outputs)
                 if is_first and items:
                     pieces[0].seconds["transfer_embeddings"] = hand_over.transfer_seconds

@@ -1,10 +1,11 @@
 """A model's tokens as bytes: what grammars match, and what log-probabilities name."""
 
+import copy
 import threading
 from typing import Any
 
 from llguidance import LLTokenizer
-from llguidance.hf import from_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 
 class ByteTokenizer:
@@ -28,11 +29,21 @@ class ByteTokenizer:
     def name(self) -> str:
         return type(self._tokenizer).__name__
 
+    def arguments(self) -> dict[str, Any]:
+        """What makes an LLTokenizer of it in any process. Raises ValueError for one that is not of `tokenizers`."""
+        if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
+            raise ValueError(f"{self.name} is not of the tokenizers library")
+        backend = copy.copy(self._tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        eos_token = self._eos_token_ids or self._tokenizer.eos_token_id
+        return {"tokenizer": backend.to_str(), "n_vocab": self.vocab_size, "eos_token": eos_token}
+
     def matching(self) -> LLTokenizer:
         """What llguidance compiles grammars for. Raises ValueError for a tokenizer that is not of `tokenizers`."""
         with self._lock:
             if self._matching is None:
-                self._matching = from_tokenizer(self._tokenizer, self.vocab_size, self._eos_token_ids or None)
+                self._matching = LLTokenizer(**self.arguments())
             return self._matching
 
     def token_bytes(self, token_id: int) -> bytes:

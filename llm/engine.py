@@ -18,6 +18,7 @@ from llm.config import EngineConfig
 from llm.detokenizer import Detokenizer, decoder_of
 from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
 from llm.grammar import GrammarCompiler
+from llm.late_masks import LateMasks, Sampling
 from llm.logprobs import TokenLogprobs
 from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
@@ -29,7 +30,7 @@ from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
 from llm.sequence import FinishReason, Sequence
-from preprocess.schema import ProcessedPrompt
+from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class LLMEngine:
         self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._eos_token_ids)
         self.grammar_compiler = GrammarCompiler(self.byte_tokenizer)
         self._requests: dict[str, Request] = {}
+        self._late_masks = LateMasks()
         self._is_stalled = False
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
@@ -142,16 +144,19 @@ class LLMEngine:
             with torch.inference_mode():
                 return self.step()
         chunks = self._scheduler.schedule()
-        self._is_stalled = not chunks
-        if not chunks:
+        self._late_masks.forget_gone()
+        self._is_stalled = not chunks and not self._late_masks
+        if self._is_stalled:
             return []
+        late = self._late_masks.sequences
         try:
             outputs = self._run(chunks)
         except (torch.AcceleratorError, RankDiedError):
             raise  # the device itself or another rank has failed: every later step would, too
         except Exception:
-            logger.exception("step failed for requests %s", [chunk.sequence.request_id for chunk in chunks])
-            outputs = [output for chunk in chunks for output in self._fail(chunk.sequence.request_id)]
+            request_ids = [one.request_id for one in [*(chunk.sequence for chunk in chunks), *late]]
+            logger.exception("step failed for requests %s", request_ids)
+            outputs = [output for request_id in request_ids for output in self._fail(request_id)]
         self._check_nothing_is_left()
         return outputs
 
@@ -167,10 +172,26 @@ class LLMEngine:
             )
 
     def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
+        sampling, logits = self._late_masks.exchange(*self._compute(chunks))
+        if logits is None:
+            return []
+        tokens = sample(logits, [answer.sampler_state for _, answer in sampling])
+        outputs: list[RequestOutput] = []
+        for (sequence, answer), token in zip(sampling, tokens, strict=True):
+            if token is None:
+                outputs += self._fail(sequence.request_id, answer.sampler_state.failure)
+            elif sequence.finish_reason is None:
+                outputs.append(self._advance(sequence, answer, token))
+        return outputs
+
+    def _compute(self, chunks: list[ScheduledChunk]) -> tuple[Sampling, torch.Tensor | None]:
+        """The answers that can have their next token now, with a row of logits each: (answers, vocab), float32."""
+        if not chunks:
+            return [], None
         result = self._runner.run(chunks)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
-        sampling: list[tuple[Sequence, Answer]] = []
+        sampling: Sampling = []
         block_size = self._config.block_size
         for chunk in chunks:
             sequence = chunk.sequence
@@ -179,14 +200,7 @@ class LLMEngine:
                 self._block_manager.commit(sequence)
             if chunk.samples:
                 sampling.append((sequence, self._answer(sequence)))
-        tokens = sample(result.logits, [answer.sampler_state for _, answer in sampling])
-        outputs: list[RequestOutput] = []
-        for (sequence, answer), token in zip(sampling, tokens, strict=True):
-            if token is None:
-                outputs += self._fail(sequence.request_id)
-            elif sequence.finish_reason is None:
-                outputs.append(self._advance(sequence, answer, token))
-        return outputs
+        return sampling, result.logits
 
     def _keep_prompt_logprobs(self, chunks: list[ScheduledChunk], prompt_logprobs: list[TokenLogprobs]) -> None:
         told = iter(prompt_logprobs)
@@ -240,14 +254,15 @@ class LLMEngine:
         if not answers:
             del self._requests[sequence.request_id]
 
-    def _fail(self, request_id: str) -> list[RequestOutput]:
-        """Ends a request, all its answers, with an error; nothing for one that has ended."""
+    def _fail(self, request_id: str, error: InvalidRequestError | None = None) -> list[RequestOutput]:
+        """Ends a request, all its answers, with an error, which may be its own; nothing for one that has ended."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return []
         for sequence in request.answers:
             self._block_manager.disown(sequence)
-        return self._finish_all(request, FinishReason.ERROR)
+        outputs = self._finish_all(request, FinishReason.ERROR)
+        return [replace(output, error=error) for output in outputs]
 
     def _finish_all(self, request: Request, reason: FinishReason) -> list[RequestOutput]:
         for sequence in request.answers:

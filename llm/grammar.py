@@ -1,73 +1,105 @@
 """Structured output: which tokens the answer may go on with, by a grammar that the request asked for.
 
 The library (llguidance) matches bytes, so any tokenizer of the `tokenizers` library works, and a token may span
-several terminals. It computes a mask when one is asked for, and so compiles in milliseconds.
+several terminals. It computes a mask when one is asked for, and so compiles in milliseconds. A mask may take longer
+than a step of the model: threads of their own compute each as soon as the token before it is known.
 """
 
-import functools
 import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
+from llguidance import LLMatcher
 
 from llm.byte_tokenizer import ByteTokenizer
+from llm.grammar_check import NICENESS, GrammarCheck
+from llm.grammar_source import GrammarError, check, make_matcher
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
 MAX_CACHED_GRAMMARS = 256
-_MAX_REASON_CHARS = 300
-
-# Bounded, so that a model in doubt does not fill its answer with blanks.
-_JSON_WHITESPACE = r"[ \n\r\t]{0,16}"
-
+# So many answers may have slow masks before others' have to wait for a thread.
+_NUM_MASK_THREADS = 4
 _BITS_PER_WORD = 32
 
 
 class GrammarMatcher:
     """How far one answer has come in its grammar. Of one sequence, on one thread."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
-        self.num_words = -(-vocab_size // _BITS_PER_WORD)
+        self._threads = threads
+        self._words = torch.empty(-(-vocab_size // _BITS_PER_WORD), dtype=torch.int32)
+        self._computing = threads.submit(self._compute_mask)
+        self.is_complete = False
+        """Whether nothing but an end token can follow."""
+        self.failure: str | None = None
 
-    def fill_bitmask(self, words: torch.Tensor) -> None:
-        """Writes which tokens may come next: bit i % 32 of `words[i // 32]`; (num_words,), int32, on the CPU.
+    @property
+    def is_mask_ready(self) -> bool:
+        return self._computing.done()
+
+    def mask(self) -> torch.Tensor:
+        """Which tokens may come next, (ceil(vocab / 32),), int32, on the CPU: bit i % 32 of word i // 32. Waits for it.
 
         Once the grammar is complete and cannot go on, these are the model's end tokens. A grammar that turns out to
-        be too complex on the way allows no token at all.
+        be too complex on the way allows no token at all, and `failure` says why.
         """
-        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), self.num_words * words.element_size())
-        if self._matcher.is_error():
-            logger.warning("a grammar failed on the way: %s", _first_line(self._matcher.get_error()))
-            words.zero_()
+        try:
+            self._computing.result()
+        except GrammarError as error:
+            self._words.zero_()
+            self._fail(error)
+        return self._words
 
     def advance(self, token_id: int) -> bool:
-        """Goes on by a token that the mask allowed; false where the grammar fails.
+        """Goes on by a token that the mask allowed; false where the grammar fails, and `failure` says why.
 
         It does where all that may follow is a text that the tokenizer takes for a special token.
         """
-        is_matched = self._matcher.consume_token(token_id)
-        if not is_matched:
-            logger.warning("a grammar failed on the way: %s", _first_line(self._matcher.get_error()))
-        return is_matched
+        self.mask()  # until then a thread is at work on the matcher
+        self._matcher.consume_token(token_id)
+        try:
+            check(self._matcher)
+        except GrammarError as error:
+            self._fail(error)
+            return False
+        self.is_complete = self._matcher.is_stopped()
+        self._computing = self._threads.submit(self._compute_mask)
+        return True
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing but an end token can follow."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+    def _compute_mask(self) -> None:
+        words = self._words
+        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), len(words) * words.element_size())
+        check(self._matcher)
+
+    def _fail(self, error: GrammarError) -> None:
+        logger.warning("a grammar failed on the way: %s", error)
+        self.failure = str(error)
+
+    @staticmethod
+    def wait_for(matchers: "Iterable[GrammarMatcher]", timeout_s: float, *, for_all: bool) -> None:
+        """Returns when the masks of all, or of any, are ready, and after `timeout_s` at the latest."""
+        computing = [matcher._computing for matcher in matchers]
+        wait(computing, timeout_s) if for_all else wait(computing, timeout_s, FIRST_COMPLETED)
 
 
 class CompiledGrammar:
     """One compiled grammar, of any number of requests; nothing in it changes."""
 
-    def __init__(self, start: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, start: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._start = start
         self._vocab_size = vocab_size
+        self._threads = threads
 
     def new_matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self._start.deep_copy(), self._vocab_size)
+        return GrammarMatcher(self._start.deep_copy(), self._vocab_size, self._threads)
 
 
 class GrammarCompiler:
@@ -75,10 +107,13 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._compile = functools.lru_cache(maxsize=MAX_CACHED_GRAMMARS)(self._compile_anew)
+        self._check = GrammarCheck()
+        self._threads = ThreadPoolExecutor(_NUM_MASK_THREADS, "grammar-mask", initializer=_lower_priority)
+        self._lock = threading.Lock()
+        self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
 
     def compile(self, wish: StructuredOutput) -> CompiledGrammar:
-        """Takes milliseconds, up to about a second for the first or a very large one.
+        """Takes milliseconds for most, about a second for the first, and at most some seconds, see `grammar_check`.
 
         Raises InvalidRequestError that names the field of `wish`.
         """
@@ -86,55 +121,47 @@ class GrammarCompiler:
             if special := [token for token in self._tokenizer.special_tokens if token in text]:
                 reason = f"must be without the model's special tokens, got {special[0]}"
                 raise InvalidRequestError(reason, field="choice")
-        return self._compile(*wish.specification)
+        outcome = self._outcome(*wish.specification)
+        if isinstance(outcome, str):
+            raise InvalidRequestError(outcome, field=wish.specification[0])
+        return outcome
 
-    def _compile_anew(self, field: str, text: str) -> CompiledGrammar:
+    def _outcome(self, field: str, text: str) -> CompiledGrammar | str:
+        """The grammar, or why it is refused: found out once for however many ask for it."""
+        with self._lock:
+            known = self._outcomes.get((field, text))
+            outcome = self._outcomes.setdefault((field, text), Future())
+            self._outcomes.move_to_end((field, text))
+            if len(self._outcomes) > MAX_CACHED_GRAMMARS:
+                self._outcomes.popitem(last=False)
+        if known is None:
+            try:
+                outcome.set_result(self._compile_anew(field, text))
+            except BaseException as error:
+                with self._lock:
+                    self._outcomes.pop((field, text), None)
+                outcome.set_exception(error)
+        return outcome.result()
+
+    def _compile_anew(self, field: str, text: str) -> CompiledGrammar | str:
         try:
-            matching = self._tokenizer.matching()
-        except ValueError as error:
-            reason = f"must be absent: {self._tokenizer.name}, the model's tokenizer, does not support it"
-            raise InvalidRequestError(reason, field=field) from error
-        return compile_grammar(matching, field, text)
+            arguments, matching = self._tokenizer.arguments(), self._tokenizer.matching()
+        except ValueError:
+            return f"must be absent: {self._tokenizer.name}, the model's tokenizer, does not support it"
+        if reason := self._check.reason_against(arguments, field, text):
+            return reason
+        return CompiledGrammar(make_matcher(matching, field, text), matching.vocab_size, self._threads)
 
 
-def compile_grammar(tokenizer: LLTokenizer, field: str, text: str) -> CompiledGrammar:
-    """Compiles one `StructuredOutput.specification`. Depends on its arguments only; any thread may call it.
-
-    Raises InvalidRequestError that names `field`.
-    """
-    try:
-        # Errors go to a client and to logs: without the parser's state.
-        limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(tokenizer, _grammar(field, text), log_level=0, limits=limits)
-        error = matcher.get_error()
-    except ValueError as failure:
-        error = str(failure)
-    if error:
-        raise InvalidRequestError(f"must be one that can be compiled, got: {_first_line(error)}", field=field)
-    return CompiledGrammar(matcher, tokenizer.vocab_size)
-
-
-def _grammar(field: str, text: str) -> str:
-    if field in ("json_schema", "json_object"):
-        return LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": _JSON_WHITESPACE})
-    if field == "regex":
-        # As in JavaScript and JSON Schema \d and \w are ASCII, which is what patterns of digits and names mean.
-        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, 'dw')}/")
-    if field == "choice":
-        return grammar_from("choice", text)
-    return grammar_from("grammar", text)
-
-
-def _first_line(error: str) -> str:
-    return error.strip().split("\n")[0][:_MAX_REASON_CHARS]
+def _lower_priority() -> None:
+    """Of the calling thread: on Linux each has its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def apply_bitmask(logits: torch.Tensor, rows: list[int], matchers: list[GrammarMatcher]) -> None:
     """Sets to -inf, in place, what the grammars of these rows of `logits` (any, vocab) do not allow."""
-    words = torch.empty(len(rows), max(matcher.num_words for matcher in matchers), dtype=torch.int32)
-    for own_words, matcher in zip(words, matchers, strict=True):
-        matcher.fill_bitmask(own_words)
+    words = torch.stack([matcher.mask() for matcher in matchers]).to(logits.device)
     bits = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
-    is_allowed = (words.to(logits.device)[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+    is_allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
     index = torch.tensor(rows, device=logits.device)
     logits[index] = logits[index].masked_fill(~is_allowed, -torch.inf)

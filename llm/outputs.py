@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from llm.logprobs import TokenLogprobs
 from llm.sampler import SampledToken
 from llm.sequence import FinishReason, Sequence, SequenceTimes
+from preprocess.schema import InvalidRequestError
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class RequestOutput:
     finish_reason: FinishReason | None
     has_stop_token: bool
     times: SequenceTimes
+    error: InvalidRequestError | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, token: SampledToken | None, *, has_stop_token: bool = False) -> "RequestOutput":

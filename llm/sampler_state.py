@@ -95,6 +95,20 @@ class SamplerState:
         """Whether the answer has the form it was asked for, and nothing but an end token can follow."""
         return self.matcher is not None and self.matcher.is_complete
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next token can be chosen without waiting for the grammar's mask."""
+        return self.matcher is None or self.matcher.is_mask_ready
+
+    @property
+    def failure(self) -> InvalidRequestError | None:
+        """Why the answer cannot go on in the form that it was asked for."""
+        wish = self.params.structured_output
+        if wish is None or self.matcher is None or self.matcher.failure is None:
+            return None
+        reason = f"must be one that can be followed to its end, got: {self.matcher.failure}"
+        return InvalidRequestError(reason, field=wish.specification[0])
+
     def draw_uniform(self) -> float:
         """The next random number of this sequence, in [0, 1), a multiple of 2**-53. One is used a token."""
         return self._random.random()

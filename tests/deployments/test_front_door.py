@@ -1,10 +1,13 @@
 """The running endpoint as strangers find it: what listens, what they may touch, and questions that need no key."""
 
+import itertools
 import os
+import random
 import re
 import shutil
 import socket
 import stat
+import string
 import subprocess
 import sys
 import time
@@ -159,3 +162,27 @@ def test_what_body_validation_refuses_is_counted(app_url: str) -> None:
     body: dict[str, Any] = {"model": "shapes", "messages": [{"role": "nobody", "content": "Hi"}]}
     assert httpx.post(f"{app_url}/v1/chat/completions", json=body).status_code == 400
     wait_until(lambda: count() == before + 1)
+
+
+def test_a_hostile_grammar_is_its_clients_mistake(app_url: str) -> None:
+    """The kinds of them are in tests/llm/test_grammar_check.py."""
+    optional = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(500)}}
+    forms: list[tuple[str, Any]] = [
+        ("json", {"$ref": "#"}),
+        ("json", optional),
+        ("grammar", "start: start"),
+        ("grammar", 'start: "a"~1000000'),
+        ("regex", "".join(random.Random(0).choices(string.ascii_letters, k=100_000))),
+    ]
+    (log,) = server_folder().rglob("server.log")
+    before, read = exported(app_url, "request_errors", stage="generate"), log.stat().st_size
+    for is_stream, (name, value) in itertools.product((False, True), forms):
+        body = {"model": "shapes", "messages": [{"role": "user", "content": "Hi"}], "stream": is_stream}
+        url = f"{app_url}/v1/chat/completions"
+        answer = httpx.post(url, json={**body, "structured_outputs": {name: value}}, timeout=60)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", f"structured_outputs.{name}")
+    wait_until(lambda: answer.headers["x-request-id"] in log.read_bytes()[read:].decode())
+    assert "Traceback" not in log.read_bytes()[read:].decode()
+    assert exported(app_url, "request_errors", stage="generate") == before

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from llm import grammar as grammar_module
 from llm.byte_tokenizer import ByteTokenizer
-from llm.grammar import CompiledGrammar, GrammarCompiler
+from llm.grammar import GrammarCompiler
 from llm.sampler import sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
@@ -205,7 +204,7 @@ def test_rows_without_a_form_are_untouched(compiler: GrammarCompiler) -> None:
 def test_what_cannot_be_compiled_names_the_field(
     compiler: GrammarCompiler, make: Callable[[], StructuredOutput], field: str
 ) -> None:
-    with pytest.raises(InvalidRequestError, match="must be one that can be compiled, got: .") as caught:
+    with pytest.raises(InvalidRequestError, match="must be one that can be compiled and followed, got: .") as caught:
         compiler.compile(make())
     assert caught.value.field == field
     assert "\n" not in caught.value.reason
@@ -227,10 +226,16 @@ def test_the_text_of_a_special_token_ends_its_own_row_only(tokenizer: Any, compi
     """The library takes it for the token, which is no text. Where it can be told beforehand, it is refused."""
     with pytest.raises(InvalidRequestError, match="choice: must be without the model's special tokens, got <s>"):
         compiler.compile(StructuredOutput(choice=("a", "b<s>")))
-    states = [state(compiler, StructuredOutput(regex=regex), temperature=1.0) for regex in ("<s>", "<t>")]
-    broken, sound = sample(torch.zeros(2, VOCAB), states)
-    assert broken is None
-    assert sound is not None
+    with pytest.raises(InvalidRequestError, match="regex: must be one that can be compiled and followed"):
+        compiler.compile(StructuredOutput(regex="<s>"))
+    # Further on than the check goes.
+    broken, sound = (state(compiler, StructuredOutput(regex=f"[a-z]{{1000}}{end}")) for end in ("<s>", "<t>"))
+    logits = torch.zeros(2, VOCAB)
+    while (tokens := sample(logits.clone(), [broken, sound]))[0] is not None:
+        pass
+    assert tokens[1] is not None
+    failures = [own.failure.field if own.failure else None for own in (broken, sound)]
+    assert failures == ["regex", None]
 
 
 @pytest.mark.parametrize("regex", ["a\nb", r"\d\w/\/", "\"'", "a|", r"(?i)x"])
@@ -240,34 +245,24 @@ def test_a_regex_is_matched_as_a_whole(tokenizer: Any, compiler: GrammarCompiler
         assert re.fullmatch(regex, text, re.ASCII)
 
 
-def test_equal_forms_are_compiled_once_and_share_nothing(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    compile_grammar = grammar_module.compile_grammar
-
-    def counted(tokenizer: Any, field: str, text: str) -> CompiledGrammar:
-        compiled.append(text)
-        return compile_grammar(tokenizer, field, text)
-
-    monkeypatch.setattr(grammar_module, "compile_grammar", counted)
-    compiler = GrammarCompiler(ByteTokenizer(tokenizer, VOCAB, EOS))
+def test_equal_forms_are_compiled_once_and_share_nothing(tokenizer: Any, compiler: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
     first = compiler.compile(StructuredOutput(json_schema=schema))
     assert compiler.compile(StructuredOutput(json_schema=json.dumps(schema))) is first
     other_order = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
     assert compiler.compile(StructuredOutput(json_schema=other_order)) is not first
-    assert len(compiled) == 2
     ahead, behind = first.new_matcher(), first.new_matcher()
     (brace,) = tokenizer.encode("{", add_special_tokens=False)
     ahead.advance(brace)
-    behind.advance(brace)  # still at its start
+    assert behind.advance(brace)  # still at its start
 
 
 def test_threads_may_compile_at_once(tokenizer: Any) -> None:
     compiler = GrammarCompiler(ByteTokenizer(tokenizer, VOCAB, EOS))
     wishes = [StructuredOutput(regex=f"[a-z]{{{1 + i % 8}}}x") for i in range(64)]
     with ThreadPoolExecutor(8) as pool:
-        matchers = list(pool.map(lambda wish: compiler.compile(wish).new_matcher(), wishes))
-    assert len(matchers) == 64
+        grammars = list(pool.map(compiler.compile, wishes))
+    assert len(set(grammars)) == 8
 
 
 def test_logits_may_be_narrower_than_the_tokenizer(tokenizer: Any) -> None:

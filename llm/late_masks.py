@@ -1,0 +1,69 @@
+"""Sequences whose logits are there and whose grammar's mask is not: they wait, and the others' next steps go on."""
+
+from typing import TypeAlias
+
+import torch
+
+from llm.grammar import GrammarMatcher
+from llm.request import Answer
+from llm.sequence import Sequence
+
+_PATIENCE_SECONDS = 0.005
+"""Most masks take a tenth of a millisecond: to leave the batch for one that comes in a moment costs more."""
+_IDLE_SECONDS = 0.05
+"""How long a step that has nothing else to do waits, so that requests that come or go are not kept waiting."""
+
+Sampling: TypeAlias = list[tuple[Sequence, Answer]]
+
+
+class LateMasks:
+    """Holds their logits, a copy of a row of the step's (vocab,) each."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Sequence, tuple[Answer, torch.Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return list(self._rows)
+
+    def forget_gone(self) -> None:
+        """Drops those that have ended or were preempted: these are computed again."""
+        gone = [one for one in self._rows if one.is_finished or one.num_uncomputed_tokens]
+        for sequence in gone:
+            del self._rows[sequence]
+
+    def exchange(self, sampling: Sampling, logits: torch.Tensor | None) -> tuple[Sampling, torch.Tensor | None]:
+        """Takes what a step has computed, `logits` (len(sampling), vocab), None where it had nothing to compute; gives
+        what can be sampled now, in the same form."""
+        late = [row for row, (_, answer) in enumerate(sampling) if not answer.sampler_state.is_ready]
+        if not late and not self._rows:
+            return sampling, logits
+        new = _matchers([sampling[row][1] for row in late])
+        if new:
+            GrammarMatcher.wait_for(new, _PATIENCE_SECONDS, for_all=True)
+        if not sampling:
+            GrammarMatcher.wait_for(_matchers([own for own, _ in self._rows.values()]), _IDLE_SECONDS, for_all=False)
+        return self._sort(sampling, logits)
+
+    def _sort(self, sampling: Sampling, logits: torch.Tensor | None) -> tuple[Sampling, torch.Tensor | None]:
+        rows = [] if logits is None else list(logits)
+        candidates = [(sequence, *own) for sequence, own in self._rows.items()]
+        candidates += [(*one, row) for one, row in zip(sampling, rows, strict=True)]
+        ready = [answer.sampler_state.is_ready for _, answer, _ in candidates]
+        self._rows = {
+            # The runner writes the next step's logits to the same place.
+            sequence: (answer, row if sequence in self._rows else row.clone())
+            for (sequence, answer, row), is_ready in zip(candidates, ready, strict=True)
+            if not is_ready
+        }
+        now = [candidate for candidate, is_ready in zip(candidates, ready, strict=True) if is_ready]
+        return [(sequence, answer) for sequence, answer, _ in now], torch.stack(
+            [row for *_, row in now]
+        ) if now else None
+
+
+def _matchers(answers: list[Answer]) -> list[GrammarMatcher]:
+    return [matcher for answer in answers if (matcher := answer.sampler_state.matcher) is not None]
