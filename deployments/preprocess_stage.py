@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
+from deployments.free_memory import give_back_free_memory
+from deployments.item_queue import ItemQueue
 from deployments.metrics import PreprocessMetrics
-from deployments.pixel_scaling import PendingWork
+from deployments.pixel_scaling import CALL_PIXELS, PendingWork
 from deployments.server_log import join_server_log
 from deployments.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.tensor_wire import PackedItem, PackedTensor
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
+_LARGE_PIXELS = 2**24
+"""More than photographs have. To give memory back takes little time next to an item of so many."""
+
 
 class Preprocess:
     """Runs the model's Hugging Face processor. Items and prompts are worked on in a thread each, so that a prompt
@@ -36,8 +41,10 @@ class Preprocess:
         self._limits = config.media.limits()
         self._processor = load_model_processor(config)
         # On Linux niceness belongs to a thread; those that torch starts from this one inherit it.
-        self._item_thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="items", initializer=os.nice, initargs=(config.preprocess.niceness,)
+        self._items = ItemQueue(
+            ThreadPoolExecutor(
+                max_workers=1, thread_name_prefix="items", initializer=os.nice, initargs=(config.preprocess.niceness,)
+            )
         )
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork()
@@ -49,17 +56,21 @@ class Preprocess:
         # that is dropped at one would go on counting until it is collected.
         num_pixels = 0 if job.is_precomputed else work_pixels(job.modality, job.content, self._limits)
         with self._pending.call(num_pixels):
-            info, tensors = await asyncio.get_running_loop().run_in_executor(self._item_thread, self._process, job)
+            info, tensors = await self._items.run(CALL_PIXELS + num_pixels, lambda: self._process(job, num_pixels))
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
 
-    def _process(self, job: ItemJob) -> "tuple[ItemInfo, ItemTensors]":
+    def _process(self, job: ItemJob, num_pixels: int) -> "tuple[ItemInfo, ItemTensors]":
         items = self._processor.items
         number, options = job.num_in_prompt, job.options
         if job.is_precomputed:
             return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
-        return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
+        try:
+            return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
+        finally:
+            if num_pixels >= _LARGE_PIXELS:
+                give_back_free_memory()
 
     async def render(
         self, prompt: Prompt, items: list[ItemInfo], hashes: list[str], max_prompt_tokens: int | None = None

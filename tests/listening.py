@@ -1,14 +1,16 @@
-"""The sockets on which the processes of a server listen, and whether another user may do something."""
+"""The sockets on which the processes of a server listen, and what another user may do."""
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.replicas import parent
+from tests.replicas import parent, worker_pids
 
+_DOCUMENT = Path(__file__).parent.parent / "docs" / "security.md"
 _LISTEN = "0A"
 _NOBODY = 65534
 
@@ -33,6 +35,25 @@ def listeners(root: int) -> list[Listener]:
                 address, _, port = fields[1].partition(":")
                 found.append(Listener(_title(owners[fields[9]]), _where(address), int(port, 16)))
     return sorted(found)
+
+
+def documented() -> list[tuple[str, str]]:
+    """Pattern of a process and its address, of the table in docs/security.md."""
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", _DOCUMENT.read_text(), re.MULTILINE)
+    assert len(rows) > 5
+    return [
+        (pattern, {"`--host`": "loopback"}.get(address, address))
+        for patterns, address in rows
+        for pattern in re.findall(r"`([^`]+)`", patterns)
+    ]
+
+
+def server_folder() -> Path:
+    """Of the server that this process runs."""
+    (pid,) = worker_pids("ServeController")
+    found = re.search(r"/tmp/raylens-[^/]+", Path(f"/proc/{pid}/environ").read_text())
+    assert found is not None
+    return Path(found.group())
 
 
 def is_refused_to_nobody(act: Callable[[], object]) -> bool:

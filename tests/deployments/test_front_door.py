@@ -21,34 +21,13 @@ import grpc
 import httpx
 import pytest
 
-from tests.listening import is_refused_to_nobody, listeners
+from tests.listening import documented, is_refused_to_nobody, listeners, server_folder
 from tests.metric_values import exported
-from tests.replicas import worker_pids
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENT = (ROOT / "docs" / "security.md").read_text()
 NUM_SLOW = 4200
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-
-
-def documented() -> list[tuple[str, str]]:
-    """Pattern of a process and its address, of the table in docs/security.md."""
-    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
-    assert len(rows) > 5
-    return [
-        (pattern, {"`--host`": "loopback"}.get(address, address))
-        for patterns, address in rows
-        for pattern in re.findall(r"`([^`]+)`", patterns)
-    ]
-
-
-def server_folder() -> Path:
-    """Of the server that this process runs."""
-    (pid,) = worker_pids("ServeController")
-    found = re.search(r"/tmp/raylens-[^/]+", Path(f"/proc/{pid}/environ").read_text())
-    assert found is not None
-    return Path(found.group())
 
 
 def test_only_what_is_documented_listens(app_url: str) -> None:

@@ -1,0 +1,173 @@
+"""What hostile clients send: each attack goes on until it is told to stop, against the server at `url`."""
+
+import base64
+import io
+import json
+import os
+import random
+import socket
+import string
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.synchronize import Event
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from PIL import Image
+
+CHAT = "/v1/chat/completions"
+NUM_SLOW_HEADERS = 4200
+
+Attack = Callable[[str, str, Event], None]
+"""Takes the server's URL and that of a picture that never ends."""
+
+
+def large_bodies(url: str, media_url: str, stop: Event) -> None:
+    body = b"x" * (100 * 2**20)
+    while not stop.is_set():
+        for content in (body, iter([body[: 2**20]] * 100)):
+            with suppress(httpx.TransportError):  # closed before all was sent
+                httpx.post(url + CHAT, content=content, timeout=30)
+
+
+def json_bodies(url: str, media_url: str, stop: Event) -> None:
+    bodies = [_body(_noise_parts(megabytes)) for megabytes in (20, 60, 101)]
+    bodies.append(_body([{"type": "text", "text": "a"}] * 400_000))
+    _post_at_once(url, [lambda body=body: body for body in bodies], stop)  # type: ignore[misc]
+
+
+def trickling_bodies(url: str, media_url: str, stop: Event) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    connections = [_connect(url) for _ in range(64)]
+    for connection in connections:
+        connection.sendall(head.encode())
+    while not stop.wait(0.2):
+        for connection in connections:
+            connection.send(b" ")
+
+
+def slow_headers(url: str, media_url: str, stop: Event) -> None:
+    """Holds so many connections with half a header; one that is closed is opened anew."""
+    connections = [_half_header(url) for _ in range(NUM_SLOW_HEADERS)]
+    while not stop.wait(0.05):
+        for place, connection in enumerate(connections):
+            if _is_closed(connection):
+                connection.close()
+                connections[place] = _half_header(url)
+
+
+def slow_media(url: str, media_url: str, stop: Event) -> None:
+    _ask_at_once(url, lambda: {"type": "image_url", "image_url": {"url": media_url}}, stop, number=32)
+
+
+def bombs(url: str, media_url: str, stop: Event) -> None:
+    header = b"IHDR" + (50_000).to_bytes(4) * 2 + b"\x08\x02\0\0\0"
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4)
+    pixels = b"IDAT" + zlib.compress(bytes(50_000_000))
+    png += (len(pixels) - 4).to_bytes(4) + pixels + zlib.crc32(pixels).to_bytes(4)
+    _ask_at_once(url, lambda: _picture_part(png), stop, number=8)
+
+
+def large_pictures(url: str, media_url: str, stop: Event) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((3840, 2160), 50).convert("RGB").save(buffer, "JPEG")
+    # What stands behind a JPEG's end is no part of the picture, and yet makes it another one to every cache.
+    _ask_at_once(url, lambda: _picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+
+
+def small_files_of_many_pixels(url: str, media_url: str, stop: Event) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (7000, 7000)).save(buffer, "WEBP")
+    _ask_at_once(url, lambda: _picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+
+
+def grammars(url: str, media_url: str, stop: Event) -> None:
+    """Each is another one, so that no refusal is remembered."""
+    chance = random.Random(0)
+
+    def letters() -> bytes:
+        return _asking_for({"regex": "".join(chance.choices(string.ascii_letters, k=100_000))})
+
+    def multiple() -> bytes:
+        return _asking_for({"json": {"type": "integer", "multipleOf": chance.randrange(10**6, 10**7)}})
+
+    def costly() -> bytes:
+        """Is accepted: its masks take some milliseconds each."""
+        return _asking_for({"regex": "".join(chance.choices(string.ascii_letters, k=8_000))})
+
+    _post_at_once(url, [letters, letters, letters, multiple, costly], stop)
+
+
+ATTACKS: dict[str, Attack | None] = {
+    "nothing": None,
+    "bodies of 100 MB": large_bodies,
+    "JSON of 20 to 101 MB": json_bodies,
+    "bodies that trickle in": trickling_bodies,
+    f"{NUM_SLOW_HEADERS} half headers": slow_headers,
+    "media that never end": slow_media,
+    "bombs": bombs,
+    "4K pictures": large_pictures,
+    "pictures of 7000 x 7000": small_files_of_many_pixels,
+    "grammars": grammars,
+}
+
+
+def _connect(url: str) -> socket.socket:
+    to = urlsplit(url)
+    return socket.create_connection((to.hostname or "", to.port or 80))
+
+
+def _half_header(url: str) -> socket.socket:
+    connection = _connect(url)
+    connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost:".encode())
+    connection.setblocking(False)
+    return connection
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(4096)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _picture_part(content: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(content).decode()}"}}
+
+
+def _noise_parts(megabytes: int) -> list[dict[str, Any]]:
+    """Pictures that are none, of 20 MB of base64 or fewer each."""
+    number = -(-megabytes // 20)
+    return [_picture_part(os.urandom(megabytes * 750_000 // number)) for _ in range(number)]
+
+
+def _body(parts: list[dict[str, Any]], **fields: Any) -> bytes:
+    body = {"model": "shapes", "messages": [{"role": "user", "content": parts}], "max_tokens": 4, **fields}
+    return json.dumps(body).encode()
+
+
+def _asking_for(form: dict[str, Any]) -> bytes:
+    return _body([{"type": "text", "text": "Hello"}], structured_outputs=form, max_tokens=500)
+
+
+def _ask_at_once(url: str, part: Callable[[], dict[str, Any]], stop: Event, number: int) -> None:
+    _post_at_once(url, [lambda: _body([part()])] * number, stop)
+
+
+def _post_at_once(url: str, bodies: Sequence[Callable[[], bytes]], stop: Event) -> None:
+    """A client for each of `bodies`, with one request after the other."""
+
+    def run(body: Callable[[], bytes]) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not stop.is_set():
+                with suppress(httpx.TransportError):
+                    client.post(url + CHAT, content=body(), headers={"Content-Type": "application/json"})
+
+    for body in bodies:
+        threading.Thread(target=run, args=(body,), daemon=True).start()
+    stop.wait()

@@ -1,0 +1,71 @@
+"""In which order one thread works on items: a burst of large pictures must not hold up everybody's small ones."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+_OLDEST_SHARE = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    num_pixels: int
+    work: Callable[[], Any]
+    result: asyncio.Future[Any]
+
+
+class ItemQueue:
+    """Items of few pixels go first. A quarter of the pixels belongs to whoever has waited longest, so that large ones
+    get on, too, however many small ones come. For one event loop; `thread` is an executor of one thread."""
+
+    def __init__(self, thread: Executor) -> None:
+        self._thread = thread
+        self._waiting: list[_Waiting] = []  # by arrival
+        self._is_busy = False
+        self._oldest_may_take = 0.0
+
+    async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:
+        """The result of `work` when its turn has come. It is left out where nobody waits for it any more."""
+        waiting = _Waiting(num_pixels, work, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._start_next()
+        try:
+            result: ResultT = await waiting.result
+            return result
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def _start_next(self) -> None:
+        if self._is_busy or not self._waiting:
+            return
+        self._is_busy = True
+        chosen = self._choose()
+        self._waiting.remove(chosen)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, chosen.work)
+        running.add_done_callback(lambda done: self._finish(chosen, done))
+
+    def _choose(self) -> _Waiting:
+        oldest, smallest = self._waiting[0], min(self._waiting, key=lambda one: one.num_pixels)
+        if smallest is oldest:
+            return oldest
+        if self._oldest_may_take >= oldest.num_pixels:
+            self._oldest_may_take -= oldest.num_pixels
+            return oldest
+        self._oldest_may_take += smallest.num_pixels * _OLDEST_SHARE / (1 - _OLDEST_SHARE)
+        return smallest
+
+    def _finish(self, finished: _Waiting, done: asyncio.Future[Any]) -> None:
+        self._is_busy = False
+        error = done.exception()
+        if finished.result.done():
+            pass  # whoever waited has left
+        elif error is not None:
+            finished.result.set_exception(error)
+        else:
+            finished.result.set_result(done.result())
+        self._start_next()
