@@ -1,5 +1,6 @@
 """The running endpoint as strangers find it: what listens, what they may touch, and questions that need no key."""
 
+import base64
 import itertools
 import os
 import random
@@ -11,6 +12,7 @@ import string
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,9 +22,12 @@ from urllib.parse import urlsplit
 import grpc
 import httpx
 import pytest
+from PIL import Image
 
 from tests.listening import documented, is_refused_to_nobody, listeners, server_folder
 from tests.metric_values import exported
+from tests.pictures import disc, encoded
+from tests.replicas import replica_pids
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -165,3 +170,26 @@ def test_a_hostile_grammar_is_its_clients_mistake(app_url: str) -> None:
     wait_until(lambda: answer.headers["x-request-id"] in log.read_bytes()[read:].decode())
     assert "Traceback" not in log.read_bytes()[read:].decode()
     assert exported(app_url, "request_errors", stage="generate") == before
+
+
+def test_large_pictures_hold_up_no_small_one_and_leave_no_memory_behind(app_url: str) -> None:
+    def ask(picture: Image.Image) -> int:
+        url = f"data:image/webp;base64,{base64.b64encode(encoded(picture, 'WEBP')).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        body = {"model": "shapes", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        return httpx.post(f"{app_url}/v1/chat/completions", json=body, timeout=120).status_code
+
+    def resident() -> int:
+        """Bytes of the one that takes most."""
+        pids = replica_pids("Preprocess")
+        return max(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") for pid in pids)
+
+    assert ask(disc("red", corner=(5, 5))) == 200
+    before = resident()
+    with ThreadPoolExecutor(8) as clients:
+        large = [clients.submit(ask, Image.new("RGB", (7000, 6990 + number))) for number in range(6)]
+        wait_until(lambda: any(one.done() for one in large), 60)
+        assert clients.submit(ask, disc("blue", corner=(9, 9))).result() == 200
+        assert sum(one.done() for one in large) < 5
+        assert [one.result() for one in large] == [200] * 6
+    assert resident() < before + 150e6
