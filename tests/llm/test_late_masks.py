@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.grammar import GrammarMatcher
 from llm.grammar_source import GrammarError
+from llm.late_masks import LateMasks, _matchers
 from llm.outputs import RequestOutput
+from llm.request import Answer
 from llm.sampling_params import SamplingParams
-from llm.sequence import FinishReason
+from llm.sequence import FinishReason, Sequence
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
@@ -64,6 +67,43 @@ def steps(engine: LLMEngine, until: Callable[[], bool] = lambda: False) -> dict[
 
 def tokens(outputs: list[RequestOutput]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def waiting_answer(engine: LLMEngine) -> tuple[Sequence, Answer]:
+    """Of a sequence that is computed as far as it goes, and whose grammar's mask is not there."""
+    add(engine, "formed", FORMED)
+    (answers,) = (request.answers for request in engine._requests.values())
+    ((sequence, answer),) = answers.items()
+    sequence.num_computed_tokens = len(sequence.token_ids)
+    return sequence, answer
+
+
+def test_logits_are_kept_as_they_were(engine: LLMEngine, gate: threading.Event) -> None:
+    late, logits = LateMasks(), torch.arange(8.0).view(1, 8)
+    waiting = waiting_answer(engine)
+    assert late.exchange([waiting], logits) == ([], None)
+    logits.zero_()  # as the next step's are written to the same place on a GPU
+    assert late.exchange([], None) == ([], None)
+    gate.set()
+    GrammarMatcher.wait_for(_matchers([waiting[1]]), 60, for_all=True)
+    sampling, kept = late.exchange([], None)
+    assert sampling == [waiting]
+    assert kept is not None
+    assert kept.tolist() == [list(range(8))]
+    assert not late
+    engine.abort("formed")
+
+
+def test_logits_of_what_is_computed_again_are_dropped(engine: LLMEngine, gate: threading.Event) -> None:
+    late = LateMasks()
+    sequence, answer = waiting_answer(engine)
+    late.exchange([(sequence, answer)], torch.zeros(1, 8))
+    late.forget_gone()
+    assert late.sequences == [sequence]
+    sequence.num_computed_tokens = 0  # preempted
+    late.forget_gone()
+    assert not late
+    engine.abort("formed")
 
 
 def test_others_go_on_and_the_answer_is_the_same(engine: LLMEngine, gate: threading.Event) -> None:
