@@ -4,7 +4,6 @@ import errno
 import logging
 import math
 import os
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import TextIO
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
 from deployments.private_files import keep_ray_token_private, private_folder
+from deployments.ray_session import ray_session
 from deployments.server_log import FILE_VARIABLE, shown
 from deployments.uploads import FOLDER_VARIABLE
 
@@ -85,7 +85,8 @@ def local_ray(
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
         say("starting Ray")
-        stack.enter_context(_ray(folder, num_cpus, dashboard=dashboard))
+        offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
+        stack.enter_context(ray_session(offered, dashboard=dashboard, temp_dir=folder / "ray"))
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -93,28 +94,6 @@ def local_ray(
         proxy_host = LOOPBACK if HAS_HAPROXY else host
         serve.start(http_options={"host": proxy_host, "port": port}, logging_config={"log_level": "WARNING"})
         yield
-
-
-@contextmanager
-def _ray(folder: Path, num_cpus: float, *, dashboard: bool) -> Iterator[None]:
-    # Imported only now: Ray reads its environment at import.
-    import ray
-
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, math.ceil(num_cpus)),
-            include_dashboard=dashboard,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder / "ray"),
-        )
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put a handler of its own in its place
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

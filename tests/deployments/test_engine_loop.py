@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -50,9 +50,22 @@ class CountingEngine:
         return not self.counts
 
 
+_MADE: list[tuple[CountingEngine, EngineLoop[Count]]] = []
+
+
 def make(step_timeout_s: float = 10) -> tuple[CountingEngine, EngineLoop[Count]]:
     engine = CountingEngine()
-    return engine, EngineLoop(engine, name="test", step_timeout_s=step_timeout_s)
+    _MADE.append((engine, EngineLoop(engine, name="test", step_timeout_s=step_timeout_s)))
+    return _MADE[-1]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    while _MADE:
+        engine, loop = _MADE.pop()
+        engine.may_step.set()
+        assert loop.close()
 
 
 async def count_to(engine: CountingEngine, loop: EngineLoop[Count], request_id: str, end: int) -> list[int]:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -34,6 +33,7 @@ from deployments.pixel_scaling import (
     pixel_scaling,
     queued_pixels,
 )
+from deployments.ray_session import ray_session
 from deployments.stage_messages import ItemJob
 from preprocess.schema import ChatPrompt
 from tests.pictures import disc, encoded
@@ -176,12 +176,11 @@ PROMPT = ChatPrompt([{"role": "user", "content": [{"type": "text", "text": "What
 @pytest.fixture(scope="module")
 def preprocess(shapes: str) -> Iterator[DeploymentHandle[Any]]:
     """The stage as the application has it, without the others."""
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-    stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1]
-    yield serve.run(stage, name=APP, route_prefix=None)
-    serve.shutdown()
-    ray.shutdown()
+    with ray_session(num_cpus=4):
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1]
+        yield serve.run(stage, name=APP, route_prefix=None)
+        serve.shutdown()
 
 
 def process(handle: DeploymentHandle[Any], job: ItemJob) -> None:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import serve
@@ -23,6 +22,7 @@ from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, ReplicaID
 
+from deployments.ray_session import ray_session
 from deployments.rendezvous_router import (
     Load,
     LoadBound,
@@ -339,11 +339,10 @@ class Caller:
 
 @pytest.fixture(scope="module")
 def ray_serve() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-    yield
-    serve.shutdown()
-    ray.shutdown()
+    with ray_session(num_cpus=4):
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        yield
+        serve.shutdown()
 
 
 def worker_options(**options: Any) -> dict[str, Any]:

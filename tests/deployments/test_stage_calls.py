@@ -19,6 +19,7 @@ from ray.exceptions import (
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from deployments.engine_loop import EngineDiedError
+from deployments.ray_session import ray_session
 from deployments.stage_calls import (
     ItemLostError,
     StageCalls,
@@ -123,9 +124,8 @@ async def test_an_answer_is_final(error: Exception, expected: type[Exception]) -
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_session(num_cpus=2):
+        yield
 
 
 async def stage(ending: str) -> AsyncGenerator[Any]:

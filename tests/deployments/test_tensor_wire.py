@@ -8,6 +8,7 @@ import pytest
 import ray
 import torch
 
+from deployments.ray_session import ray_session
 from deployments.tensor_wire import PackedTensor
 
 
@@ -27,9 +28,8 @@ def test_packing_and_unpacking_share_memory() -> None:
 
 @pytest.fixture
 def local_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_session(num_cpus=2):
+        yield
 
 
 def lies_in_shared_memory(item: Any) -> bool:

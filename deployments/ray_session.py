@@ -1,0 +1,90 @@
+"""One Ray session of this process, from its start to an end after which this process, too, can end cleanly.
+
+Ray's driver exports metrics in a thread of each session. OpenTelemetry's SDK, which Ray's library carries, shuts down
+once in a process: it joins the thread of the first session, and those of all later ones run on after `ray.shutdown()`.
+When the process ends, they export while the library's static objects are destroyed around them, and now and then the
+process dies of a segmentation fault in `_raylet.so`, after all of its work is done. So the driver exports none. Nobody
+misses them: what Ray and Ray Serve measure comes from the other processes of the cluster.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+_WITHOUT_METRICS = {"RAY_enable_open_telemetry": "0", "RAY_enable_metrics_collection": "0"}
+_ROUTER_END_SECONDS = 10.0
+
+
+@contextmanager
+def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | None = None) -> Iterator[None]:
+    """A Ray cluster of this machine, of which this process is the driver; its folder is in `temp_dir`, by default where
+    Ray has it. A process may have several sessions, one after the other."""
+    # Imported only now: Ray reads its environment at import.
+    import ray
+
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with _own_environment(_WITHOUT_METRICS):
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=dashboard,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=None if temp_dir is None else str(temp_dir),
+            )
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put a handler of its own in its place
+        yield
+    finally:
+        _end_router_thread()
+        ray.shutdown()
+
+
+@contextmanager
+def _own_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets the variables for this process alone while the block runs: Ray's library reads them here, while the
+    processes that Ray starts get `os.environ`, which stays as it is."""
+    for name, value in variables.items():
+        os.putenv(name, value)
+    try:
+        yield
+    finally:
+        for name in variables:
+            if name in os.environ:
+                os.putenv(name, os.environ[name])
+            else:
+                os.unsetenv(name)
+
+
+def _end_router_thread() -> None:
+    """Ends the thread in which Ray Serve routes what this process calls through handles, if it has called any.
+
+    Serve itself lets it run for ever: it would record metrics every few seconds, in a later session and in the middle
+    of the process's end, too.
+    """
+    serve = sys.modules.get("ray.serve._private.router")
+    loop: asyncio.AbstractEventLoop | None = None if serve is None else serve.SingletonThreadRouter._asyncio_loop
+    if serve is None or loop is None:
+        return
+    serve.SingletonThreadRouter._asyncio_loop = None  # handles of a later session start another
+    threads = [thread for thread in threading.enumerate() if "(_run_router_event_loop)" in thread.name]
+    asyncio.run_coroutine_threadsafe(_stop_loop(), loop)
+    for thread in threads:
+        thread.join(_ROUTER_END_SECONDS)
+
+
+async def _stop_loop() -> None:
+    """Ends what runs on the loop, and the loop."""
+    loop = asyncio.get_running_loop()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    loop.call_soon(loop.stop)

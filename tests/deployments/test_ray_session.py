@@ -1,0 +1,82 @@
+"""A process that had Ray sessions ends as cleanly as any other: what they leave behind, by the threads of a process of
+its own."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+SESSIONS = """
+import json, sys, threading
+from pathlib import Path
+from deployments.local_cluster import free_port, local_ray
+from deployments.ray_session import ray_session
+
+def call_through_a_handle():
+    from ray import serve
+    class Echo:
+        def __call__(self, word): return word
+    echo = serve.deployment(Echo, ray_actor_options={"num_cpus": 0.1}).bind()
+    print(serve.run(echo, name="echo", route_prefix=None).remote("called").result(timeout_s=60), file=sys.stderr)
+
+with local_ray(host="127.0.0.1", port=free_port(), num_cpus=1):
+    call_through_a_handle()
+with local_ray(host="127.0.0.1", port=free_port(), num_cpus=1):
+    call_through_a_handle()
+with ray_session(num_cpus=1):
+    pass
+own = Path("/proc/self/comm").read_text()
+tasks = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+print(json.dumps({
+    "python": [thread.name for thread in threading.enumerate()],
+    "like this process": tasks.count(own),
+    "others": sorted({name.strip() for name in tasks if name != own}),
+}))
+"""
+
+WHO_MAY_STAY = {
+    "_poll_wrapper": "gRPC's for Python, which handles call through; it waits for calls that do not come any more",
+    "lifeguard": "gRPC's for Python, likewise",
+    "gcs_client_io_s": "Ray's client of its control service, one for all sessions; joined when the process ends",
+    "worker.io": "Ray's pool for answers to calls, one for all sessions; joined when the process ends",
+    "default-executo": "gRPC's, one for all sessions; nothing that it uses is destroyed when the process ends",
+    "resolver-execut": "gRPC's, likewise",
+    "event_engine": "gRPC's, likewise",
+    "timer_manager": "gRPC's, likewise",
+    "grpc_global_tim": "gRPC's, likewise",
+}
+
+
+@pytest.fixture(scope="module")
+def left_over() -> dict[str, Any]:
+    """The threads of a process after three sessions, in two of which it called a deployment through a handle. That it
+    ends with 0 is checked, too."""
+    sessions = [sys.executable, "-c", SESSIONS]
+    result = subprocess.run(sessions, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("called") == 2
+    threads: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return threads
+
+
+def test_no_thread_of_python_is_left(left_over: dict[str, Any]) -> None:
+    others = set(left_over["python"]) - {"MainThread"}
+    assert {re.sub(r".*\((.*)\)", r"\1", name) for name in others} <= WHO_MAY_STAY.keys()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_thread_of_a_session_is_left_that_measures(left_over: dict[str, Any]) -> None:
+    """Those have no name of their own, but that of the process, as Python's threads have. There is one more: of
+    OpenCensus, one for all sessions. It looks for measurements ten times a second, in memory that is never freed."""
+    assert left_over["like this process"] <= len(left_over["python"]) + 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_native_threads_that_are_left_are_known_to_be_harmless(left_over: dict[str, Any]) -> None:
+    assert set(left_over["others"]) <= WHO_MAY_STAY.keys()
