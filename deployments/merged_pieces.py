@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from deployments.answer import Pieces
-from deployments.stage_calls import StageUnavailableError
 from deployments.stage_messages import GeneratedText
 
 
@@ -20,16 +19,9 @@ async def merged(streams: Sequence[Pieces], *, num_answers: int) -> Pieces:
     ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
 
     async def pass_on(number: int, stream: Pieces) -> None:
-        try:
-            async with aclosing(stream):
-                async for piece in stream:
-                    ready.put_nowait(replace(piece, index=piece.index + number * num_answers))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Serve's word for a replica that died; the group would take it for an end.
-            raise StageUnavailableError("generate", "the generate stage is not available") from None
+        async with aclosing(stream):
+            async for piece in stream:
+                ready.put_nowait(replace(piece, index=piece.index + number * num_answers))
 
     async def pass_all_on() -> None:
         async with asyncio.TaskGroup() as group:

@@ -12,7 +12,15 @@ from deployments.hand_over import ItemEmbeddings
 from deployments.items_under_way import ItemsUnderWay
 from deployments.media_items import LoadedItem, MediaItems, PipelineRequest, all_or_none
 from deployments.metrics import IngressMetrics
-from deployments.stage_calls import CALL_ERRORS, ItemLostError, StageCalls, StageFailedError, cancel, translated
+from deployments.stage_calls import (
+    CALL_ERRORS,
+    ItemLostError,
+    StageCalls,
+    StageFailedError,
+    cancel,
+    own_cancellation_only,
+    translated,
+)
 from deployments.stage_messages import GeneratedText
 from deployments.uploads import Uploads
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
@@ -131,13 +139,14 @@ class Pipeline:
                 sent_at=time.time(),
             )
             try:
-                async for ready in pieces:
-                    self._calls.on_reply("generate")
-                    for piece in ready:
-                        has_started = True
-                        for stage, seconds in piece.seconds.items():
-                            request.add_seconds(stage, seconds)
-                        yield piece
+                with own_cancellation_only():
+                    async for ready in pieces:
+                        self._calls.on_reply("generate")
+                        for piece in ready:
+                            has_started = True
+                            for stage, seconds in piece.seconds.items():
+                                request.add_seconds(stage, seconds)
+                            yield piece
                 return
             except CALL_ERRORS as error:
                 if has_started:

@@ -114,22 +114,26 @@ class Turns:
             self._pass_on()
 
     async def _wait(self, created_at: float) -> None:
-        entry = (created_at, asyncio.get_running_loop().create_future())
+        turn = asyncio.get_running_loop().create_future()
+        entry = (created_at, turn)
         insort(self._waiting, entry, key=lambda waiting: waiting[0])
         try:
-            await entry[1]
+            await turn
         except asyncio.CancelledError:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-            else:  # it was this call's turn already
+            if not turn.cancelled():  # it was this call's turn already
                 self._pass_on()
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
             raise
 
     def _pass_on(self) -> None:
-        if self._waiting:
-            self._waiting.pop(0)[1].set_result(None)
-        else:
-            self.is_taken = False
+        while self._waiting:
+            _, turn = self._waiting.pop(0)
+            # A call that left is cancelled at once, and hears of it in a later round of the event loop.
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self.is_taken = False
 
 
 class RendezvousRouter(RequestRouter):

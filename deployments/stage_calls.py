@@ -7,7 +7,7 @@ this module sees them.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from ray import ObjectRef
@@ -60,7 +60,8 @@ class StageCalls:
         attempt = 0
         while True:
             try:
-                result = await call()
+                with own_cancellation_only():
+                    result = await call()
             except CALL_ERRORS as error:
                 await self.retry_or_raise(error, stage, attempt)
                 attempt += 1
@@ -108,10 +109,19 @@ async def tensors_and_info(
         return tensors, value
     except asyncio.CancelledError:
         cancel(response)
+        raise
+
+
+@contextlib.contextmanager
+def own_cancellation_only() -> Iterator[None]:
+    """For the wait for a call. Ray Serve raises CancelledError, too, of a call that ended because its replica did: in
+    a task that nobody has cancelled this is a TaskCancelledError, one of CALL_ERRORS."""
+    try:
+        yield
+    except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Serve says so, too, of a call that ended because its replica did.
         raise TaskCancelledError from None
 
 

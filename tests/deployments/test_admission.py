@@ -49,10 +49,16 @@ class Desk:
 
     async def go(self, name: str) -> None:
         """Ends it wherever it is."""
-        self._tasks[name].cancel()
+        self.cancel(name)
         await asyncio.wait([self._tasks[name]])
-        self._stacks[name].close()
+        self.close(name)
         await settle()
+
+    def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+
+    def close(self, name: str) -> None:
+        self._stacks[name].close()
 
 
 async def settle() -> None:
@@ -71,6 +77,23 @@ async def test_who_finds_no_room_waits_by_priority_then_arrival() -> None:
     for name in ("first", "next", "urgent by key"):
         await desk.go(name)
     assert desk.order == ["first", "next", "urgent by key", "late"]
+
+
+@pytest.mark.parametrize("room_comes_first", [False, True])
+async def test_who_leaves_in_the_moment_in_which_room_comes_keeps_nobody_from_it(room_comes_first: bool) -> None:
+    desk = Desk(total=budget(1))
+    for name in ("first", "leaver", "next"):
+        desk.come(name, caller(None))
+    await settle()
+    if room_comes_first:
+        desk.close("first")
+    desk.cancel("leaver")
+    if not room_comes_first:
+        desk.close("first")
+    await settle()
+    desk.close("leaver")
+    await settle()
+    assert desk.order == ["first", "next"]
 
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by() -> None:

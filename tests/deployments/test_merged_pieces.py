@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from deployments.merged_pieces import merged
-from deployments.stage_calls import StageUnavailableError
 from deployments.stage_messages import GeneratedText
 
 
@@ -55,10 +54,3 @@ async def test_the_first_failure_ends_all() -> None:
     with pytest.raises(ValueError, match="broken"):
         [one async for one in merged([one.pieces() for one in streams], num_answers=1)]
     assert streams[0].is_closed
-
-
-async def test_a_replica_that_died_is_no_end() -> None:
-    """Ray Serve says CancelledError of its calls."""
-    streams = [Stream("a"), Stream("b", end=asyncio.CancelledError())]
-    with pytest.raises(StageUnavailableError):
-        [one async for one in merged([one.pieces() for one in streams], num_answers=1)]

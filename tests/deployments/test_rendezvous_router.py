@@ -167,6 +167,27 @@ async def test_a_turn_that_comes_with_the_cancellation_is_passed_on() -> None:
     assert not turns.is_taken
 
 
+@pytest.mark.parametrize("leavers", [(1,), (1, 2), (1, 3), (1, 2, 3)])
+async def test_who_leaves_in_the_moment_of_its_turn_ends_nobody_elses_call(leavers: tuple[int, ...]) -> None:
+    """Its future is cancelled already, and its own coroutine does not know it yet."""
+    turns = Turns()
+    done: list[float] = []
+
+    async def take(age: float) -> None:
+        async with turns.turn(age):
+            done.append(age)
+
+    async with turns.turn(0):
+        tasks = {age: asyncio.create_task(take(age)) for age in (1, 2, 3)}
+        await asyncio.sleep(0.001)
+        for age in leavers:
+            tasks[age].cancel()
+    await asyncio.wait(tasks.values(), timeout=5)
+    assert [age for age, task in tasks.items() if task.cancelled()] == list(leavers)
+    assert done == [age for age in tasks if age not in leavers]
+    assert not turns.is_taken
+
+
 # The router alone: no Ray, its replicas are made up
 
 

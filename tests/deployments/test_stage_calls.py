@@ -14,7 +14,6 @@ from ray.exceptions import (
     ObjectLostError,
     RayError,
     RayTaskError,
-    TaskCancelledError,
 )
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
@@ -167,26 +166,43 @@ class Response:
         return self._refs
 
 
-async def test_a_call_that_ray_cancelled_is_sent_again_and_ours_is_not() -> None:
-    class Waiting:
-        async def _to_object_ref_gen(self) -> Any:
-            await asyncio.wait_for(asyncio.Event().wait(), 60)
+class Cancelled:
+    """A call that Ray cancels, as it does when a replica dies, or that never answers."""
 
-        def cancel(self) -> None:
-            pass
+    def __init__(self, *, by_ray: bool) -> None:
+        self._by_ray = by_ray
+        self.is_cancelled = False
 
-    class Cancelled(Waiting):
-        async def _to_object_ref_gen(self) -> Any:
+    async def _to_object_ref_gen(self) -> Any:
+        if self._by_ray:
             raise asyncio.CancelledError
+        await asyncio.Event().wait()
 
-    cancelled, waiting = list[Any]([Cancelled(), Waiting()])
-    with pytest.raises(TaskCancelledError):
-        await tensors_and_info(cancelled)
-    task = asyncio.create_task(tensors_and_info(waiting))
-    await asyncio.sleep(0.01)
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
+    calls, recomputed, _ = make_calls()
+    sent = [Cancelled(by_ray=True) for _ in range(4)]
+    unsent = list[Any](sent)
+    with pytest.raises(StageUnavailableError):
+        await calls.send("encode", lambda: tensors_and_info(unsent.pop()))
+    assert [tags["reason"] for tags in recomputed.tags] == ["TaskCancelledError"] * 3
+    assert all(one.is_cancelled for one in sent)
+
+
+async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
+    calls, recomputed, _ = make_calls()
+    call: Any = Cancelled(by_ray=False)
+    task = asyncio.create_task(calls.send("encode", lambda: tensors_and_info(call)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+    assert call.is_cancelled
+    assert recomputed.tags == []
 
 
 async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:
