@@ -98,6 +98,8 @@ class Pipeline:
                     if first is None:
                         raise StageFailedError("generate", "the generate stage gave no answer")
                     yield first
+                except InvalidRequestError as error:
+                    raise _by_name(error, _placed(prompt, items)) from error
                 except ItemLostError as error:
                     await under_way.finished()
                     if not any(item.is_pending for item in embeddings):
@@ -161,3 +163,8 @@ class Pipeline:
 def _placed(prompt: ProcessedPrompt, items: list[ItemT]) -> list[ItemT]:
     """What there is for each of the request's items, for those that are in the prompt, in its order."""
     return items if prompt.item_order is None else [items[index] for index in prompt.item_order]
+
+
+def _by_name(error: InvalidRequestError, items: list[LoadedItem]) -> InvalidRequestError:
+    """The language model's error, with the client's name for the item that it is about."""
+    return error if error.item is None else error.for_field(items[error.item].source.field)

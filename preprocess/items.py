@@ -14,7 +14,14 @@ import transformers
 from preprocess.field_layout import Outputs, merge_items, split_items
 from preprocess.media import MediaLimits, decode_image
 from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
-from preprocess.precomputed import EMBEDDINGS, check_embeddings, check_finite, read_precomputed, with_own_layout
+from preprocess.precomputed import (
+    EMBEDDINGS,
+    check_embeddings,
+    check_finite,
+    check_layout,
+    read_precomputed,
+    with_own_layout,
+)
 from preprocess.prompt_tokenizer import PromptTokenizer
 from preprocess.schema import (
     InvalidRequestError,
@@ -115,6 +122,7 @@ class ItemProcessor:
             outputs = self._run(modality, rules, [rules.blank(item.size)], kwargs)
             expansion = self._expansion(modality, rules, outputs, 0, kwargs)
             expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
+            check_layout(item.tensors, rules.unpack(self._processor, expected), expected)
             given = rules.pack(self._processor, item.tensors)
             tensors = self._stored(rules, with_own_layout(given, expected, rules.derived_fields))
         check_finite(tensors)

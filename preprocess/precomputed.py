@@ -62,21 +62,27 @@ def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> 
     return PrecomputedItem(size, tensors)
 
 
+def check_layout(tensors: ItemTensors, whole: ItemTensors, packed: ItemTensors) -> None:
+    """Raises InvalidRequestError unless each tensor has the shape and the kind of the one in `whole`, as the Hugging
+    Face processor makes it, or in `packed`, as we keep it."""
+    for name, given in tensors.items():
+        has_shape = given.shape in (whole[name].shape, packed[name].shape)
+        if not has_shape or given.is_floating_point() != whole[name].is_floating_point():
+            raise _invalid(f"{name} is {_described(given)}, for a picture of this size {_described(whole[name])}")
+
+
 def with_own_layout(tensors: ItemTensors, expected: ItemTensors, derived: Sequence[str]) -> ItemTensors:
     """The client's tensors, but for fields that follow from the picture's size our own of `expected`: grids, indices,
     masks, by which an encoder finds its way in a batch that holds other clients' items.
 
-    Raises InvalidRequestError when shapes, kinds or those fields differ.
+    Raises InvalidRequestError when those fields differ.
     """
     found = {}
     for name, value in expected.items():
-        given = tensors[name]
-        if given.shape != value.shape or given.is_floating_point() != value.is_floating_point():
-            raise _invalid(f"{name} is {_described(given)}, for a picture of this size {_described(value)}")
         is_derived = not value.is_floating_point() or name in derived
-        if is_derived and not torch.equal(given.double(), value.double()):
+        if is_derived and not torch.equal(tensors[name].double(), value.double()):
             raise _invalid(f"{name} holds other numbers than belong to a picture of this size")
-        found[name] = value if is_derived else given
+        found[name] = value if is_derived else tensors[name]
     return found
 
 

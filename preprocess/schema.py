@@ -20,14 +20,19 @@ ItemTensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class InvalidRequestError(ValueError):
-    """Input that the client has to change: which field, and why. `reason` never holds internals."""
+    """Input that the client has to change: which field, and why. `reason` never holds internals.
 
-    def __init__(self, reason: str, *, field: str, code: str = "invalid_value", status: int = 400) -> None:
+    `item`: which of the prompt's items it is about, where the one who raises it knows no name of that item."""
+
+    def __init__(
+        self, reason: str, *, field: str, code: str = "invalid_value", status: int = 400, item: int | None = None
+    ) -> None:
         super().__init__(f"{field}: {reason}")
         self.reason = reason
         self.field = field
         self.code = code
         self.status = status
+        self.item = item
 
     def for_field(self, field: str) -> "InvalidRequestError":
         """The same error of another field: a library knows its argument, its caller the client's name for it."""
@@ -35,11 +40,11 @@ class InvalidRequestError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions with keyword-only arguments do not survive pickling by themselves; stages are processes.
-        return _rebuild_error, (self.reason, self.field, self.code, self.status)
+        return _rebuild_error, (self.reason, self.field, self.code, self.status, self.item)
 
 
-def _rebuild_error(reason: str, field: str, code: str, status: int) -> InvalidRequestError:
-    return InvalidRequestError(reason, field=field, code=code, status=status)
+def _rebuild_error(reason: str, field: str, code: str, status: int, item: int | None) -> InvalidRequestError:
+    return InvalidRequestError(reason, field=field, code=code, status=status, item=item)
 
 
 Message: TypeAlias = dict[str, Any]

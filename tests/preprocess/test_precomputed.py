@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,65 @@ def test_embeddings_take_the_places_of_the_pixels(families: Pair) -> None:
     }
     with pytest.raises(InvalidRequestError, match=f"{info.num_embeds - 1} embeddings for .*takes {info.num_embeds}"):
         families.ours.items.accept("image", content((image.height, image.width), {EMBEDDINGS: rows[1:]}))
+
+
+def malformed(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Of other shapes, other kinds, and with numbers that cannot be."""
+    yield torch.zeros(())
+    yield torch.zeros(16)
+    yield torch.zeros(16, 100)
+    yield torch.zeros(2, dtype=torch.complex64)
+    yield tensor[None]
+    if tensor.ndim:
+        yield tensor[:0]
+        yield tensor[..., :-1] if tensor.shape[-1] > 1 else tensor.flatten()
+    if tensor.is_floating_point():
+        yield tensor.to(torch.int32)
+        yield tensor.bool()
+        yield tensor.index_fill(-1, torch.tensor(0), float("nan"))
+        yield tensor.index_fill(-1, torch.tensor(0), float("inf"))
+    else:
+        yield tensor.float()
+        yield ~tensor  # negative, or the other truth
+    if tensor.dtype == torch.int64:
+        yield torch.full_like(tensor, 2**62)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and bool(torch.isfinite(tensor).all())
+
+
+def test_malformed_tensors_are_refused_by_name(families: Pair) -> None:
+    """Those of the model's own inputs, in the form in which we keep them and in the processor's, and embeddings."""
+    image = picture(1)
+    ((info, packed),) = families.items([1])
+    whole = families.family.modalities["image"].unpack(families.theirs, packed)
+    embeddings = {EMBEDDINGS: torch.ones(info.num_embeds, 32)}
+    num_refused = 0
+    for form in (packed, whole, embeddings):
+        for name, tensor in form.items():
+            for wrong in malformed(tensor):
+                if name == EMBEDDINGS and wrong.shape[:1] == tensor.shape[:1] and wrong.ndim == 2 and is_finite(wrong):
+                    continue  # of another width, which the language model refuses
+                tensors = {**form, name: wrong}
+                with pytest.raises(InvalidRequestError) as caught:
+                    families.ours.items.accept("image", content((image.height, image.width), tensors))
+                assert caught.value.field == "media"
+                assert name in caught.value.reason
+                num_refused += 1
+    assert num_refused >= 20
+
+
+def test_a_refusal_says_which_shape_is_wanted_and_which_was_given() -> None:
+    families = pair("qwen2_vl", "byte_level", "pil")
+    image = picture(1)
+    ((_, packed),) = families.items([1])
+    whole = families.family.modalities["image"].unpack(families.theirs, packed)
+    wrong = {**packed, "pixel_values": torch.zeros(16, 100)}
+    with pytest.raises(InvalidRequestError) as caught:
+        families.ours.items.accept("image", content((image.height, image.width), wrong))
+    wanted = list(whole["pixel_values"].shape)
+    assert caught.value.reason == f"pixel_values is float32 [16, 100], for a picture of this size float32 {wanted}"
 
 
 def test_embeddings_keep_the_dtype_in_which_the_encoder_hands_them_over(tmp_path: Path) -> None:
