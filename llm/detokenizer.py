@@ -47,10 +47,16 @@ class Detokenizer:
     def append(self, token_ids: list[int]) -> str:
         """Returns the text that `token_ids` make certain; sets `stopped` when a stop string is complete.
 
-        A stop string and what follows it are not part of the text.
+        A stop string and what follows it are not part of the text. One token after the other, however many come
+        together: some decoders make something else of broken characters when more is behind them.
         """
-        self._token_ids += token_ids
-        return self._release(self._decode_new())
+        text = ""
+        for token_id in token_ids:
+            if self.stopped:
+                break
+            self._token_ids.append(token_id)
+            text += self._release(self._decode_new())
+        return text
 
     def flush(self) -> str:
         """Returns what was still held back; call once at the end of a sequence that was not `stopped`."""
@@ -61,7 +67,12 @@ class Detokenizer:
 
     def _decode_new(self, *, final: bool = False) -> str:
         told, text = self._text, self._decode(self._token_ids[self._anchor :])
-        if len(text) < len(told) or (text.endswith("\N{REPLACEMENT CHARACTER}") and not final):
+        if not text.startswith(told):
+            # A broken character has spoilt whole ones before it, which have been told: it is decoded without them.
+            self._anchor, self._text, told = self._boundary, "", ""
+            text = self._decode(self._token_ids[self._anchor :])
+        num_held = len(self._token_ids) - self._boundary
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and not final and num_held <= MAX_DECODED_TOKENS:
             return ""
         if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
             # From the last boundary on: never from inside a character, which some decoders spoil wholly.

@@ -36,6 +36,10 @@ def _groups(items: Sequence[ItemTensors]) -> Iterator[list[ItemTensors]]:
 
 def _encode_padded(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
     sizes = [tuple(item["image_sizes"].tolist()) for item in items]
+    side = model.config.vision_config.patch_size * model.config.spatial_merge_size
+    if len(items) == 1 and sizes[0] == (side, side):
+        # transformers would take the axis of a call's only embedding for one of pictures, and fail.
+        return _encode_padded(model, [*items, *items])[:1]
     height, width = (max(item["pixel_values"].shape[axis] for item in items) for axis in (1, 2))
     pixels = items[0]["pixel_values"].new_zeros(len(items), 3, height, width)
     for padded, item in zip(pixels, items, strict=True):

@@ -178,3 +178,23 @@ def test_a_half_precision_tower_on_the_gpu_is_near_float32_on_the_cpu(packing: S
             found = modality.encode(half, items)
         for own, expected in zip(found, prompt.expected, strict=True):
             assert (own.cpu().float() - expected).norm() < 0.1 * expected.norm()
+
+
+@torch.inference_mode()
+def test_a_picture_of_one_embedding_is_encoded_alone_as_among_others(tmp_path: Path) -> None:
+    """transformers fails at it where it is alone, and so did pictures whose neighbours are much larger."""
+    model, family = load_vision_half(EncoderConfig(make_checkpoint("mistral3", tmp_path)))
+    encode = family.modalities["image"].encode
+    generator = torch.Generator().manual_seed(0)
+
+    def item(height: int, width: int) -> dict[str, torch.Tensor]:
+        pixels = torch.randn(3, height, width, generator=generator)
+        return {"pixel_values": pixels, "image_sizes": torch.tensor([height, width])}
+
+    tiny, small, large = item(28, 28), item(28, 56), item(112, 112)
+    (alone,) = encode(model, [tiny])
+    assert alone.shape[0] == 1
+    for others in ([small], [large], [small, large, tiny]):
+        found = encode(model, [tiny, *others])
+        assert [len(one) for one in found[1:]] == [len(encode(model, [one])[0]) for one in others]
+        torch.testing.assert_close(found[0], alone)

@@ -1,5 +1,6 @@
 """Streamed text: whole characters only, nothing of a stop string, and in the end what one decode gives."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from llm.detokenizer import MAX_DECODED_TOKENS, Detokenizer, decoder_of
 @pytest.fixture(scope="module")
 def tokenizer(shapes: str) -> Any:
     return AutoTokenizer.from_pretrained(shapes)
+
+
+def list_of_bytes(character: str) -> list[int]:
+    return list(character.encode())
 
 
 def stream(tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenizer]:
@@ -49,6 +54,59 @@ def test_byte_fallback_tokenizers_add_up_too(text: str) -> None:
     token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     pieces, _ = stream(tokenizer, token_ids)
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+SPACE, LETTER_A, LETTER_B = 257, 258, 259
+"""Tokens of `byte_fallback_tokenizer` behind those of bytes, which begin at 1."""
+
+BYTES = st.sampled_from([*"あé😀a ".encode(), 0x20, 0x80, 0xC3, 0xE3, 0xF0, 0xFF])
+"""Those of whole characters, and such as break them."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    spelt=st.lists(st.one_of(BYTES.map(lambda byte: [byte]), st.sampled_from(["あ", "é", "😀"]).map(list_of_bytes))),
+    words=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([SPACE, LETTER_A, LETTER_B])), max_size=4),
+    cuts=st.sets(st.integers(1, 60)),
+    stop=st.sampled_from([(), ("a",), ("\N{REPLACEMENT CHARACTER}a",)]),
+)
+def test_broken_characters_are_the_same_text_in_whatever_pieces_tokens_come(
+    spelt: list[list[int]], words: list[tuple[int, int]], cuts: set[int], stop: tuple[str, ...]
+) -> None:
+    tokenizer = byte_fallback_tokenizer()
+    token_ids = [1 + byte for character in spelt for byte in character]
+    for at, token_id in words:
+        token_ids.insert(at, token_id)
+    one_by_one, _ = stream(tokenizer, token_ids, stop)
+    detokenizer = Detokenizer(decoder_of(tokenizer), stop)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(token_ids)), len(token_ids)]
+    text = "".join(detokenizer.append(token_ids[start:end]) for start, end in itertools.pairwise(bounds))
+    if not detokenizer.stopped:
+        text += detokenizer.flush()
+    assert text == "".join(one_by_one)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "expected"),
+    [
+        (b"\xe3\x81\x82\xff", "あ\N{REPLACEMENT CHARACTER}a"),
+        (b"\xff\xe3\x81\x82", "\N{REPLACEMENT CHARACTER}" * 4 + "a"),
+        (b"\xe3\x81\x82\xe3\x81", "あ" + "\N{REPLACEMENT CHARACTER}" * 2 + "a"),
+        (b"\x80" * 100, "\N{REPLACEMENT CHARACTER}" * 100 + "a"),
+    ],
+    ids=["behind", "before", "half", "many"],
+)
+def test_a_broken_character_spoils_none_that_have_been_told(spelt: bytes, expected: str) -> None:
+    decoded: list[int] = []
+    decode = decoder_of(byte_fallback_tokenizer())
+
+    def counted(token_ids: list[int]) -> str:
+        decoded.append(len(token_ids))
+        return decode(token_ids)
+
+    detokenizer = Detokenizer(counted)
+    assert detokenizer.append([*(1 + byte for byte in spelt), LETTER_A]) + detokenizer.flush() == expected
+    assert max(decoded) <= 2 * (MAX_DECODED_TOKENS + 1)
 
 
 def byte_fallback_tokenizer() -> Any:
