@@ -12,6 +12,7 @@ from deployments.generate_ranks import RankActors
 from deployments.hand_over import HandOver, ItemEmbeddings
 from deployments.metrics import GenerateMetrics
 from deployments.pieces import PieceMaker
+from deployments.preprocess_stage import load_model_processor
 from deployments.server_log import join_server_log
 from deployments.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
 from deployments.tensor_wire import PackedItem, PackedTensor
@@ -55,6 +56,7 @@ class Generate:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=config.max_model_len,
+            largest_item_tokens=_largest_picture_tokens(config),
             prefix_caching=settings.prefix_caching,
             quantization=settings.quantization,
             kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
@@ -157,3 +159,10 @@ class Generate:
         if stats.num_preemptions > self._num_preemptions:
             self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
             self._num_preemptions = stats.num_preemptions
+
+
+def _largest_picture_tokens(config: AppConfig) -> int:
+    """Positions that the largest picture takes in a prompt, as the model's processor is set."""
+    items = load_model_processor(config).items
+    options = items.rules("image").largest_options
+    return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

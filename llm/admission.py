@@ -31,17 +31,20 @@ def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:
     longest = max((span.end - span.start for span in layout.spans), default=0)
     if longest > max_span_tokens:
         raise InvalidRequestError(
-            f"{longest} tokens of the prompt attend to each other and have to be computed in one step, which has room"
-            f" for {max_span_tokens} (max_num_batched_tokens - max_num_seqs + 1)",
+            f"{longest} tokens of the prompt attend to each other and have to be computed in one step, the limit is"
+            f" {max_span_tokens}: those of the largest picture and max_num_batched_tokens",
             field="messages",
             code="context_length_exceeded",
         )
 
 
-def check_embeddings(placeholder: PlaceholderRange, embeddings: torch.Tensor, embedding_size: int) -> None:
-    """Raises InvalidRequestError unless they are (num_embeds, embedding_size)."""
-    expected = (placeholder.num_embeds, embedding_size)
-    if tuple(embeddings.shape) != expected:
+def check_embeddings(index: int, placeholder: PlaceholderRange, embeddings: torch.Tensor, embedding_size: int) -> None:
+    """Raises InvalidRequestError unless the embeddings of item `index` are (num_embeds, embedding_size)."""
+    expected = [placeholder.num_embeds, embedding_size]
+    if list(embeddings.shape) != expected:
         raise InvalidRequestError(
-            f"item embeddings of shape {tuple(embeddings.shape)}, expected {expected}", field="messages"
+            f"embeddings of shape {list(embeddings.shape)}, for this item the model takes {expected}",
+            field="messages",
+            code="invalid_tensors",
+            item=index,
         )

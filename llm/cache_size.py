@@ -8,9 +8,10 @@ from llm.step_input import StepInput
 
 
 def worst_step(
-    *, num_tokens: int, num_positions: int, num_logits: int, num_rope_axes: int, block_size: int
+    *, num_tokens: int, num_positions: int, num_logits: int, num_rope_axes: int, block_size: int, is_span: bool
 ) -> StepInput:
     """The last `num_tokens` of a prompt of `num_positions`, with logits for as many sequences as can run at once.
+    `is_span`: they attend to each other.
 
     All of it reads and writes block 0, so that a cache of one block will do.
     """
@@ -26,7 +27,7 @@ def worst_step(
         block_tables=[[0] * -(-num_positions // block_size)],
         query_lengths=[num_tokens],
         context_lengths=[num_positions],
-        span_members=[],
+        span_members=[(0, 0, at) for at in range(num_positions - num_tokens, num_positions)] if is_span else [],
         scored=[],
     )
 

@@ -11,6 +11,8 @@ class EngineConfig:
     """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
     `kv_cache_bytes` is the size of the paged KV cache, all layers together; None: on a GPU what `memory_fraction` of
     its memory leaves beside the weights, the largest step, and `reserved_bytes` for others; on the CPU 512 MiB.
+    `largest_item_tokens`: positions that the model's largest picture takes in a prompt; the engine does not start where
+    it has no room for one. Tokens that attend to each other, so many and the budget of a step, go in one step.
     `prefix_caching`: requests take up what others have left in the KV cache of the same beginning.
 
     `quantization`: 8-bit weights of the decoder's layers. `kv_cache_dtype` None is `dtype`; a smaller one holds more
@@ -27,6 +29,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
+    largest_item_tokens: int = 0
     prefix_caching: bool = True
     quantization: Literal["int8"] | None = None
     kv_cache_dtype: torch.dtype | None = None

@@ -56,6 +56,19 @@ class LLMEngine:
         self._is_stalled = False
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
+        self._check_largest_item()
+
+    def _check_largest_item(self) -> None:
+        """Raises ValueError where the model's own largest picture would be refused."""
+        config, num_blocks = self._config, self._runner.num_blocks
+        if config.largest_item_tokens >= self.max_model_len:
+            raise ValueError(
+                f"the model's largest picture takes {config.largest_item_tokens} tokens, which the context of"
+                f" {self.max_model_len} tokens does not hold beside an answer: max_model_len is"
+                f" {config.max_model_len or self._runner.max_position_embeddings}, the KV cache holds"
+                f" {num_blocks * config.block_size} tokens ({num_blocks} blocks). Raise what is too small, or have the"
+                " checkpoint's processor make pictures smaller"
+            )
 
     def add_request(
         self,
@@ -81,7 +94,7 @@ class LLMEngine:
         items = make_items(prompt, embeddings, self._runner.embedding_size)
         check_room(len(prompt.prompt_token_ids), params, self.max_model_len)
         layout = self._runner.prompt_layout(prompt)
-        check_spans(layout, self._scheduler.max_span_tokens)
+        check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt) if shares_prefix else private_root()
         states = self._sampler_states(prompt, self._with_defaults(params))
@@ -106,7 +119,7 @@ class LLMEngine:
         if request_id not in self._requests:
             return
         request = self._requests[request_id]
-        check_embeddings(request.prompt.placeholders[index], embeddings, self._runner.embedding_size)
+        check_embeddings(index, request.prompt.placeholders[index], embeddings, self._runner.embedding_size)
         request.items[index].embeddings = embeddings
         self._is_stalled = False
 

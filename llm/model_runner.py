@@ -55,8 +55,11 @@ class ModelRunner:
         self.vocab_size: int = text_config.vocab_size
         self._hidden_size: int = text_config.hidden_size
         self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
+        self.max_span_tokens = self._count_span_tokens(config)
+        # The longest span goes in one step with the next token of everybody else.
+        self._max_step_tokens = max(config.max_num_batched_tokens, self.max_span_tokens + config.max_num_seqs - 1)
         self._builder = StepBuilder(
-            max_num_tokens=config.max_num_batched_tokens,
+            max_num_tokens=self._max_step_tokens,
             block_size=config.block_size,
             num_rope_axes=self._family.num_rope_axes,
             embedding_size=self.embedding_size,
@@ -75,24 +78,34 @@ class ModelRunner:
             self._try_step(layers, config, num_tokens, min(num_tokens, self.max_position_embeddings))
 
         is_one_of_several = self._group is not None
-        compile_layers(self._decoder, run, config.max_num_batched_tokens, is_one_of_several=is_one_of_several)
+        compile_layers(self._decoder, run, self._max_step_tokens, is_one_of_several=is_one_of_several)
+
+    def _count_span_tokens(self, config: EngineConfig) -> int:
+        """The longest span that goes in one step: the model's largest picture, and as much as goes in any step."""
+        if not self._family.has_spans:
+            return 0
+        num_positions = config.max_model_len or self.max_position_embeddings
+        return min(config.max_num_batched_tokens + config.largest_item_tokens, num_positions)
 
     def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         """Blocks of the KV cache, the same number on every rank."""
         cache_dtype = config.kv_cache_dtype or config.dtype
-        num_bytes = config.kv_cache_bytes or self._cache_bytes(layers, config)
-        num_blocks = num_bytes // block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
+        bytes_of_block = block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
+        num_bytes = config.kv_cache_bytes or self._cache_bytes(layers, config, bytes_of_block)
+        num_blocks = num_bytes // bytes_of_block
         if num_blocks == 0:
             raise ValueError(f"kv_cache_bytes ({num_bytes}) does not hold a single block")
         if self._group is None:
             return num_blocks
         return int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
 
-    def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
-        if self._device.type == "cpu":
-            return _CPU_CACHE_BYTES
+    def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig, bytes_of_block: int) -> int:
         num_positions = config.max_model_len or self.max_position_embeddings
-        run = partial(self._try_step, layers, config, config.max_num_batched_tokens, num_positions)
+        if self._device.type == "cpu":
+            # With room for the largest picture and what goes in a step beside it.
+            num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, num_positions)
+            return max(_CPU_CACHE_BYTES, -(-num_needed // config.block_size) * bytes_of_block)
+        run = partial(self._try_step, layers, config, self._max_step_tokens, num_positions)
         return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
 
     @torch.inference_mode()
@@ -106,6 +119,7 @@ class ModelRunner:
             num_logits=config.max_num_seqs,
             num_rope_axes=self._family.num_rope_axes,
             block_size=config.block_size,
+            is_span=self._family.has_spans,
         ).to(self._device)
         self.forward(step, self._make_attention(layers, 1, config).prepare(step))
 

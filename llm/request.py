@@ -83,8 +83,9 @@ def make_items(prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None], em
             f"{len(prompt.placeholders)} placeholders but {len(embeddings)} items", field="messages"
         )
     items = []
-    for placeholder, mm_hash, item in zip(prompt.placeholders, prompt.mm_hashes, embeddings, strict=True):
+    for index, item in enumerate(embeddings):
+        placeholder, mm_hash = prompt.placeholders[index], prompt.mm_hashes[index]
         if item is not None:
-            check_embeddings(placeholder, item, embedding_size)
+            check_embeddings(index, placeholder, item, embedding_size)
         items.append(PromptItem.at(placeholder, mm_hash, item))
     return items

@@ -44,8 +44,9 @@ class Scheduler:
     no prompt keeps a stream waiting), then new ones, both by priority and then in order of arrival. When blocks run out
     the last of that order among those that run is preempted and recomputed later.
 
-    A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span.
-    Sequences that wait for embeddings take up to half of the places, so that others get by.
+    A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span. A
+    span that is longer than the budget goes in a step in which all others have a token each: who decodes goes on, and
+    no other prompt does. Sequences that wait for embeddings take up to half of the places, so that others get by.
     """
 
     def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -57,11 +58,6 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-
-    @property
-    def max_span_tokens(self) -> int:
-        """The longest span that finds room in a step however many other sequences decode in it."""
-        return self._max_num_batched_tokens - self._max_num_seqs + 1
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
@@ -80,7 +76,7 @@ class Scheduler:
         chunks: dict[Sequence, ScheduledChunk] = {}
         # A stable sort: decoding sequences need one token each and nobody waits for a prompt in front of them.
         for sequence in sorted(self.running, key=_decodes_first):
-            if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence)):
+            if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence, chunks)):
                 self._take(sequence, num_tokens, chunks)
         self._start_waiting(chunks)
         return list(chunks.values())
@@ -106,11 +102,15 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
 
-    def _chunk_size(self, sequence: Sequence) -> int:
+    def _chunk_size(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:
+        budget = max(0, self._budget)  # below 0 beside a span that is longer than it
         if sequence.is_prompt_computed:
-            return min(sequence.num_uncomputed_tokens, self._budget)
-        end = min(sequence.num_computed_tokens + self._budget, sequence.num_ready_tokens)
-        return max(0, sequence.last_whole(end) - sequence.num_computed_tokens)
+            return min(sequence.num_uncomputed_tokens, budget)
+        start, num_ready = sequence.num_computed_tokens, sequence.num_ready_tokens
+        end = sequence.last_whole(min(start + budget, num_ready))
+        if end <= start and all(chunk.num_tokens == 1 for chunk in chunks.values()):
+            end = sequence.end_of_span(start)
+        return max(0, end - start) if end <= num_ready else 0
 
     def _take(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Schedules the next tokens of a running sequence. While blocks run out the last of those that run is
@@ -129,7 +129,7 @@ class Scheduler:
         """Whether it waits for room only: not for its first embeddings, nor for the prompt that it shares."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
-        return not waits_for_parent and sequence.num_ready_tokens > 0
+        return not waits_for_parent and sequence.last_whole(sequence.num_ready_tokens) > 0
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
         """Begins a waiting sequence if all its tokens have room now; begun earlier it would only be thrown out again.
@@ -139,9 +139,9 @@ class Scheduler:
         if not self._block_manager.can_start(sequence):
             return False
         self._block_manager.take_prefix(sequence)
-        num_tokens = self._chunk_size(sequence)
+        num_tokens = self._chunk_size(sequence, chunks)
         if num_tokens == 0:
-            waits_for_embeddings = sequence.num_ready_tokens == sequence.num_computed_tokens
+            waits_for_embeddings = sequence.last_whole(sequence.num_ready_tokens) <= sequence.num_computed_tokens
             self._block_manager.free(sequence)
             return waits_for_embeddings
         self.waiting.remove(sequence)

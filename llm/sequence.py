@@ -152,6 +152,10 @@ class Sequence:
                 return span.start
         return end
 
+    def end_of_span(self, position: int) -> int:
+        """The end of the span that holds `position`; the next position where none does."""
+        return next((span.end for span in self.layout.spans if span.start <= position < span.end), position + 1)
+
     def append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         if self.times.second_token is None:

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,22 @@ def whole_class(model_type: str) -> type[PreTrainedModel]:
     return whole
 
 
-def make_checkpoint(model_type: str, folder: Path, text_config: Json | None = None, *, is_tied: bool = False) -> str:
+def make_checkpoint(
+    model_type: str,
+    folder: Path,
+    text_config: Json | None = None,
+    *,
+    is_tied: bool = False,
+    change: Callable[[Path], None] = lambda folder: None,
+) -> str:
     """A checkpoint with random weights, spread out more than transformers draws them: with its own initialisation
     greedy answers hardly depend on the picture.
 
     `text_config`: what its text model has besides or instead. `is_tied`: whether the output head is the embeddings.
+    `change`: what becomes of the settings in the folder before the weights are made.
     """
     save_processor(model_type, VOCABULARY, folder)
+    change(folder)
     settings = json.loads((folder / "config.json").read_text())
     settings["tie_word_embeddings"] = is_tied
     settings.get("text_config", settings).update({**(text_config or {}), "tie_word_embeddings": is_tied})
@@ -53,6 +62,17 @@ def make_checkpoint(model_type: str, folder: Path, text_config: Json | None = No
     model.config = AutoConfig.from_pretrained(folder)
     model.save_pretrained(folder)
     return str(folder)
+
+
+def with_pictures_of_1024_tokens(folder: Path) -> None:
+    """PaliGemma's settings as of the checkpoints for 448 pixels: 32 x 32 patches."""
+    processor, model = folder / "preprocessor_config.json", folder / "config.json"
+    settings = json.loads(processor.read_text())
+    settings |= {"size": {"height": 448, "width": 448}, "image_seq_length": 1024}
+    processor.write_text(json.dumps(settings))
+    config = json.loads(model.read_text())
+    config["vision_config"]["image_size"] = 448
+    model.write_text(json.dumps(config))
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class LanguageFamily:
     `num_deepstack_levels`: further embeddings of each item position, which stand behind the first on the last axis and
     are added to the hidden states behind the decoder's first layers, one after each.
     `num_rope_axes`: rotary positions of one token.
+    `has_spans`: whether `layout` has bidirectional spans.
     `windows_cut_spans`: in layers with a sliding window, whether that bounds what the members of a span see.
     `logits`: (num_rows, hidden_size) to (num_rows, vocab), all that the Hugging Face class does behind its decoder.
     """
@@ -59,6 +60,7 @@ class LanguageFamily:
     adds_embeddings: bool = False
     num_deepstack_levels: Callable[[PreTrainedConfig], int] = lambda config: 0
     num_rope_axes: int = 1
+    has_spans: bool = False
     windows_cut_spans: bool = True
     logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = output_head
 

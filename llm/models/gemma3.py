@@ -22,4 +22,5 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 GEMMA3 = LanguageFamily(
     model_class=without(Gemma3ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
     layout=_layout,
+    has_spans=True,
 )

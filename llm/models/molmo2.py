@@ -26,5 +26,6 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 MOLMO2 = LanguageFamily(
     model_class=without(Molmo2ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
     layout=_layout,
+    has_spans=True,
     adds_embeddings=True,
 )

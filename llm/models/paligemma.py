@@ -16,6 +16,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 PALIGEMMA = LanguageFamily(
     model_class=without(PaliGemmaForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
     layout=_layout,
+    has_spans=True,
     windows_cut_spans=False,
     logits=capped_output_head,
 )

@@ -11,23 +11,30 @@ import torch
 from openai import BadRequestError, OpenAI
 from PIL import Image
 from playwright.sync_api import BrowserContext, expect
+from safetensors.torch import save
 
 from deployments.config import AppConfig
 from deployments.local_cluster import deployed_app, free_port, local_ray
 from preprocess.hf_processor import load_processor
 from preprocess.models import FAMILIES
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.page_driver import ask, make_endless, open_page
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
 from tests.preprocess.video_parity import all_frames, clip, whole
-from tests.small_models import NUM_TOKENS, make_checkpoint, whole_class
+from tests.small_models import NUM_TOKENS, make_checkpoint, whole_class, with_pictures_of_1024_tokens
 
 pytest_plugins = ("tests.page_fixtures",)
 
 # Three rotary positions of a token, pictures of all sizes and features for several layers; tokens of a picture that see
-# each other.
-SERVED = [("qwen3_vl", "inline"), ("gemma3", "separate")]
-QUESTIONS = [("What?", [0]), ("What?", [1]), ("And these?", [2, 3, 0]), ("Hello", [])]
+# each other; pictures whose tokens see each other and are twice as many as go in a step by default.
+SERVED = [("qwen3_vl", "inline"), ("gemma3", "separate"), ("paligemma", "separate")]
+ONE_PICTURE: list[tuple[str, list[int]]] = [("What?", [0]), ("What?", [1])]
+QUESTIONS = {
+    "qwen3_vl": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],
+    "gemma3": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],
+    "paligemma": [*ONE_PICTURE, ("Where is it?", [2]), ("Why?", [3])],
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +56,17 @@ class Served:
         self.model_type = model_type
         self.url = url
         self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+        self.items = MultiModalProcessor(ProcessorConfig(checkpoint)).items
         self._processor = load_processor(FAMILIES[model_type], checkpoint, backend="torchvision")
         self._model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
 
-    def ask(self, text: str, pictures: list[int], videos: Sequence[int] = ()) -> Any:
+    def ask(
+        self, text: str, pictures: list[int], videos: Sequence[int] = (), further: Sequence[dict[str, Any]] = ()
+    ) -> Any:
+        """`further`: parts of the message that stand behind the pictures and videos."""
         message = user_message(text, *(encoded(picture(index)) for index in pictures))
-        message["content"][len(pictures) : len(pictures)] = [video_part(clip(index)) for index in videos]
+        parts = [*(video_part(clip(index)) for index in videos), *further]
+        message["content"][len(pictures) : len(pictures)] = parts
         return self._client.chat.completions.create(
             model="small",
             messages=[message],
@@ -102,22 +114,32 @@ class Served:
 @pytest.fixture(scope="module", params=SERVED, ids=" ".join)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Served]:
     model_type, encoder = request.param
-    checkpoint = make_checkpoint(model_type, tmp_path_factory.mktemp(model_type))
+    change = with_pictures_of_1024_tokens if model_type == "paligemma" else lambda folder: None
+    checkpoint = make_checkpoint(model_type, tmp_path_factory.mktemp(model_type), change=change)
     config = AppConfig.model_validate({"model": checkpoint, "served_model_name": "small", "encoder": encoder})
     with deployed_app(config, host="127.0.0.1", port=port) as url:
         yield Served(model_type, checkpoint, url)
 
 
 def test_answers_are_those_of_generate(served: Served) -> None:
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        completions = list(pool.map(lambda question: served.ask(*question), QUESTIONS))
+    questions = QUESTIONS[served.model_type]
+    with ThreadPoolExecutor(len(questions)) as pool:
+        completions = list(pool.map(lambda question: served.ask(*question), questions))
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
-    assert answers == [served.expected(*question) for question in QUESTIONS]
-    assert len({tuple(answer) for _, answer in answers}) == len(QUESTIONS), "answers must depend on the input"
+    assert answers == [served.expected(*question) for question in questions]
+    assert len({tuple(answer) for _, answer in answers}) == len(questions), "answers must depend on the input"
+
+
+def test_more_tokens_that_see_each_other_than_a_step_can_hold_are_refused_with_the_numbers(served: Served) -> None:
+    if served.model_type != "paligemma":
+        return
+    with pytest.raises(BadRequestError, match=r"20\d\d tokens of the prompt attend to each other.* is 1536") as caught:
+        served.ask("And these?", [0, 1])
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_videos_are_answered_as_by_generate(served: Served) -> None:
-    if served.model_type == "gemma3":
+    if served.model_type != "qwen3_vl":
         with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\].video_url: .*video") as caught:
             served.ask("What happens?", [], [0])
         assert caught.value.status_code == 400
@@ -135,7 +157,7 @@ def test_the_page_asks_about_videos_where_the_model_takes_them(
     file.write_bytes(clip(0))
     page = open_page(context, served.url, "small")
     page.set_input_files("#media-files", file)
-    if served.model_type == "gemma3":
+    if served.model_type != "qwen3_vl":
         expect(page.get_by_role("alert")).to_contain_text("it is a video, and the model here takes only pictures")
         expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
     else:
@@ -149,7 +171,7 @@ def test_the_page_asks_about_videos_where_the_model_takes_them(
 
 def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> None:
     """Whatever the order in which the client names pictures and videos."""
-    if served.model_type == "gemma3":
+    if served.model_type != "qwen3_vl":
         return  # takes no videos
     pictures = [f"data:image/png;base64,{base64.b64encode(encoded(picture(index))).decode()}" for index in (0, 1)]
     videos = [video_part(clip(0))["video_url"]["url"]]
@@ -159,3 +181,22 @@ def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> 
         for media in ({"image": pictures, "video": videos}, {"video": videos, "image": pictures}):
             choice = served.complete(prompt, media)
             assert (choice.prompt_token_ids, choice.token_ids) == expected
+
+
+def test_malformed_tensors_of_a_client_are_refused_by_name(served: Served) -> None:
+    image = picture(1)
+    ((info, tensors),) = served.items.process("image", [encoded(image)])
+    wrong = [torch.zeros(()), torch.zeros(16), torch.zeros(16, 100), torch.zeros(tensors["pixel_values"].shape).bool()]
+    files = [{**tensors, "pixel_values": one} for one in wrong]
+    # As many as the picture takes, of a model of another width.
+    files += [{"embeddings": torch.zeros(info.num_embeds, 100)}]
+    for file in files:
+        size = {"size": torch.tensor([image.height, image.width])}
+        content = base64.b64encode(save({**file, **size})).decode()
+        with pytest.raises(BadRequestError) as caught:
+            served.ask("What?", [0], further=[{"type": "image_embeds", "image_embeds": content}])
+        assert caught.value.param == "messages[0].content[1].image_embeds"
+        assert caught.value.code == "invalid_tensors"
+    assert f"embeddings of shape [{info.num_embeds}, 100], for this item the model takes [{info.num_embeds}," in str(
+        caught.value
+    )

@@ -25,6 +25,16 @@ def test_a_stage_that_does_not_start_says_why(shapes: str, tmp_path: Path, port:
         pass
 
 
+def test_settings_that_cannot_serve_the_models_own_pictures_are_refused_with_the_numbers(
+    shapes: str, port: int
+) -> None:
+    config = AppConfig(model=shapes, max_model_len=36)
+    reason = r"^Generate did not start: ValueError: the model's largest picture takes 36 tokens, .* max_model_len is 36"
+    app = deployed_app(config, host="127.0.0.1", port=port)
+    with pytest.raises(RuntimeError, match=reason), app:
+        pass
+
+
 def test_a_model_that_cannot_be_divided_is_refused_with_its_sizes(shapes: str, port: int) -> None:
     config = AppConfig.model_validate({"model": shapes, "generate": {"tensor_parallel_size": 3, "num_cpus": 0.5}})
     reason = (

@@ -54,6 +54,7 @@ def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, mod
         num_logits=9,
         num_rope_axes=FAMILIES[model_type].num_rope_axes,
         block_size=4,
+        is_span=FAMILIES[model_type].has_spans,
     )
     assert (step.query_lengths, step.context_lengths) == ([24], [50])
     assert set(step.block_tables[0]) == {0}
@@ -61,8 +62,9 @@ def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, mod
 
 
 def test_a_short_context_bounds_the_worst_step() -> None:
-    step = worst_step(num_tokens=512, num_positions=50, num_logits=2, num_rope_axes=3, block_size=16)
+    step = worst_step(num_tokens=512, num_positions=50, num_logits=2, num_rope_axes=3, block_size=16, is_span=True)
     assert step.positions.shape == (3, 50)
+    assert len(step.spans_of(0)[0].members) == 50
     assert len(step.block_tables[0]) == 4
 
 

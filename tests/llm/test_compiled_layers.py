@@ -90,7 +90,12 @@ def hidden_states(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
     """Of a prompt in the first blocks of the cache."""
     blocks = list(range(-(-num_tokens // BLOCK_SIZE)))
     step = worst_step(
-        num_tokens=num_tokens, num_positions=num_tokens, num_logits=1, num_rope_axes=1, block_size=BLOCK_SIZE
+        num_tokens=num_tokens,
+        num_positions=num_tokens,
+        num_logits=1,
+        num_rope_axes=1,
+        block_size=BLOCK_SIZE,
+        is_span=False,
     )
     tokens = torch.arange(num_tokens)
     step = replace(step, token_ids=tokens % 50, slot_mapping=tokens, block_tables=[blocks]).to(torch.device("cpu"))

@@ -99,10 +99,9 @@ def test_answers_equal_generate_alone_and_together(small: Small) -> None:
 
 @pytest.mark.parametrize("budget", [7, 512])
 def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
+    """Cuts go up to spans and around them; the longest take a step each, beside those that decode."""
     longest_span = span_length(small, small.engine())
-    # The least in which all spans find room: cuts go up to them and around them.
-    budget = max(budget, longest_span + 1)
-    engine = small.engine(max_num_batched_tokens=budget, max_num_seqs=min(7, budget - longest_span + 1))
+    engine = small.engine(max_num_batched_tokens=budget, largest_item_tokens=max(0, longest_span - budget))
     assert answers(engine, small.requests) == expected(small)
 
 

@@ -403,8 +403,9 @@ def test_only_masked_positions_take_embeddings(shapes: str, budget: int) -> None
 def test_embeddings_of_a_wrong_shape_are_refused_and_can_be_sent_again(engine: LLMEngine) -> None:
     prompt = ProcessedPrompt([1, 3, 3, 50], [PlaceholderRange(1, 2)], ["late"])
     engine.add_request("r", prompt, [None], SamplingParams(max_tokens=4, ignore_eos=True))
-    with pytest.raises(InvalidRequestError, match=r"\(3, 192\), expected \(2, 192\)"):
+    with pytest.raises(InvalidRequestError, match=r"shape \[3, 192\], .* takes \[2, 192\]") as caught:
         engine.set_embeddings("r", 0, torch.zeros(3, 192))
+    assert caught.value.item == 0
     engine.set_embeddings("r", 0, torch.zeros(2, 192))
     engine.set_embeddings("unknown", 0, torch.zeros(2, 192))
     assert list(run(engine))[-1].finish_reason == "length"
@@ -447,6 +448,26 @@ def test_a_setting_of_zero_is_refused(name: str) -> None:
 def test_a_budget_below_one_token_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_num_batched_tokens \(8\).*max_num_seqs \(9\)"):
         EngineConfig("model", max_num_batched_tokens=8, max_num_seqs=9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "numbers"),
+    [
+        ({"max_model_len": 36}, r"36 tokens, which the context of 36 tokens .* max_model_len is 36"),
+        ({"kv_cache_bytes": 2**16}, r"the KV cache holds 32 tokens \(2 blocks\)"),
+    ],
+)
+def test_settings_without_room_for_the_largest_picture_are_refused(
+    shapes: str, settings: dict[str, int], numbers: str
+) -> None:
+    with pytest.raises(ValueError, match=numbers):
+        make_engine(shapes, largest_item_tokens=36, **settings)
+
+
+def test_the_caches_default_size_holds_the_largest_picture(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm.model_runner._CPU_CACHE_BYTES", 2**16)
+    engine = make_engine(shapes, largest_item_tokens=36, max_num_batched_tokens=64, kv_cache_bytes=None)
+    assert engine.max_model_len >= 36 + 64
 
 
 def test_a_cache_of_fewer_bytes_a_number_holds_more_positions(shapes: str) -> None:

@@ -132,7 +132,7 @@ ARRIVALS = st.builds(
     root=st.sampled_from([b"a", b"b"]),
     item_at=st.none() | st.integers(0, 29),
     item_after=st.integers(0, 12),
-    span=st.integers(1, 8),
+    span=st.integers(1, 30),
     num_answers=st.sampled_from([1, 1, 1, 3]),
     aborted_after=st.none() | st.none() | st.integers(0, 20),
     priority=st.integers(0, 2),
@@ -184,7 +184,10 @@ def test_everything_ends_within_budget(
             break
         chunks = run_step(scheduler)
         assert chunks or step <= 25 or not scheduler.has_unfinished()
-        assert sum(chunk.num_tokens for chunk in chunks) <= budget
+        if sum(chunk.num_tokens for chunk in chunks) > budget:
+            longer = [chunk for chunk in chunks if chunk.num_tokens > 1]
+            assert len(longer) == 1, "a span that is longer than the budget goes alone"
+            assert any(longer[0].end == span.end for span in longer[0].sequence.layout.spans)
         assert len(scheduler.running) <= max_num_seqs
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         manager.check_integrity(sequences)
@@ -278,6 +281,94 @@ def test_a_span_is_never_split() -> None:
     span = BidirectionalSpan(10, 20, range(10, 20))
     scheduler.add(sequence("one", 30, 1, layout=PromptLayout(spans=(span,))))
     assert [sizes(run_step(scheduler))["one"] for _ in range(3)] == [10, 16, 4]
+
+
+def with_span(name: str, num_prompt_tokens: int, positions: range, **settings: Any) -> Sequence:
+    span = BidirectionalSpan.of(positions)
+    return sequence(name, num_prompt_tokens, 3, layout=PromptLayout(spans=(span,)), **settings)
+
+
+def test_a_span_longer_than_the_budget_takes_a_step() -> None:
+    scheduler = make(budget=16)
+    scheduler.add(with_span("one", 70, range(10, 50)))
+    assert [sizes(run_step(scheduler))["one"] for _ in range(4)] == [10, 40, 16, 4]
+
+
+def test_those_that_decode_go_on_beside_a_long_span_and_other_prompts_wait_for_it() -> None:
+    scheduler = make(max_num_seqs=16, budget=16)
+    for index in range(14):
+        scheduler.add(sequence(f"stream {index}", 1, 9))
+    streams = sizes(run_step(scheduler))
+    scheduler.add(with_span("long", 40, range(40)))
+    scheduler.add(sequence("behind", 8, 1))
+    assert sizes(run_step(scheduler)) == {**streams, "long": 40}
+    # Two of 16 tokens are left beside those that decode, one of them for the first prompt's next one.
+    assert sizes(run_step(scheduler)) == {**streams, "long": 1, "behind": 1}
+
+
+def test_a_long_span_waits_for_an_older_prompt_and_goes_before_younger_ones() -> None:
+    scheduler = make(budget=16)
+    scheduler.add(sequence("older", 40, 1))
+    scheduler.add(with_span("long", 60, range(4, 44)))
+    for index in range(3):
+        scheduler.add(sequence(f"younger {index}", 30, 1))
+    steps = [sizes(run_step(scheduler)) for _ in range(6)]
+    assert steps[:2] == [{"older": 16}] * 2
+    assert steps[2] == {"older": 8, "long": 4, "younger 0": 4}
+    assert steps[3] == {"long": 40}
+    assert steps[4] == {"long": 16}
+    assert steps[5] == {"long": 1, "younger 0": 15}
+
+
+def test_the_rest_of_a_long_span_whose_beginning_is_cached_takes_a_step() -> None:
+    scheduler = make(budget=16)
+    scheduler.add(with_span("first", 60, range(2, 42), prefix_root=b"same"))
+    while scheduler.has_unfinished():
+        run_step(scheduler)
+    again = with_span("again", 60, range(2, 42), prefix_root=b"same")
+    again.token_ids[22] = 7  # another picture from here on, as far as the cache knows
+    scheduler.add(again)
+    assert sizes(run_step(scheduler)) == {"again": 42 - 20}
+    assert again.num_cached_tokens == 20
+
+
+def test_a_long_span_that_is_preempted_is_computed_again_in_one_step() -> None:
+    scheduler = make(num_blocks=16, budget=16)
+    old, long = sequence("old", 4, 20), with_span("long", 40, range(40), num_prompt_logprobs=0)
+    long.max_num_tokens = 60
+    scheduler.add(old)
+    scheduler.add(long)
+    sizes_of_long = []
+    while scheduler.has_unfinished():
+        sizes_of_long.append(sizes(run_step(scheduler)).get("long", 0))
+    assert scheduler.num_preemptions > 0
+    assert sizes_of_long.count(40) == 2
+    assert (old.num_output_tokens, long.num_output_tokens) == (20, 20)
+
+
+def test_nobody_waits_behind_a_span_of_which_a_part_has_not_arrived() -> None:
+    """As where all of a prompt sees itself, and one of its pictures is late."""
+    scheduler = make(budget=16)
+    items = [PromptItem("first", range(4), torch.zeros(4, 1)), PromptItem("late", range(4, 8), None)]
+    late = with_span("late", 12, range(12), items=items)
+    scheduler.add(late)
+    others = [sequence(f"other {index}", 12, 1) for index in range(4)]
+    for one in others:
+        scheduler.add(one)
+    assert sizes(run_step(scheduler)) == {"other 0": 12, "other 1": 4}
+    items[1].embeddings = torch.zeros(4, 1)
+    # It goes before those that came later.
+    assert sizes(run_step(scheduler)) == {"other 1": 8}
+    assert sizes(run_step(scheduler)) == {"late": 12, "other 2": 4}
+
+
+def test_nobody_waits_behind_a_span_that_is_late_where_blocks_are_few() -> None:
+    scheduler = make(num_blocks=10, budget=16)
+    scheduler.add(with_span("late", 36, range(36), items=[PromptItem("late", range(4, 8), None)]))
+    scheduler.add(sequence("first", 4, 9))
+    run_step(scheduler)
+    scheduler.add(sequence("second", 4, 9))
+    assert sizes(run_step(scheduler)) == {"first": 1, "second": 4}
 
 
 def test_an_older_prompt_takes_blocks_from_younger_streams() -> None:
