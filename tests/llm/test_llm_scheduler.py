@@ -371,6 +371,30 @@ def test_nobody_waits_behind_a_span_that_is_late_where_blocks_are_few() -> None:
     assert sizes(run_step(scheduler)) == {"first": 1, "second": 4}
 
 
+def test_nobody_waits_behind_a_cached_beginning_and_a_span_of_which_a_part_has_not_arrived() -> None:
+    scheduler = make(budget=16)
+    scheduler.add(sequence("before", 8, 1, prefix_root=b"same"))
+    run_step(scheduler)
+    late = [PromptItem("late", range(12, 16), None)]
+    scheduler.add(with_span("late", 30, range(8, 20), items=late, prefix_root=b"same"))
+    scheduler.add(sequence("other", 4, 1))
+    assert sizes(run_step(scheduler)) == {"other": 4}
+
+
+def test_an_answer_that_goes_on_behind_its_cached_beginning_waits_for_a_long_span() -> None:
+    """As one does that was preempted: its prompt counts as computed, and several tokens behind it do not."""
+    scheduler = make(budget=16)
+    scheduler.add(sequence("before", 20, 1, prefix_root=b"same"))
+    while scheduler.has_unfinished():
+        run_step(scheduler)
+    scheduler.add(with_span("long", 40, range(40)))
+    preempted = sequence("preempted", 20, 9, prefix_root=b"same")
+    preempted.num_prompt_tokens = 4
+    scheduler.add(preempted)
+    assert sizes(run_step(scheduler)) == {"long": 40}
+    assert sizes(run_step(scheduler)) == {"long": 1, "preempted": 4}
+
+
 def test_an_older_prompt_takes_blocks_from_younger_streams() -> None:
     """And never the other way round: else a stream of short requests would keep a long prompt out for ever."""
     scheduler = make(num_blocks=10, budget=16)
