@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from starlette.types import Message, Scope, Send
@@ -13,6 +13,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 """Asked for every few seconds, by programs: logged only where they fail."""
+_MAX_NAMES = 20
 
 
 class AccessLog:
@@ -32,6 +33,12 @@ class AccessLog:
             if error is not None and not entry.is_quiet:
                 self._count_error(*error_kind(error))
             entry.write(error)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of many names, for a line or a header."""
+    told = ", ".join(names[:_MAX_NAMES])
+    return told if len(names) <= _MAX_NAMES else f"{told}, and {len(names) - _MAX_NAMES} more"
 
 
 class Entry:
@@ -75,6 +82,8 @@ class Entry:
         )
         if "ticket" in state and state["ticket"].caller.name is not None:
             line += f", key {state['ticket'].caller.name}"
+        if ignored := state.get("ignored_fields"):
+            line += f", fields unread: {listed([name if name.isprintable() else ascii(name) for name in ignored])}"
         if error is None:
             logger.info("%s", line)
         elif error_kind(error)[0] == "ingress" and status < 500:

@@ -61,14 +61,8 @@ class RequestAccount:
         """Of all prompts and answers together; a prompt counts once, however many answers it has."""
         pieces = {index: piece for index, (piece, _) in self._last_pieces.items()}
         firsts = [piece for index, piece in pieces.items() if index % self.num_answers == 0]
-        num_prompt_tokens = sum(piece.num_prompt_tokens for piece in firsts)
         num_output_tokens = sum(piece.num_output_tokens for piece in pieces.values())
-        return Usage(
-            prompt_tokens=num_prompt_tokens,
-            completion_tokens=num_output_tokens,
-            total_tokens=num_prompt_tokens + num_output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(piece.num_cached_tokens for piece in firsts)),
-        )
+        return _usage(firsts, num_output_tokens)
 
     def timings(self) -> StageTimings:
         return StageTimings(
@@ -112,3 +106,19 @@ class RequestAccount:
             for stage, value in request.stage_seconds.items():
                 seconds[stage] = max(value, seconds.get(stage, 0.0))
         return seconds
+
+
+def usage_so_far(piece: GeneratedText, num_output_tokens: int) -> Usage:
+    """Of the one answer that `piece` is of."""
+    return _usage([piece], num_output_tokens)
+
+
+def _usage(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
+    """`prompts`: a piece of an answer to each."""
+    num_prompt_tokens = sum(piece.num_prompt_tokens for piece in prompts)
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_output_tokens,
+        total_tokens=num_prompt_tokens + num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(piece.num_cached_tokens for piece in prompts)),
+    )

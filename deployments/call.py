@@ -1,6 +1,6 @@
 """One HTTP request, as routes see it: its id, and its place among all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
@@ -8,19 +8,23 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from deployments.admission import Ticket
+from deployments.api.wire import RequestBody
 from deployments.api_keys import Caller
 from deployments.long_texts import LongTexts
+from preprocess.schema import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """What `deployments.gate` has found out of a request. `texts`: the long ones of its body. `fail` is told why an
-    answer that has begun does not go on, which stands in the log then."""
+    answer that has begun does not go on, which stands in the log then. `ignore` is told the names of fields that are
+    left unread, which the answer's header and the log name then."""
 
     request_id: str
     ticket: Ticket
     texts: LongTexts = field(default_factory=LongTexts)
     fail: Callable[[Exception], None] = lambda error: None
+    ignore: Callable[[Sequence[str]], None] = lambda names: None
 
     @property
     def caller(self) -> Caller:
@@ -30,10 +34,21 @@ class Call:
     def tenant_salt(self) -> str:
         return self.caller.tenant_salt
 
+    def check_fields(self, body: RequestBody) -> None:
+        """Tells of the fields of `body` that are not known here. Raises InvalidRequestError, where it asks for that."""
+        if not body.unknown_fields:
+            return
+        if body.strict_fields:
+            first, *others = body.unknown_fields
+            reason = "is not known here" + "".join(f", nor is {name}" for name in others)
+            raise InvalidRequestError(f"{reason} (strict_fields is true)", field=first, code="unknown_parameter")
+        self.ignore(body.unknown_fields)
+
 
 async def _call_of(request: Request) -> Call:
     state = request.state
-    return Call(state.request_id, state.ticket, state.texts, partial(setattr, state, "error"))
+    note = partial(setattr, state)
+    return Call(state.request_id, state.ticket, state.texts, partial(note, "error"), partial(note, "ignored_fields"))
 
 
 HttpCall = Annotated[Call, Depends(_call_of)]

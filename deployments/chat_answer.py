@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from deployments.accounting import RequestAccount
+from deployments.accounting import RequestAccount, usage_so_far
 from deployments.answer import Chunks, Pieces, sent_event
 from deployments.api.chat import (
     AssistantMessage,
@@ -58,7 +58,7 @@ class ChatAnswer(Chunks):
     def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body
         self._account = account
-        names = {tool.function.name for tool in body.offered_tools}
+        names = {tool.function.name for tool in body.offered.tools}
         self._choices = [
             _Choice(None if tool_calls is None else ToolCallParser(tool_calls, names))
             for _ in range(account.num_answers)
@@ -87,6 +87,9 @@ class ChatAnswer(Chunks):
         """The role of each answer, its pieces of text, its finish reason, and the usage if asked for."""
         async for piece in pieces:
             for chunk in self._chunks_of(piece):
+                if self._body.tells_usage_always:
+                    is_opening = chunk.choices[0].delta.role is not None
+                    chunk.usage = usage_so_far(piece, 0 if is_opening else piece.num_output_tokens)
                 yield sent_event(chunk)
         if self._body.includes_usage:
             usage = self._chunk([])

@@ -3,19 +3,20 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from deployments.accounting import RequestAccount
+from deployments.accounting import RequestAccount, usage_so_far
 from deployments.answer import Chunks, Pieces, sent_event
 from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from deployments.api.wire import Usage
+from deployments.character_starts import CharacterStarts
 from deployments.chat_answer import finite, token_text
 from deployments.stage_messages import GeneratedText, ScoredToken
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One answer so far: how many characters have been told, the echo's among them."""
+    """One answer so far: how many characters of it are the echo's."""
 
-    length: int = 0
+    echo_length: int = 0
     has_begun: bool = False
 
 
@@ -43,6 +44,8 @@ class CompletionAnswer(Chunks):
             event = self._completion([self._part(piece)])
             if piece.finish_reason is not None and self._body.stage_timings:
                 event.stage_timings = self._account.timings()
+            if self._body.tells_usage_always:
+                event.usage = usage_so_far(piece, 0 if self._body.max_tokens == 0 else piece.num_output_tokens)
             yield sent_event(event)
         if self._body.includes_usage:
             usage = self._completion([])
@@ -62,12 +65,13 @@ class CompletionAnswer(Chunks):
         if self._body.max_tokens == 0 and piece.finish_reason is not None:
             part.finish_reason = "length"
         if self._body.logprobs is not None:
-            part.logprobs = _logprobs(piece.prompt_logprobs if echo else [], echo, choice.length)
-            _append(part.logprobs, _logprobs(logprobs, text, choice.length + len(echo)))
+            of_prompt = piece.prompt_logprobs if echo else []
+            part.logprobs = _logprobs(of_prompt, _offsets_in(echo, of_prompt))
+            choice.echo_length += len(echo)
+            _append(part.logprobs, _logprobs(logprobs, [choice.echo_length + token.offset for token in logprobs]))
         if self._body.return_token_ids:
             part.token_ids = token_ids
             part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].prompt_token_ids
-        choice.length += len(echo) + len(text)
         choice.has_begun = True
         return part
 
@@ -82,19 +86,12 @@ class CompletionAnswer(Chunks):
         return Completion(id=account.request_id, created=account.created, model=self._body.model, choices=choices)
 
 
-def _logprobs(tokens: Sequence[ScoredToken], told: str, offset: int) -> CompletionLogprobs:
-    """`told`: the text that the tokens make up, which begins at `offset`, in characters. What is not in it, special
-    tokens and half characters, takes no room there."""
-    position = 0
-    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+def _logprobs(tokens: Sequence[ScoredToken], offsets: Sequence[int]) -> CompletionLogprobs:
+    """`offsets`: where in the answer's text each token begins, in characters."""
+    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets))
     for token in tokens:
         text = token_text(token.content)
         found.tokens.append(text)
-        found.text_offset.append(offset + position)
-        if told.startswith(text, position):
-            position += len(text)
-        elif told.startswith(text.lstrip(), position):  # tokenizers that put a space before a text
-            position += len(text.lstrip())
         if token.logprob is None:
             found.token_logprobs.append(None)
             found.top_logprobs.append(None)
@@ -103,6 +100,21 @@ def _logprobs(tokens: Sequence[ScoredToken], told: str, offset: int) -> Completi
         found.token_logprobs.append(finite(token.logprob))
         found.top_logprobs.append({**top, text: finite(token.logprob)})
     return found
+
+
+def _offsets_in(echo: str, tokens: Sequence[ScoredToken]) -> list[int]:
+    """Where in the prompt's text, as the client wrote it, its tokens begin. What is not in it, special tokens and all
+    but one of an item's, takes no room there."""
+    position, offsets, starts = 0, list[int](), CharacterStarts()
+    for token in tokens:
+        before = position - starts.num_chars
+        start, text = starts.feed(token.content)
+        offsets.append(before + start)
+        if echo.startswith(text, position):
+            position += len(text)
+        elif echo.startswith(text.lstrip(), position):  # tokenizers that put a space before a text
+            position += len(text.lstrip())
+    return offsets
 
 
 def _append(found: CompletionLogprobs, more: CompletionLogprobs) -> None:

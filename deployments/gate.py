@@ -10,11 +10,12 @@ import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.access_log import AccessLog
+from deployments.access_log import AccessLog, listed
 from deployments.admission import Admission, OverloadedError, Ticket, Weight
 from deployments.api_keys import ApiKeys, Caller
 from deployments.config import AdmissionConfig
@@ -34,6 +35,7 @@ _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Which no registry gives away: of RFC 6761, 6762 and 8375, ICANN's for private use, and what routers use."""
+_IGNORED_HEADER = b"x-raylens-ignored-fields"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -69,7 +71,7 @@ class Gate:
         state["request_id"] = _request_id(headers)
         with self._access_log.entry(scope) as entry:
             try:
-                await self._pass(scope, headers, receive, entry.noting(send))
+                await self._pass(scope, headers, receive, _naming_ignored(state, entry.noting(send)))
             except Exception as error:
                 state["error"] = error  # which a middleware outside of this one answers
                 raise
@@ -181,6 +183,18 @@ def _request_id(headers: Headers) -> str:
     """The one that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _naming_ignored(state: dict[str, Any], send: Send) -> Send:
+    """`send`, with a header about the fields of the body that were left unread."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start" and (names := state.get("ignored_fields")):
+            value = listed([quote(name, safe="[].") for name in names])
+            message = {**message, "headers": [*message.get("headers", ()), (_IGNORED_HEADER, value.encode())]}
+        await send(message)
+
+    return named
 
 
 def _count_parts(chunk: bytes) -> int:

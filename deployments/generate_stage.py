@@ -1,7 +1,7 @@
 """The Generate deployment: a plain class, wrapped by `deployments.app`."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,8 @@ class Generate:
         if params.structured_output is not None:
             # Up to some seconds, in which nobody's stream may stand still; then the engine finds it compiled.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
+        if params.bad_words:
+            await asyncio.to_thread(self._spell, params.bad_words)
         stream = self._loop.stream(
             request_id,
             lambda id_: self._engine.add_request(
@@ -112,6 +114,7 @@ class Generate:
             self._engine.byte_tokenizer,
             lambda: self._engine.make_detokenizer(params),
             None if params.prompt_logprobs is None else prompt.prompt_token_ids[0],
+            includes_stop=params.include_stop_str_in_output,
         )
         if params.logprobs is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(pieces_of.prepare)
@@ -128,6 +131,11 @@ class Generate:
                 num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
                 if num_unfinished == 0:
                     return
+
+    def _spell(self, words: Sequence[str]) -> None:
+        """Makes ready what the engine will ask for, so that its thread, and with it everybody's stream, goes on."""
+        for word in words:
+            self._engine.byte_tokenizer.spellings(word)
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float

@@ -26,7 +26,7 @@ from deployments.response_answer import ResponseAnswer
 from deployments.served import Served
 from deployments.stage_calls import StageUnavailableError
 from deployments.stage_messages import GeneratedText
-from deployments.tool_calls import call_grammar
+from deployments.tool_calls import forced_call
 from preprocess.media import MediaLimits
 from preprocess.schema import InvalidRequestError
 
@@ -63,23 +63,22 @@ class GenerationRoutes:
 
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
         """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
-        account = RequestAccount(self._metrics, f"chatcmpl-{call.request_id}")
+        account = RequestAccount(self._metrics, f"chatcmpl-{body.request_id or call.request_id}")
         async with _noting_end(body, account):
+            call.check_fields(body)
             self._served.check_model(body.model)
-            form = self._served.tool_calls if body.offered_tools else None
-            grammar = None
-            if form is not None and body.forced_tools:
-                grammar = call_grammar(form, body.forced_tools, is_single=body.parallel_tool_calls is False)
-            params = body.sampling_params(grammar)
-            account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
+            form = self._served.tool_calls if body.offered.tools else None
+            params = body.sampling_params(forced_call(form, body.offered))
+            account.requests = [self._weighed(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             account.num_answers = params.n
             await self._enter(call, body, account)
             return await self._answer(call, body, account, ChatAnswer(body, account, form))
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
         """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
-        account = RequestAccount(self._metrics, f"cmpl-{call.request_id}")
+        account = RequestAccount(self._metrics, f"cmpl-{body.request_id or call.request_id}")
         async with _noting_end(body, account):
+            call.check_fields(body)
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [
@@ -93,13 +92,15 @@ class GenerationRoutes:
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
-        account = RequestAccount(self._metrics, f"resp_{call.request_id}")
+        account = RequestAccount(self._metrics, f"resp_{body.request_id or call.request_id}")
         async with _noting_end(body, account):
+            call.check_fields(body)
             self._served.check_model(body.model)
-            params = body.sampling_params()
-            account.requests = [self._weighed(call, account.request_id, body, params, (body.prompt(), body.media()))]
+            form = self._served.tool_calls if body.offered.tools else None
+            params = body.sampling_params(forced_call(form, body.offered))
+            account.requests = [self._weighed(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             await self._enter(call, body, account)
-            return await self._answer(call, body, account, ResponseAnswer(body, account))
+            return await self._answer(call, body, account, ResponseAnswer(body, account, form))
 
     async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
@@ -107,7 +108,7 @@ class GenerationRoutes:
         priority = body.priority + call.caller.priority
         for request in account.requests:
             request.priority = priority
-        await call.ticket.enter(self._weighed.weigh(account.requests), priority)
+        await call.ticket.enter(self._weighed.weigh(account.requests, self._served.max_model_len), priority)
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
         """The text of each prompt, as it was sent."""

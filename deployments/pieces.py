@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from deployments.character_starts import CharacterStarts
 from deployments.stage_messages import GeneratedText, ScoredToken
 
 if TYPE_CHECKING:
@@ -22,11 +23,16 @@ class PieceMaker:
         tokenizer: "ByteTokenizer",
         make_detokenizer: "Callable[[], Detokenizer]",
         first_prompt_token: int | None,
+        *,
+        includes_stop: bool = False,
     ) -> None:
-        """`first_prompt_token`: where the prompt's tokens are to be named."""
+        """`first_prompt_token`: where the prompt's tokens are to be named. `includes_stop`: a stop token that ends an
+        answer is part of its text."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
+        self._starts: defaultdict[int, CharacterStarts] = defaultdict(CharacterStarts)
         self._first_prompt_token = first_prompt_token
+        self._includes_stop = includes_stop
 
     def prepare(self) -> None:
         """Takes up to a second the first time, after which naming tokens takes none."""
@@ -46,8 +52,10 @@ class PieceMaker:
         first = self._first_prompt_token
         if first is not None and last.index == 0 and last.num_output_tokens == len(token_ids):
             prompt_logprobs.insert(0, ScoredToken(first, self._tokenizer.token_bytes(first), None, []))
+        scored = [one for output in outputs for one in output.logprobs]
+        text, offsets = self._text(last, token_ids, tells_offsets=bool(scored))
         return GeneratedText(
-            text=self._text(last, token_ids),
+            text=text,
             token_ids=token_ids,
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
@@ -56,21 +64,39 @@ class PieceMaker:
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
             seconds=_stage_seconds(last, len(token_ids)) if last.index == 0 else {},
             index=last.index,
-            logprobs=[self._scored(one) for output in outputs for one in output.logprobs],
+            logprobs=[self._scored(one, offset) for one, offset in zip(scored, offsets, strict=True)],
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _text(self, last: "RequestOutput", token_ids: list[int]) -> str:
-        """What `token_ids`, the answer's next up to `last`, add to its text."""
+    def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
+        """What `token_ids`, the answer's next up to `last`, add to its text, and the character in which each begins."""
         detokenizer = self._detokenizers[last.index]
-        text = detokenizer.append(token_ids[:-1] if last.has_stop_token else token_ids)
+        told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
+        text, offsets = "", list[int]()
+        if tells_offsets:
+            for token_id in token_ids:
+                offsets.append(self._offset(last.index, token_id))
+                if len(offsets) <= len(told):
+                    text += detokenizer.append([token_id])
+        else:
+            text = detokenizer.append(told)
         if last.finish_reason is not None and not detokenizer.stopped:
             text += detokenizer.flush()
-        return text
+        return text, offsets
 
-    def _scored(self, token: "TokenLogprobs") -> ScoredToken:
+    def _offset(self, index: int, token_id: int) -> int:
+        """Where answer `index`'s next token begins. Characters are counted as they are decoded, bytes only from where
+        one has begun that is not complete."""
+        detokenizer = self._detokenizers[index]
+        if detokenizer.is_whole:
+            self._starts[index] = CharacterStarts()
+        content = self._tokenizer.token_bytes(token_id) if detokenizer.tells(token_id) else b""
+        start, _ = self._starts[index].feed(content)
+        return detokenizer.num_chars + start
+
+    def _scored(self, token: "TokenLogprobs", offset: int = 0) -> ScoredToken:
         top = [(self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]
-        return ScoredToken(token.token_id, self._tokenizer.token_bytes(token.token_id), token.logprob, top)
+        return ScoredToken(token.token_id, self._tokenizer.token_bytes(token.token_id), token.logprob, top, offset)
 
 
 def _stage_seconds(last: "RequestOutput", num_tokens: int) -> dict[str, float]:

@@ -49,9 +49,12 @@ class WeighedRequests:
             on_fetched=lambda source, content: call.ticket.take(self._of_fetched(source, content)),
         )
 
-    def weigh(self, requests: Sequence[PipelineRequest]) -> Weight:
-        """What a client's request takes, each of its prompts one, without what its URLs hold."""
-        tokens = sum(_num_prompt_tokens(request.prompt) + _num_answer_tokens(request) for request in requests)
+    def weigh(self, requests: Sequence[PipelineRequest], max_model_len: int) -> Weight:
+        """What a client's request takes, each of its prompts one, without what its URLs hold. An answer is at most
+        `max_model_len` tokens long, however many are asked for: the engine refuses more, and says why."""
+        tokens = sum(
+            _num_prompt_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
+        )
         pixels = sum(_data_url_pixels(source, self._limits) for request in requests for source in request.media)
         return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
 
@@ -65,8 +68,8 @@ def weigh_text(num_chars: int) -> Weight:
     return Weight(requests=1, tokens=num_chars // _CHARS_PER_TOKEN)
 
 
-def _num_answer_tokens(request: PipelineRequest) -> int:
-    return request.params.n * (request.params.max_tokens or _UNKNOWN_MAX_TOKENS)
+def _num_answer_tokens(request: PipelineRequest, max_model_len: int) -> int:
+    return request.params.n * min(request.params.max_tokens or _UNKNOWN_MAX_TOKENS, max_model_len)
 
 
 def _num_prompt_tokens(prompt: Prompt) -> int:

@@ -55,12 +55,14 @@ class EmbeddingInfo:
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
     """A token, what it stands for in bytes (maybe a part of a character), its log-probability in nats, None for the
-    first of a prompt, and the likeliest tokens at its place with theirs."""
+    first of a prompt, and the likeliest tokens at its place with theirs. `offset`, of an answer's: the character of its
+    text in which the token begins."""
 
     token_id: int
     content: bytes
     logprob: float | None
     top: list[tuple[bytes, float]]
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class TokenRoutes:
 
     async def tokenize(self, body: TokenizeRequest, call: HttpCall) -> TokenizeResponse:
         """The token ids of a text or of a conversation without media."""
+        call.check_fields(body)
         self._served.check_model(body.model)
         prompt = body.to_prompt()
         num_chars = prompt.num_chars if isinstance(prompt, ChatPrompt) else len(prompt.text)
@@ -47,18 +48,20 @@ class TokenRoutes:
 
     async def detokenize(self, body: DetokenizeRequest, call: HttpCall) -> DetokenizeResponse:
         """The text of token ids."""
+        call.check_fields(body)
         self._served.check_model(body.model)
         await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), call.caller.priority)
         return DetokenizeResponse(prompt=await self._pipeline.detokenize(body.tokens))
 
     async def render(self, body: RenderRequest, call: HttpCall) -> RenderResponse:
         """What the language model would get for a prompt: token ids, and where in them each item's embeddings go."""
+        call.check_fields(body)
         self._served.check_model(body.model)
         processor = self._served.ready_processor()
         request = self._weighed(
             call, f"render-{call.request_id}", body, SamplingParams(max_tokens=body.max_tokens), body.to_prompt()
         )
-        await call.ticket.enter(self._weighed.weigh([request]), call.caller.priority)
+        await call.ticket.enter(self._weighed.weigh([request], self._served.max_model_len), call.caller.priority)
         rendered, modalities = await self._pipeline.render(request, processor)
         items = [
             RenderedItem(modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds)

@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from deployments.api.tools import FunctionCall, Tool, ToolCall
+from deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
 from llm.detokenizer import overlap
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ToolCallFormat
@@ -80,6 +80,13 @@ class ToolCallParser:
             raise ValueError("no call of an offered tool")
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=text))
+
+
+def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> StructuredOutput | None:
+    """The form of an answer that has to call a tool, None where it need not. `form`: the model's, if it has one."""
+    if form is None or not offered.forced:
+        return None
+    return call_grammar(form, offered.forced, is_single=offered.is_single)
 
 
 def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:

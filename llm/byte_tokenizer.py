@@ -1,11 +1,15 @@
 """A model's tokens as bytes: what grammars match, and what log-probabilities name."""
 
 import copy
+import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerFast
+
+_MAX_CACHED_SPELLINGS = 2**14
 
 
 class ByteTokenizer:
@@ -18,6 +22,7 @@ class ByteTokenizer:
         # Logits may be padded beyond the tokenizer's tokens; nothing may stand in its way on the other side.
         self.vocab_size = max(vocab_size, len(tokenizer))
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < len(tokenizer))
+        self._spellings = functools.lru_cache(maxsize=_MAX_CACHED_SPELLINGS)(self._spell)
         self._matching: LLTokenizer | None = None
         self._lock = threading.Lock()
 
@@ -45,6 +50,22 @@ class ByteTokenizer:
             if self._matching is None:
                 self._matching = LLTokenizer(**self.arguments())
             return self._matching
+
+    def spellings(self, text: str) -> Sequence[tuple[int, ...]]:
+        """The tokens of a text where it begins a text, behind a blank, and inside a text. Those that were asked for
+        last take no time."""
+        return self._spellings(text)
+
+    def _spell(self, text: str) -> Sequence[tuple[int, ...]]:
+        anchor = self._ids("\n")
+        inside = self._ids("\n" + text)
+        found = [self._ids(text), self._ids(" " + text.lstrip())]
+        if inside[: len(anchor)] == anchor:
+            found.append(inside[len(anchor) :])
+        return [token_ids for token_ids in dict.fromkeys(found) if token_ids]
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token stands for, which may be a part of a character; a special token stands for its name."""

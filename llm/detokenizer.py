@@ -21,34 +21,51 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
-def decoder_of(tokenizer: Tokenizer) -> Decode:
-    """Token ids to text without special tokens, past what transformers does around it: that takes longer than the
-    decoding of a few tokens."""
+def decoder_of(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Decode:
+    """Token ids to text, past what transformers does around it: that takes longer than the decoding of a few
+    tokens."""
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
-        decode: Decode = tokenizer.backend_tokenizer.decode  # its default is to skip special tokens
-        return decode
-    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True)
+        decode = tokenizer.backend_tokenizer.decode
+        return lambda token_ids: str(decode(token_ids, skip_special_tokens))
+    return lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 class Detokenizer:
     """The output text of one sequence, grown token by token. Decoding a token costs the same at any length."""
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
-        """Takes `decoder_of` the tokenizer."""
+    def __init__(
+        self, decode: Decode, stop: Sequence[str] = (), *, includes_stop: bool = False, min_tokens: int = 0
+    ) -> None:
+        """Takes `decoder_of` the tokenizer. A stop string that is complete with one of the first `min_tokens` tokens is
+        text like any other."""
         self._decode = decode
         self._stop = stop
+        self._includes_stop = includes_stop
+        self._min_tokens = min_tokens
         self._token_ids: list[int] = []
         # Of the tokens from `_anchor` on, up to `_boundary`, `_text` is what has been told: whole characters.
         self._anchor = self._boundary = 0
         self._text = ""
         self._held_back = ""
+        self.num_chars = 0
+        """Of the text so far, what is held back and cut off among it, without a character that is unfinished."""
         self.stopped = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last token ended with the end of a character."""
+        return self._boundary == len(self._token_ids)
+
+    def tells(self, token_id: int) -> bool:
+        """Whether the token is text by itself; special tokens mostly are not."""
+        return bool(self._decode([token_id]))
 
     def append(self, token_ids: list[int]) -> str:
         """Returns the text that `token_ids` make certain; sets `stopped` when a stop string is complete.
 
-        A stop string and what follows it are not part of the text. One token after the other, however many come
-        together: some decoders make something else of broken characters when more is behind them.
+        What follows a stop string is not part of the text, nor is, unless `includes_stop`, the stop string. One token
+        after the other, however many come together: some decoders make something else of broken characters when more
+        is behind them.
         """
         text = ""
         for token_id in token_ids:
@@ -81,20 +98,34 @@ class Detokenizer:
         else:
             self._text = text
         self._boundary = len(self._token_ids)
+        self.num_chars += len(text) - len(told)
         return text[len(told) :]
 
     def _release(self, new_text: str) -> str:
         if not self._stop:
             return new_text
         text = self._held_back + new_text
-        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
-        if found:
+        if len(self._token_ids) > self._min_tokens and (found := self._first_stop(text)) is not None:
             self.stopped = True
             self._held_back = ""
-            return text[: min(found)]
+            start, end = found
+            return text[: end if self._includes_stop else start]
         keep = max(overlap(text, stop) for stop in self._stop)
         self._held_back = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def _first_stop(self, text: str) -> tuple[int, int] | None:
+        """Where the stop string begins and ends that is complete first, in what is new of `text`: that choice does not
+        depend on how many tokens come at once."""
+        found = []
+        for stop in self._stop:
+            start = text.find(stop, max(0, len(self._held_back) + 1 - len(stop)))
+            if start >= 0:
+                found.append((start + len(stop), start))
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
 
 
 def overlap(text: str, stop: str) -> int:

@@ -16,6 +16,7 @@ from llm.block_manager import BlockManager
 from llm.byte_tokenizer import ByteTokenizer
 from llm.config import EngineConfig
 from llm.detokenizer import Detokenizer, decoder_of
+from llm.excluded_tokens import ExcludedTokens
 from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
 from llm.grammar import GrammarCompiler
 from llm.late_masks import LateMasks, Sampling
@@ -45,7 +46,8 @@ class LLMEngine:
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._block_manager, config.max_num_seqs, config.max_num_batched_tokens)
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
-        self._decode = decoder_of(tokenizer)
+        # By whether special tokens are left out.
+        self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
         generation = load_generation_config(config.model, config.revision)
         self._eos_token_ids = eos_token_ids(generation, tokenizer.eos_token_id)
         self._default_sampling = default_sampling(generation)
@@ -111,7 +113,12 @@ class LLMEngine:
     def make_detokenizer(self, params: SamplingParams) -> Detokenizer:
         """What turns the tokens of one answer into text. The engine says tokens only: who reads its outputs may do this
         beside the next step."""
-        return Detokenizer(self._decode, params.stop)
+        return Detokenizer(
+            self._decoders[params.skip_special_tokens],
+            params.stop,
+            includes_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
         """Hands in the embeddings of item `index`, (num_embeds, embedding_size); nothing happens for a request that is
@@ -228,6 +235,7 @@ class LLMEngine:
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
         wish = params.structured_output
         grammar = None if wish is None else self.grammar_compiler.compile(wish)
+        excluded = ExcludedTokens.of(params, self.byte_tokenizer, self._runner.vocab_size)
         return [
             SamplerState(
                 params,
@@ -235,6 +243,7 @@ class LLMEngine:
                 vocab_size=self._runner.vocab_size,
                 eos_token_ids=self._eos_token_ids,
                 grammar=grammar,
+                excluded=excluded,
                 index=index,
             )
             for index in range(params.n)

@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen, greedily or not: grammar, `min_tokens`, `logit_bias`, penalties.
+"""What changes logits before a token is chosen, greedily or not: grammar, exclusions, `min_tokens`, bias, penalties.
 
 Each works on all rows that want it at once, and touches only the tokens that it is about.
 """
@@ -19,18 +19,26 @@ def process_logits(logits: torch.Tensor, states: Sequence[SamplerState]) -> None
     """Changes `logits` (len(states), vocab), float32, in place, by each row's settings, in vLLM's order:
 
     1. structured output: -inf for every token that the grammar does not allow
-    2. `min_tokens`: -inf for the tokens that would end the output. Gives way where no other token is left, as when the
+    2. `allowed_token_ids`: -inf for every other token
+    3. `bad_words`: -inf for the last of a word's tokens where the output ends in those before it. Gives way where no
+       other token is left
+    4. `min_tokens`: -inf for the tokens that would end the output. Gives way where no other token is left, as when the
        grammar is complete: the form of the answer goes before its length
-    3. `logit_bias`: added
-    4. `repetition_penalty`, on tokens of prompt and output: a negative logit is multiplied by it, another divided, as
+    5. `logit_bias`: added
+    6. `repetition_penalty`, on tokens of prompt and output: a negative logit is multiplied by it, another divided, as
        by transformers' RepetitionPenaltyLogitsProcessor
-    5. `frequency_penalty` times the count in the output, and `presence_penalty` once, subtracted, as OpenAI defines
+    7. `frequency_penalty` times the count in the output, and `presence_penalty` once, subtracted, as OpenAI defines
     """
     rows = [(row, state) for row, state in enumerate(states) if state.edits_logits]
     if constrained := [(row, state.matcher) for row, state in rows if state.matcher is not None]:
         apply_bitmask(logits, [row for row, _ in constrained], [matcher for _, matcher in constrained])
+    for row, state in rows:
+        if state.allowed_token_ids is not None:
+            _keep(logits[row], state.allowed_token_ids)
+    if bad := [(row, state) for row, state in rows if len(state.bad_token_ids)]:
+        _ban(logits, bad, lambda state: state.bad_token_ids)
     if early := [(row, state) for row, state in rows if len(state.banned_token_ids)]:
-        _ban_early_stop(logits, early)
+        _ban(logits, early, lambda state: state.banned_token_ids)
     if biased := [(row, state) for row, state in rows if len(state.biases)]:
         places = _places(logits, biased, lambda state: state.biased_token_ids)
         logits[places] += _to_device(logits, [state.biases for _, state in biased])
@@ -38,8 +46,16 @@ def process_logits(logits: torch.Tensor, states: Sequence[SamplerState]) -> None
         _penalize(logits, penalized)
 
 
-def _ban_early_stop(logits: torch.Tensor, rows: Rows) -> None:
-    places = _places(logits, rows, lambda state: state.banned_token_ids)
+def _keep(row: torch.Tensor, token_ids: IntArray) -> None:
+    places = _to_device(row, [token_ids])
+    allowed = row[places]
+    row.fill_(-torch.inf)
+    row[places] = allowed
+
+
+def _ban(logits: torch.Tensor, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> None:
+    """Bans each row's `token_ids`, where others are left."""
+    places = _places(logits, rows, token_ids)
     allowed = logits[places]
     logits[places] = -torch.inf
     is_emptied = logits.amax(dim=-1) == -torch.inf

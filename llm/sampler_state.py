@@ -1,10 +1,12 @@
 """What the choice of a sequence's next token depends on beside its logits: parameters, past tokens, chance, grammar."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from llm.excluded_tokens import ExcludedTokens
 from llm.grammar import CompiledGrammar
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError
@@ -16,6 +18,7 @@ FloatArray = npt.NDArray[np.float32]
 _GREEDY_TEMPERATURE = 1e-4
 
 _NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+_NOTHING_EXCLUDED = ExcludedTokens()
 
 
 class SeenTokens:
@@ -54,10 +57,12 @@ class SamplerState:
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         grammar: CompiledGrammar | None = None,
+        excluded: ExcludedTokens = _NOTHING_EXCLUDED,
         index: int = 0,
     ) -> None:
-        """Takes the width of the model's logits, its end tokens, the compiled `params.structured_output`, and which of
-        the request's `params.n` answers this is: with one seed each has a stream of random numbers of its own.
+        """Takes the width of the model's logits, its end tokens, the compiled `params.structured_output`, what
+        `params.allowed_token_ids` and `bad_words` exclude, and which of the request's `params.n` answers this is: with
+        one seed each has a stream of random numbers of its own.
 
         Raises InvalidRequestError that names the field, for tokens that are not in the vocabulary.
         """
@@ -71,6 +76,9 @@ class SamplerState:
         self.matcher = None if grammar is None else grammar.new_matcher()
         self.repetition_penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
         self.seen = _seen_tokens(params, self.repetition_penalty, prompt_token_ids, vocab_size)
+        self.allowed_token_ids = excluded.allowed
+        self._excluded = excluded
+        self._last_token_ids: deque[int] = deque(maxlen=excluded.num_deciding)
         self.biased_token_ids = np.fromiter(params.logit_bias, dtype=np.int64)
         self.biases = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         stop_token_ids = sorted(token_id for token_id in self.stop_token_ids if token_id < vocab_size)
@@ -78,7 +86,13 @@ class SamplerState:
         self._random = _random_stream(params.seed, index)
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
         self._min_tokens = params.min_tokens if stop_token_ids else 0
-        self._always_edits = self.matcher is not None or self.seen is not None or len(self.biases) > 0
+        is_free = self.matcher is None and self.seen is None and not len(self.biases)
+        self._always_edits = not is_free or excluded.excludes_some
+
+    @property
+    def bad_token_ids(self) -> IntArray:
+        """What must not come next: tokens that would complete a bad word."""
+        return self._excluded.completing(self._last_token_ids)
 
     @property
     def banned_token_ids(self) -> IntArray:
@@ -116,6 +130,7 @@ class SamplerState:
     def append(self, token_id: int) -> bool:
         """Takes the next token of the output down. False when the grammar cannot go on from there."""
         self.num_output_tokens += 1
+        self._last_token_ids.append(token_id)
         if self.seen is not None:
             self.seen.append(token_id)
         return self.matcher is None or self.matcher.advance(token_id)

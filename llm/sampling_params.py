@@ -10,6 +10,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_N = 128
 
@@ -19,13 +21,18 @@ class SamplingParams:
     """`temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of None take the model's own defaults (its
     generation config); everything else is off unless it is set.
 
-    - `max_tokens`: None runs to the context's end; `min_tokens`: no end token and none of `stop_token_ids` before
+    - `max_tokens`: None runs to the context's end; `min_tokens`: no end token, none of `stop_token_ids` and no stop
+      string ends the output before
     - `temperature`: 0 is greedy
-    - `top_k` (0 is off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.truncate`
+    - `top_k` (0 and -1 are off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.truncate`
     - `repetition_penalty` (1 is off), on tokens of prompt and output; `presence_penalty`, `frequency_penalty` (0 is
       off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.process_logits`
+    - `allowed_token_ids`: no other token comes; `bad_words`: none of these texts comes, as far as its usual tokens go:
+      see `logits_processors.process_logits`
     - `seed`: the same tokens each time, whatever else is running
-    - `stop`: texts that end the output and are not part of it; `stop_token_ids`: tokens that end it, as end tokens do
+    - `stop`: texts that end the output and are not part of it; `stop_token_ids`: tokens that end it, as end tokens do;
+      `include_stop_str_in_output`: the one that ended it is part of it
+    - `skip_special_tokens`: special tokens are no part of the output's text
     - `ignore_eos`: the model's end tokens are tokens like any other
     - `logprobs`, `prompt_logprobs`: how many of the likeliest tokens to name at each position of the output and of
       the prompt, beside the one that stands there; None names none at all
@@ -46,9 +53,13 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -66,7 +77,7 @@ class SamplingParams:
         if self.top_p is not None:
             _check(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
         if self.top_k is not None:
-            _check(self.top_k >= 0, "top_k", "at least 0 (0 is off)", self.top_k)
+            _check(self.top_k >= -1, "top_k", "at least -1 (-1 and 0 are off)", self.top_k)
         _check_range("min_p", self.min_p, 0, 1)
         # Any positive number in theory; outside of this, float32 logits become infinite.
         _check_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
@@ -77,6 +88,19 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             _check_range("logit_bias", bias, -100, 100)
         _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        self._check_exclusions()
+
+    def _check_exclusions(self) -> None:
+        if self.allowed_token_ids is not None:
+            _check(len(self.allowed_token_ids) > 0, "allowed_token_ids", "of at least one token", 0)
+            # The form may come to a place where none of them may stand.
+            is_free = self.structured_output is None
+            _check(is_free, "allowed_token_ids", "absent where structured_output is set", len(self.allowed_token_ids))
+        count = len(self.bad_words)
+        _check(count <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} texts", count)
+        for word in self.bad_words:
+            limit = f"texts of 1 to {MAX_BAD_WORD_CHARS} characters, not all blank"
+            _check(word.strip() != "" and len(word) <= MAX_BAD_WORD_CHARS, "bad_words", limit, len(word))
 
     def _check_end(self) -> None:
         if self.max_tokens is not None:

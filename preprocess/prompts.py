@@ -273,7 +273,7 @@ class PromptRenderer:
 
 def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:
     """The error with the client's name for the prompt, where it is about that."""
-    if error.field == "tools":
+    if error.field.partition(".")[0] in ("tools", "chat_template_kwargs", "continue_final_message"):
         return error
     return error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt")
 

@@ -55,18 +55,23 @@ Message: TypeAlias = dict[str, Any]
 class ChatPrompt:
     """A conversation, for the model's chat template; media parts stand where the items belong.
 
-    `tools`: functions that the model may call, in OpenAI's form.
+    `tools`: functions that the model may call, in OpenAI's form. `template_kwargs`: variables of the chat template. The
+    prompt ends with the beginning of an answer where `add_generation_prompt`, and in the middle of the last message
+    where `continue_final_message`, which excludes the other.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @property
     def num_chars(self) -> int:
-        """Characters of all its texts, those of tools and of their calls among them; a message is at least one, for
-        templates write something for each."""
+        """Characters of all its texts, those of tools, of their calls and of variables among them; a message is at
+        least one, for templates write something for each."""
         count = len(self.messages)
-        values: list[Any] = [*self.messages, *self.tools]
+        values: list[Any] = [*self.messages, *self.tools, self.template_kwargs]
         while values:
             value = values.pop()
             if isinstance(value, str):

@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.generation import GenerationFields
-from deployments.api.messages import Messages, media_of_messages
-from deployments.api.tools import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
-from deployments.api.wire import Metadata, OrAbsent, StageTimings, Usage
+from deployments.api.messages import Messages, TemplateFields, media_of_messages
+from deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice
+from deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ChatPrompt
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(GenerationFields, TemplateFields):
     messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
@@ -24,8 +24,20 @@ class ChatCompletionRequest(GenerationFields):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
-    metadata: Metadata | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Accepted = None
+    verbosity: Accepted = None
+    prediction: Accepted = None
+
+    audio: NotDone = None
+    functions: NotDone = None
+    function_call: NotDone = None
+    web_search_options: NotDone = None
+    best_of: NotDone = None
+    echo: NotDone = None
+    documents: NotDone = None
+    chat_template: NotDone = None
+    add_special_tokens: NotDone = None
 
     @model_validator(mode="after")
     def _names_tokens_of_logprobs(self) -> "ChatCompletionRequest":
@@ -35,39 +47,31 @@ class ChatCompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _chooses_among_tools(self) -> "ChatCompletionRequest":
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise ValueError("tools: two functions have the same name")
-        if self.tool_choice not in (None, "none", "auto") and not names:
-            raise ValueError("tool_choice: there are no tools to choose from")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError("tool_choice names a function that is not among the tools")
+        assert self.offered is not None  # which raises
         return self
 
     @property
-    def offered_tools(self) -> list[Tool]:
-        """Those that the model is told of."""
-        return [] if self.tool_choice == "none" else self.tools or []
-
-    @property
-    def forced_tools(self) -> list[Tool]:
-        """Those of which the answer has to call one; empty where it may be anything."""
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in self.offered_tools if tool.function.name == self.tool_choice.function.name]
-        return self.offered_tools if self.tool_choice == "required" else []
+    def offered(self) -> OfferedTools:
+        named = self.tool_choice if isinstance(self.tool_choice, NamedTool) else None
+        return OfferedTools.of(
+            self.tools or [],
+            None if isinstance(self.tool_choice, NamedTool) else self.tool_choice,
+            None if named is None else named.function.name,
+            is_single=self.parallel_tool_calls is False,
+        )
 
     @property
     def field_names(self) -> Mapping[str, str]:
         names = {**super().field_names, "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        if self.forced_tools:
+        if self.offered.forced:
             names["grammar"] = "tools"
         return names
 
-    def prompt(self) -> ChatPrompt:
-        tools = [tool.model_dump(exclude_none=True) for tool in self.offered_tools]
-        return ChatPrompt([message.template_form() for message in self.messages], tools)
+    def to_prompt(self) -> ChatPrompt:
+        tools = [tool.template_form() for tool in self.offered.tools]
+        return self.chat_prompt([message.template_form() for message in self.messages], tools)
 
     def media(self) -> list[MediaSource]:
         """Every item, in the order of the prompt. Raises InvalidRequestError."""
@@ -77,8 +81,9 @@ class ChatCompletionRequest(GenerationFields):
         """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
+            n=self.num_answers,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            structured_output=call_grammar,
+            structured_output=self.structured_output if call_grammar is None else call_grammar,
         )
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.generation import GenerationFields
 from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
-from deployments.api.wire import OrAbsent, StageTimings, Usage
+from deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import MAX_N, SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt
@@ -21,7 +21,9 @@ class CompletionRequest(GenerationFields, PromptMedia):
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     best_of: int | None = None
-    suffix: None = None
+    add_special_tokens: Literal[True] | None = None
+    suffix: NotDone = None
+    prompt_embeds: NotDone = None
 
     @model_validator(mode="after")
     def _has_few_answers(self) -> "CompletionRequest":
@@ -65,8 +67,10 @@ class CompletionRequest(GenerationFields, PromptMedia):
         """Raises InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=1 if self.max_tokens == 0 else self.max_tokens,
+            n=self.num_answers,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
+            structured_output=self.structured_output,
         )
 
 

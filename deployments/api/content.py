@@ -5,13 +5,33 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from deployments.api.wire import Name, WireModel
+from deployments.api.wire import Accepted, Name, WireModel
 from deployments.media_source import MediaSource, upload_url
 
 
-class TextPart(WireModel):
+class Part(WireModel):
+    """`cache_control` and `prompt_cache_breakpoint` say where a provider may cut what it keeps."""
+
+    type: str
+    cache_control: Accepted = None
+    prompt_cache_breakpoint: Accepted = None
+
+
+class TextPart(Part):
     type: Literal["text"]
     text: str
+    annotations: Accepted = None
+
+
+class RefusalPart(Part):
+    """What an assistant would not answer: text of its message like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 class ImageUrl(WireModel):
@@ -26,11 +46,10 @@ class VideoUrl(WireModel):
     url: str
 
 
-class MediaPart(WireModel):
+class MediaPart(Part):
     """`uuid` is the client's own name for the item: once sent with it, the name alone will do for as long as the server
     keeps the item."""
 
-    type: str
     uuid: Name | None = None
 
     @property
@@ -109,14 +128,15 @@ class ImageEmbedsPart(MediaPart):
 
 
 ContentPart = Annotated[
-    TextPart | ImagePart | VideoPart | InputImagePart | ImageEmbedsPart, Field(discriminator="type")
+    TextPart | RefusalPart | ImagePart | VideoPart | InputImagePart | ImageEmbedsPart, Field(discriminator="type")
 ]
 
 
 class SaysText(Protocol):
     """A part of text, of whichever API."""
 
-    text: str
+    @property
+    def text(self) -> str: ...
 
 
 def template_content(content: str | Sequence[SaysText | MediaPart]) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.api.wire import WireModel, at_most
+from deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
 from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
@@ -13,14 +13,15 @@ from preprocess.schema import InvalidRequestError
 _ANSWER_ROOM = 256
 """Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
 
-OptionName = Annotated[str, Field(max_length=64)]
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class StreamOptions(WireModel):
     """`include_obfuscation` asks for padding against eavesdroppers who count bytes, which this server does not add."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool = Field(False, description="with include_usage: usage so far in every event")
+    include_obfuscation: NotDone = None
 
 
 class JsonSchema(WireModel):
@@ -59,7 +60,7 @@ class StructuredOutputs(WireModel):
 
     @model_validator(mode="after")
     def _is_one(self) -> "StructuredOutputs":
-        number = len(self.model_dump(exclude_none=True))
+        number = sum(one is not None for one in (self.json_schema, self.regex, self.choice, self.grammar))
         if number != 1:
             raise ValueError(f"exactly one of json, regex, choice and grammar has to be set, not {number}")
         return self
@@ -70,7 +71,7 @@ class StructuredOutputs(WireModel):
         return StructuredOutput(json_schema=self.json_schema, regex=self.regex, choice=choice, grammar=self.grammar)
 
 
-class MediaFields(WireModel):
+class MediaFields(RequestBody):
     """Settings for a request's media and for what becomes of its prompt."""
 
     mm_processor_kwargs: Annotated[dict[OptionName, bool | int | float | str], at_most(16)] | None = Field(
@@ -96,15 +97,62 @@ class MediaFields(WireModel):
 
 
 class AnyGenerationFields(MediaFields):
-    """Those of every API. Fields typed to one value are accepted only where they change nothing."""
+    """Those of every API."""
 
     model: str
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="-1 and 0: off")
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], at_most(MAX_BIASED_TOKENS)] | None = Field(
+        None, description="added to the logits, by token id"
+    )
+    allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = Field(
+        None, description="no other token may come, the end token among them"
+    )
+    bad_words: Annotated[list[str], Field(fail_fast=True)] = Field([], description="texts that may not come")
+    seed: int | None = None
+    min_tokens: int = Field(0, ge=0)
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
+        [], description="tokens that end the answer, as the model's end tokens do"
+    )
+    include_stop_str_in_output: bool = Field(False, description="what of stop and stop_token_ids ended it is told")
+    ignore_eos: bool = False
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
     priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
+    request_id: RequestId | None = Field(None, description="makes up the answer's id, in place of x-request-id")
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
-    user: str | None = None
+
+    user: Accepted = None
+    store: Accepted = None
+    service_tier: Accepted = None
+    safety_identifier: Accepted = None
+    prompt_cache_key: Accepted = None
+    prompt_cache_retention: Accepted = None
+    prompt_cache_options: Accepted = None
+    include_reasoning: Accepted = None
+    length_penalty: Accepted = None  # of beam search
+    spaces_between_special_tokens: Literal[True] | None = None
+
+    moderation: NotDone = None
+    use_beam_search: NotDone = None
+    prompt_logprobs: NotDone = None
+    cache_salt: NotDone = None
+    media_io_kwargs: NotDone = None
+    logits_processors: NotDone = None
+    guided_json: NotDone = None
+    guided_regex: NotDone = None
+    guided_choice: NotDone = None
+    guided_grammar: NotDone = None
+    structural_tag: NotDone = None
+    kv_transfer_params: NotDone = None
+    vllm_xargs: NotDone = None
+    return_tokens_as_token_ids: NotDone = None
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -115,30 +163,51 @@ class AnyGenerationFields(MediaFields):
         """A stage's error, of the field as the client wrote it."""
         return error.for_field(self.field_names.get(error.field, error.field))
 
+    def make_sampling_params(
+        self,
+        *,
+        max_tokens: int | None,
+        n: int = 1,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        structured_output: StructuredOutput | None = None,
+    ) -> SamplingParams:
+        """The parameters of these fields and those that differ between requests. Raises InvalidRequestError."""
+        return SamplingParams(
+            n=n,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_words=tuple(self.bad_words),
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured_output=structured_output,
+        )
+
 
 class GenerationFields(AnyGenerationFields):
     """Those of chat completions and completions."""
 
     n: int | None = Field(None, description="answers to the one prompt")
     stream_options: StreamOptions | None = None
-    min_tokens: int = Field(0, ge=0)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], at_most(MAX_BIASED_TOKENS)] | None = Field(
-        None, description="added to the logits, by token id"
-    )
-    seed: int | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
-        [], description="tokens that end the answer, as the model's end tokens do"
-    )
-    ignore_eos: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
+    metadata: Accepted = None
 
     @model_validator(mode="after")
     def _has_one_form(self) -> "GenerationFields":
@@ -163,6 +232,11 @@ class GenerationFields(AnyGenerationFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def tells_usage_always(self) -> bool:
+        """Whether every event of a stream tells the usage so far."""
+        return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     def structured_output(self) -> StructuredOutput | None:
         form = self.structured_outputs or self.response_format
         return None if form is None else form.structured_output
@@ -173,33 +247,3 @@ class GenerationFields(AnyGenerationFields):
             names = {"json_schema": "json", "regex": "regex", "choice": "choice", "grammar": "grammar"}
             return {field: f"structured_outputs.{name}" for field, name in names.items()}
         return {"json_schema": "response_format.json_schema.schema", "json_object": "response_format"}
-
-    def make_sampling_params(
-        self,
-        *,
-        max_tokens: int | None,
-        logprobs: int | None,
-        prompt_logprobs: int | None = None,
-        structured_output: StructuredOutput | None = None,
-    ) -> SamplingParams:
-        """The parameters of these fields and those that differ between requests. Raises InvalidRequestError."""
-        return SamplingParams(
-            n=self.num_answers,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias or {},
-            seed=self.seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            structured_output=self.structured_output if structured_output is None else structured_output,
-        )

@@ -1,35 +1,66 @@
 """The messages of a conversation, and how they become the pipeline's prompt and its media."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
 from deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
 from deployments.api.tools import MAX_TOOLS, ToolCall
-from deployments.api.wire import Name, WireModel
+from deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
 from deployments.media_source import MediaSource
-from preprocess.schema import InvalidRequestError, Message
+from preprocess.schema import ChatPrompt, InvalidRequestError, Message
 
 Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
 
 
+class TemplateFields(WireModel):
+    """How the model's chat template is filled."""
+
+    chat_template_kwargs: Annotated[dict[OptionName, Any], at_most(16)] | None = Field(
+        None, description="variables of the model's chat template, e.g. enable_thinking"
+    )
+    add_generation_prompt: bool | None = Field(None, description="begin the answer; else the last message goes on")
+    continue_final_message: bool = Field(False, description="the answer goes on in the last message")
+
+    @model_validator(mode="after")
+    def _continues_or_begins(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        return self
+
+    def chat_prompt(self, messages: list[Message], tools: list[dict[str, Any]]) -> ChatPrompt:
+        begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return ChatPrompt(
+            messages,
+            tools,
+            template_kwargs=self.chat_template_kwargs or {},
+            add_generation_prompt=begins,
+            continue_final_message=self.continue_final_message,
+        )
+
+
 class ChatMessage(WireModel):
+    """A turn of the conversation, also as other servers wrote it: what they say beside its content is left unread."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     name: Name | None = None
-    # What the official client returns in an assistant message and sends back in the next turn.
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
+    refusal: str | None = Field(None, description="what an assistant message says that has no content")
+    annotations: Accepted = None
+    reasoning: Accepted = None
+    reasoning_content: Accepted = None
+    reasoning_details: Accepted = None
+    cache_control: Accepted = None
+    audio: NotDone = None
+    function_call: NotDone = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content has to be set in a message without tool_calls")
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content has to be set in a message of role {self.role}")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls may be set in assistant messages only")
         if (self.tool_call_id is not None) != (self.role == "tool"):
@@ -40,7 +71,7 @@ class ChatMessage(WireModel):
         """As chat templates take it."""
         message: Message = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": template_content(self.content or ""),
+            "content": template_content(self.content or self.refusal or ""),
         }
         if self.tool_calls:
             message["tool_calls"] = [call.template_form() for call in self.tool_calls]

@@ -1,46 +1,160 @@
 """`POST /v1/responses`: text and pictures in, text out, whole or as OpenAI's typed events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from deployments.api.content import InputImagePart, template_content
-from deployments.api.generation import AnyGenerationFields
-from deployments.api.messages import media_of_messages
-from deployments.api.wire import Metadata, Name, OrAbsent, StageTimings, WireModel
+from deployments.api.content import InputImagePart, Part, RefusalPart, template_content
+from deployments.api.generation import AnyGenerationFields, StreamOptions
+from deployments.api.messages import TemplateFields, media_of_messages
+from deployments.api.tools import (
+    MAX_TOOLS,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    JsonObject,
+    OfferedTools,
+    Tool,
+    ToolCall,
+)
+from deployments.api.wire import Accepted, Metadata, Name, NotDone, OrAbsent, StageTimings, WireModel
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ChatPrompt, Message
 
 
-class InputText(WireModel):
+class InputText(Part):
     """`output_text` is what an answer of before holds; what the server said of it goes unread."""
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: Accepted = None
+    logprobs: Accepted = None
 
 
-InputPart = Annotated[InputText | InputImagePart, Field(discriminator="type")]
+InputPart = Annotated[InputText | RefusalPart | InputImagePart, Field(discriminator="type")]
+InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
 
 
-class InputMessage(WireModel):
+class InputItem(WireModel):
+    """`id`, `status` and `caller` are what a server said of an item that comes back."""
+
+    id: Accepted = None
+    status: Accepted = None
+    caller: Accepted = None
+
+
+class InputMessage(InputItem):
     """A turn of the conversation, as a client writes it or as an answer's output holds it."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
-    id: Name | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: None = None
+    content: InputContent
+    phase: Accepted = None
 
-    def template_form(self) -> Message:
-        """As chat templates take it."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": template_content(self.content)}
+
+class CalledFunction(InputItem):
+    """A call of a tool that an answer of before has made."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: FunctionName
+    arguments: JsonObject
+    namespace: NotDone = None
+
+    @property
+    def role(self) -> Literal["assistant"]:
+        return "assistant"
+
+    @property
+    def content(self) -> None:
+        return None
+
+
+class FunctionOutput(InputItem):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: InputContent
+    name: Accepted = None
+    namespace: Accepted = None
+
+    @property
+    def role(self) -> Literal["tool"]:
+        return "tool"
+
+    @property
+    def content(self) -> InputContent:
+        return self.output
+
+
+class ReasoningItem(InputItem):
+    """What another server's model thought: unread, as it was not said."""
+
+    type: Literal["reasoning"]
+    summary: Accepted = None
+    content: Accepted = None
+    encrypted_content: Accepted = None
+
+    @property
+    def role(self) -> Literal["assistant"]:
+        return "assistant"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[CalledFunction, Tag("function_call")]
+    | Annotated[FunctionOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(lambda value: value.get("type") or "message" if isinstance(value, dict) else value.type),
+]
+
+
+def _as_messages(items: Sequence[InputMessage | CalledFunction | FunctionOutput | ReasoningItem]) -> list[Message]:
+    """As chat templates take them: a text of the assistant's and the calls beside it are one message."""
+    messages: list[Message] = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            role = "system" if item.role == "developer" else item.role
+            content = template_content(item.content)
+            if role == "assistant" and messages and _has_only_calls(messages[-1]):
+                messages[-1]["content"] = content
+            else:
+                messages.append({"role": role, "content": content})
+        elif isinstance(item, FunctionOutput):
+            content = template_content(item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        elif isinstance(item, CalledFunction):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": template_content("")})
+            call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+            messages[-1].setdefault("tool_calls", []).append(call.template_form())
+    return messages
+
+
+def _has_only_calls(message: Message) -> bool:
+    return "tool_calls" in message and message["content"] == template_content("")
+
+
+class FunctionTool(FunctionDefinition):
+    """A tool as this API has it: what is `function` in a chat completion's stands beside `type`."""
+
+    type: Literal["function"]
+    allowed_callers: Accepted = None
+    output_schema: Accepted = None
+    defer_loading: NotDone = None
+
+    def as_tool(self) -> Tool:
+        function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
+        return Tool(type="function", function=function)
+
+
+class ChosenFunction(WireModel):
+    type: Literal["function"]
+    name: FunctionName
 
 
 class TextFormat(WireModel):
@@ -61,27 +175,53 @@ class TextFormat(WireModel):
 
 class TextSettings(WireModel):
     format: TextFormat | None = None
-    verbosity: None = None
+    verbosity: Accepted = None
 
 
-class ResponsesRequest(AnyGenerationFields):
-    """Fields typed to one value are accepted only where they change nothing: nothing is kept on the server, so a
-    conversation is sent whole each time."""
+Included = Literal[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""Of things that no answer of this server has. (`message.output_text.logprobs` is not done.)"""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
+
+class ResponsesRequest(AnyGenerationFields, TemplateFields):
+    """Nothing is kept on the server, so a conversation is sent whole each time."""
+
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextSettings | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: cut a prompt that is too long from the left, images whole"
     )
-    store: bool | None = Field(None, description="answers are never kept, whatever this says")
-    metadata: Metadata | None = None
-    background: Literal[False] | None = None
-    previous_response_id: None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: Metadata | None = None
+
+    include: list[Included] | None = Field(None, description="accepted: no answer has anything of that")
+    reasoning: Accepted = None
+    max_tool_calls: Accepted = None
+    access_programs: Accepted = None
+
+    background: NotDone = None
+    conversation: NotDone = None
+    previous_response_id: NotDone = None
+    prompt: NotDone = None
+    context_management: NotDone = None
+    image: NotDone = None
+    top_logprobs: Literal[0] | None = None
+    structured_outputs: NotDone = None
+    response_format: NotDone = None
+    previous_input_messages: NotDone = None
+    enable_response_messages: NotDone = None
 
     @model_validator(mode="after")
     def _truncates_in_one_way(self) -> "ResponsesRequest":
@@ -91,30 +231,46 @@ class ResponsesRequest(AnyGenerationFields):
             self.truncate_prompt_tokens = -1
         return self
 
+    @model_validator(mode="after")
+    def _chooses_among_tools(self) -> "ResponsesRequest":
+        assert self.offered is not None  # which raises
+        return self
+
     @property
-    def messages(self) -> list[InputMessage]:
-        if isinstance(self.input, str):
-            return [InputMessage(role="user", content=self.input)]
-        return self.input
+    def offered(self) -> OfferedTools:
+        choice = self.tool_choice
+        return OfferedTools.of(
+            [tool.as_tool() for tool in self.tools or ()],
+            None if isinstance(choice, ChosenFunction) else choice,
+            choice.name if isinstance(choice, ChosenFunction) else None,
+            is_single=self.parallel_tool_calls is False,
+        )
+
+    @property
+    def items(self) -> Sequence[InputMessage | CalledFunction | FunctionOutput | ReasoningItem]:
+        return [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
     @property
     def field_names(self) -> Mapping[str, str]:
         names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
-        return {**names, "json_schema": "text.format.schema", "json_object": "text.format"}
+        names |= {"json_schema": "text.format.schema", "json_object": "text.format"}
+        return {**names, "grammar": "tools"} if self.offered.forced else names
 
-    def prompt(self) -> ChatPrompt:
+    def to_prompt(self) -> ChatPrompt:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
-        return ChatPrompt([message.template_form() for message in [*opening, *self.messages]])
+        tools = [tool.template_form() for tool in self.offered.tools]
+        return self.chat_prompt(_as_messages([*opening, *self.items]), tools)
 
     def media(self) -> list[MediaSource]:
         """Every picture, in the order of the prompt. Raises InvalidRequestError."""
-        return media_of_messages(self.messages, "input")
+        spoken = [InputMessage(role="assistant", content="") if isinstance(i, ReasoningItem) else i for i in self.items]
+        return media_of_messages(spoken, "input")
 
-    def sampling_params(self) -> SamplingParams:
-        """Raises InvalidRequestError."""
+    def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
+        """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
         form = None if self.text is None or self.text.format is None else self.text.format.structured_output
-        return SamplingParams(
-            max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p, structured_output=form
+        return self.make_sampling_params(
+            max_tokens=self.max_output_tokens, structured_output=form if call_grammar is None else call_grammar
         )
 
 
@@ -157,6 +313,20 @@ class ResponseError(BaseModel):
     message: str
 
 
+class OutputCall(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed"]
+
+
+OutputItem = OutputMessage | OutputCall
+
+
 class ResponseObject(BaseModel):
     """An answer, or what there is of it. `error` and `incomplete_details` say why it is not all."""
 
@@ -165,7 +335,7 @@ class ResponseObject(BaseModel):
     created_at: int
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     usage: ResponseUsage | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -174,9 +344,9 @@ class ResponseObject(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     max_output_tokens: int | None = None
-    parallel_tool_calls: bool = False
-    tool_choice: Literal["none"] = "none"
-    tools: list[Any] = []
+    parallel_tool_calls: bool = True
+    tool_choice: Literal["none", "auto", "required"] | dict[str, str] = "auto"
+    tools: list[dict[str, Any]] = []
     store: Literal[False] = False
     stage_timings: OrAbsent[StageTimings] = None
 
@@ -190,8 +360,10 @@ class ResponseEvent(BaseModel):
     item_id: OrAbsent[str] = None
     output_index: OrAbsent[int] = None
     content_index: OrAbsent[int] = None
-    item: OrAbsent[OutputMessage] = None
+    item: OrAbsent[OutputItem] = None
     part: OrAbsent[OutputText] = None
     delta: OrAbsent[str] = None
     text: OrAbsent[str] = None
+    name: OrAbsent[str] = None
+    arguments: OrAbsent[str] = None
     logprobs: OrAbsent[list[Any]] = None

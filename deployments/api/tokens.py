@@ -4,14 +4,14 @@ from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.content import TextPart
 from deployments.api.generation import MediaFields
-from deployments.api.messages import Messages, media_of_messages
+from deployments.api.messages import Messages, TemplateFields, media_of_messages
 from deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
-from deployments.api.wire import WireModel
+from deployments.api.wire import RequestBody
 from deployments.media_source import MediaSource
 from preprocess.schema import ChatPrompt, Prompt, TextPrompt
 
 
-class TokenizeRequest(WireModel):
+class TokenizeRequest(RequestBody, TemplateFields):
     """A text or a conversation, of which the tokens are those of its text alone: nothing of media."""
 
     model: str | None = None
@@ -31,7 +31,7 @@ class TokenizeRequest(WireModel):
     def to_prompt(self) -> ChatPrompt | TextPrompt:
         if self.prompt is not None:
             return TextPrompt(self.prompt)
-        return ChatPrompt([message.template_form() for message in self.messages or ()])
+        return self.chat_prompt([message.template_form() for message in self.messages or ()], [])
 
 
 class TokenizeResponse(BaseModel):
@@ -40,7 +40,7 @@ class TokenizeResponse(BaseModel):
     tokens: list[int]
 
 
-class DetokenizeRequest(WireModel):
+class DetokenizeRequest(RequestBody):
     model: str | None = None
     tokens: TokenIds
 
@@ -49,7 +49,7 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-class RenderRequest(MediaFields, PromptMedia):
+class RenderRequest(MediaFields, PromptMedia, TemplateFields):
     """A conversation, or a prompt as of `/v1/completions`."""
 
     model: str | None = None
@@ -70,7 +70,7 @@ class RenderRequest(MediaFields, PromptMedia):
         if self.prompt is not None:
             return prompt_and_media(self.prompt, self.multi_modal_data, "prompt")
         messages = self.messages or []
-        return ChatPrompt([message.template_form() for message in messages]), media_of_messages(messages)
+        return self.chat_prompt([message.template_form() for message in messages], []), media_of_messages(messages)
 
 
 class RenderedItem(BaseModel):

@@ -1,11 +1,13 @@
 """Functions that a model may call: how clients describe them, and how calls look in messages."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import from_json
 
-from deployments.api.wire import Name, WireModel
+from deployments.api.wire import Accepted, Name, WireModel
 
 MAX_TOOLS = 128
 _MAX_DEPTH = 64
@@ -14,6 +16,8 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 def _json_object(text: str) -> str:
+    """Some servers write no text at all for a call without arguments."""
+    text = text.strip() or "{}"
     try:
         # Unlike Python's own, it refuses half surrogate pairs, which no prompt can hold.
         value = from_json(text.encode(), allow_inf_nan=False)
@@ -51,6 +55,14 @@ class FunctionDefinition(WireModel):
 class Tool(WireModel):
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Accepted = None
+
+    def template_form(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
+
+
+JsonObject = Annotated[str, AfterValidator(_json_object)]
 
 
 class NamedFunction(WireModel):
@@ -69,7 +81,7 @@ class FunctionCall(WireModel):
     """`arguments`: a JSON object, as text."""
 
     name: FunctionName
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: JsonObject
 
 
 class ToolCall(WireModel):
@@ -81,3 +93,27 @@ class ToolCall(WireModel):
         """As chat templates take it: they write the arguments as JSON themselves."""
         function = {"name": self.function.name, "arguments": from_json(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """Those that the model is told of, and those of which the answer has to call one; none where it may be anything.
+    `is_single`: one call at most."""
+
+    tools: list[Tool]
+    forced: list[Tool]
+    is_single: bool
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool], choice: str | None, name: str | None, *, is_single: bool) -> "OfferedTools":
+        """`choice`: none, auto or required; `name`: of the one that has to be called. Raises ValueError."""
+        names = [tool.function.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two functions have the same name")
+        if (choice == "required" or name is not None) and not names:
+            raise ValueError("tool_choice: there are no tools to choose from")
+        if name is not None and name not in names:
+            raise ValueError("tool_choice names a function that is not among the tools")
+        offered = [] if choice == "none" else list(tools)
+        forced = offered if choice == "required" else [tool for tool in offered if tool.function.name == name]
+        return cls(offered, forced, is_single)

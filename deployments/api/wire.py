@@ -1,24 +1,105 @@
-"""What all wire types share: strictness, usage, timings and errors."""
+"""What all wire types share: what becomes of unknown fields and of null, usage, timings and errors."""
 
-from typing import Annotated, TypeVar
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-_MAX_FIELDS = 100
+_MAX_FIELDS = 200
+_MAX_NAME_CHARS = 64
+
+Accepted = Annotated[Any, Field(description="accepted and unread: it cannot change the answer")]
+"""A field that others' servers know and that means nothing to this one."""
+
+
+def _asks_for_nothing(value: object) -> object:
+    if value is None or value is False or value == [] or value == {}:
+        return value
+    raise ValueError("is not done by this server, leave it out")
+
+
+NotDone = Annotated[Any, AfterValidator(_asks_for_nothing), Field(description="refused, unless it asks for nothing")]
+"""A field that would change the answer on another's server, and that this one does not do."""
 
 
 class WireModel(BaseModel):
-    """Fields that the server does not know are refused: silently ignored ones mislead the client."""
+    """An object of a client's. null stands for an optional field that is absent. Fields that are not known here are
+    kept for `RequestBody`, which takes them out."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, data: object) -> object:
-        # Each unknown one would be an error of its own.
-        if isinstance(data, dict) and len(data) > _MAX_FIELDS:
+        if not isinstance(data, dict):
+            return data
+        # Each unknown one has to be named.
+        if len(data) > _MAX_FIELDS:
             raise ValueError(f"{len(data)} fields, the limit is {_MAX_FIELDS}")
-        return data
+        nulls = {name for name, value in data.items() if value is None} & _not_nullable(cls)
+        return {name: value for name, value in data.items() if name not in nulls} if nulls else data
+
+
+class RequestBody(WireModel):
+    """The body of a request. A field that the server does not know is left unread, at whatever depth."""
+
+    strict_fields: bool = Field(False, description="refuse fields that the server does not know")
+    _unknown_fields: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="after")
+    def _takes_unknown_out(self) -> "RequestBody":
+        # Of a field that many elements of a list have, the first stands for all.
+        firsts = {re.sub(r"\[[0-9]+\]", "[]", name): name for name in reversed([*_take_unknown(self, "")])}
+        self._unknown_fields = [*reversed(firsts.values())]
+        return self
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """The names of those that were left unread, such as `messages[0].content[1].colour`."""
+        return self._unknown_fields
+
+
+def _take_unknown(value: object, path: str) -> Iterator[str]:
+    if isinstance(value, WireModel):
+        prefix = f"{path}." if path else ""
+        if value.__pydantic_extra__:
+            yield from [prefix + name[:_MAX_NAME_CHARS] for name in value.__pydantic_extra__]
+            value.__pydantic_extra__.clear()
+        for name, wire_name in _fields_with_objects(type(value)):
+            yield from _take_unknown(getattr(value, name), prefix + wire_name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _take_unknown(inner, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _take_unknown(inner, f"{path}.{key}")
+
+
+@cache
+def _not_nullable(model: type[WireModel]) -> frozenset[str]:
+    """The names, as clients write them, of optional fields that cannot be null."""
+    fields = model.model_fields.items()
+    optional = [(name, field) for name, field in fields if not field.is_required()]
+    return frozenset(
+        field.alias or name
+        for name, field in optional
+        if field.annotation is not Any and type(None) not in (field.annotation, *get_args(field.annotation))
+    )
+
+
+@cache
+def _fields_with_objects(model: type[WireModel]) -> tuple[tuple[str, str], ...]:
+    """The fields, and their names as clients write them, in which there may be objects of the wire."""
+    fields = model.model_fields.items()
+    return tuple((name, field.alias or name) for name, field in fields if _holds_objects(field.annotation))
+
+
+def _holds_objects(annotation: object) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, WireModel):
+        return True
+    return any(_holds_objects(inner) for inner in get_args(annotation))
 
 
 def at_most(limit: int) -> BeforeValidator:
@@ -35,6 +116,7 @@ def at_most(limit: int) -> BeforeValidator:
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 """What a client calls something by."""
 
+OptionName = Annotated[str, Field(max_length=64)]
 
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], at_most(16)]
 """Of a client's own, given back where the API gives it back."""

@@ -30,6 +30,7 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedC
     api.router.route_class = JsonRoute
 
     async def detokenize(body: DetokenizeRequest, call: HttpCall) -> dict[str, Any]:
+        call.check_fields(body)
         return {"held": call.ticket.held.bytes, "id": call.request_id}
 
     async def chat(body: ChatCompletionRequest, call: HttpCall) -> list[str]:
@@ -97,7 +98,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
         (ChatCompletionRequest, {"model": "m", "messages": [{}] * 5_000}),
         (ChatCompletionRequest, {"model": "m", "messages": [{"role": "user", "content": [{}] * 100_000}]}),
         (ChatCompletionRequest, {**CHAT, "logit_bias": {f"x{n}": 1 for n in range(100_000)}}),
-        (ChatCompletionRequest, {**CHAT, "metadata": {f"x{n}": 1 for n in range(100_000)}}),
+        (ResponsesRequest, {"model": "m", "input": "Hi", "metadata": {f"x{n}": 1 for n in range(100_000)}}),
         (ChatCompletionRequest, {**CHAT, "stop_token_ids": ["x"] * 100_000}),
         (ChatCompletionRequest, {**CHAT, "tools": [{}] * 100_000}),
         (CompletionRequest, {"model": "m", "prompt": [[-1] * 1000] * 60}),
@@ -266,6 +267,17 @@ def test_refusals_of_the_gate_count_too() -> None:
     slow = client()
     slow.post("/detokenize", content=b"{", headers=JSON)
     assert slow.errors == [("ingress", "invalid_json")]
+
+
+def test_the_log_names_fields_that_were_left_unread(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve.deployments.access_log")
+    sent = client()
+    answer = sent.post("/detokenize", json={"tokens": [1], "wizardry": 5, "a\nb": 6})
+    assert answer.headers["x-raylens-ignored-fields"] == "wizardry, a%0Ab"
+    sent.post("/detokenize", json={"tokens": [1]})
+    named, plain = caplog.records
+    assert named.getMessage().endswith(", fields unread: wizardry, 'a\\nb'")
+    assert "unread" not in plain.getMessage()
 
 
 def test_the_log_has_a_line_for_each_request_and_a_cause_for_each_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,12 +20,13 @@ from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt,
 from tests.pictures import encoded
 
 LIMITS = MediaLimits()
+MAX_MODEL_LEN = 4096
 TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
 
 
 def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
     media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
-    return WeighedRequests(LIMITS).weigh([PipelineRequest("r", prompt, media, SamplingParams(**params))])
+    return WeighedRequests(LIMITS).weigh([PipelineRequest("r", prompt, media, SamplingParams(**params))], MAX_MODEL_LEN)
 
 
 def url(content: bytes) -> str:

@@ -21,11 +21,14 @@ def list_of_bytes(character: str) -> list[int]:
     return list(character.encode())
 
 
-def stream(tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenizer]:
-    detokenizer = Detokenizer(decoder_of(tokenizer), stop)
+def stream(
+    tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = (), *, size: int = 1, **settings: Any
+) -> tuple[list[str], Detokenizer]:
+    """`size` tokens at once."""
+    detokenizer = Detokenizer(decoder_of(tokenizer), stop, **settings)
     pieces = []
-    for token_id in token_ids:
-        pieces.append(detokenizer.append([token_id]))
+    for start in range(0, len(token_ids), size):
+        pieces.append(detokenizer.append(token_ids[start : start + size]))
         if detokenizer.stopped:
             return pieces, detokenizer
     return [*pieces, detokenizer.flush()], detokenizer
@@ -168,6 +171,56 @@ def test_no_piece_holds_any_of_a_stop_string(tokenizer: Any, text: str, stop: st
     pieces, detokenizer = stream(tokenizer, token_ids, (stop,))
     assert "".join(pieces) == decoded.partition(stop)[0]
     assert detokenizer.stopped == (stop in decoded)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab é", max_size=20), stops=st.lists(st.text("ab é", min_size=1, max_size=4), max_size=3))
+@pytest.mark.parametrize("includes_stop", [False, True])
+def test_the_text_does_not_depend_on_how_many_tokens_come_at_once(
+    tokenizer: Any, text: str, stops: list[str], includes_stop: bool
+) -> None:
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    texts = {
+        "".join(stream(tokenizer, token_ids, tuple(stops), size=size, includes_stop=includes_stop)[0])
+        for size in (1, 2, 3, 100)
+    }
+    assert len(texts) == 1
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    first = min(ends, default=len(text))
+    (told,) = texts
+    if includes_stop:
+        assert told == text[:first]
+    else:
+        assert text.startswith(told)
+        assert not ends or any(told + stop == text[:first] for stop in stops)
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("min_tokens", "expected"),
+    [(0, "one "), (1, "one "), (2, "one two one "), (3, "one two one "), (4, "one two one two one")],
+)
+def test_a_stop_string_of_the_first_tokens_is_text(tokenizer: Any, size: int, min_tokens: int, expected: str) -> None:
+    token_ids = tokenizer("one two one two one", add_special_tokens=False)["input_ids"]
+    assert len(token_ids) == 5, "the figures above are of"
+    pieces, _ = stream(tokenizer, token_ids, ("two",), size=size, min_tokens=min_tokens)
+    assert "".join(pieces) == expected
+
+
+def test_a_stop_string_may_begin_among_the_first_tokens(tokenizer: Any) -> None:
+    token_ids = tokenizer("one two one", add_special_tokens=False)["input_ids"]
+    for min_tokens, expected in ((len(token_ids) - 1, "one "), (len(token_ids), "one two one")):
+        pieces, _ = stream(tokenizer, token_ids, ("two one",), min_tokens=min_tokens)
+        assert "".join(pieces) == expected
+
+
+def test_special_tokens_are_told_where_they_are_asked_for(tokenizer: Any) -> None:
+    token_ids = [*tokenizer("a red", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    for skips, expected in ((True, "a red"), (False, f"a red{tokenizer.eos_token}")):
+        detokenizer = Detokenizer(decoder_of(tokenizer, skip_special_tokens=skips))
+        assert detokenizer.append(token_ids) + detokenizer.flush() == expected
+        assert detokenizer.num_chars == len(expected)
 
 
 class Spaced:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llm.sampling_params import MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
+from llm.sampling_params import MAX_BAD_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
 from llm.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutput
 from preprocess.schema import InvalidRequestError
 
@@ -21,7 +21,7 @@ BEYOND: list[tuple[str, Any]] = [
     ("temperature", NAN),
     ("top_p", 0.0),
     ("top_p", 1.1),
-    ("top_k", -1),
+    ("top_k", -2),
     ("min_p", -0.1),
     ("min_p", 1.1),
     ("repetition_penalty", 0.0),
@@ -35,6 +35,10 @@ BEYOND: list[tuple[str, Any]] = [
     ("logit_bias", {1: -100.5}),
     ("logit_bias", {1: 0.0, 2: INF}),
     ("logit_bias", dict.fromkeys(range(MAX_BIASED_TOKENS + 1), 0.0)),
+    ("allowed_token_ids", ()),
+    ("bad_words", ("x",) * (MAX_BAD_WORDS + 1)),
+    ("bad_words", ("x" * 257,)),
+    ("bad_words", (" ",)),
     ("seed", 2**63),
     ("seed", -(2**63) - 1),
     ("stop", ("",)),
@@ -60,6 +64,11 @@ def test_bad_parameters_name_the_field(field: str, value: Any) -> None:
 def test_min_tokens_do_not_exceed_max_tokens() -> None:
     with pytest.raises(InvalidRequestError, match="min_tokens: must be at most max_tokens, got 3"):
         SamplingParams(min_tokens=3, max_tokens=2)
+
+
+def test_structured_output_is_not_cut_down_to_some_tokens() -> None:
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids: must be absent where structured_output is set"):
+        SamplingParams(allowed_token_ids=(5,), structured_output=StructuredOutput(json_object=True))
 
 
 def test_structured_output_has_an_end() -> None:

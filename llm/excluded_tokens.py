@@ -1,0 +1,55 @@
+"""Tokens that a request keeps out of its answers: all but those that it allows, and those that would end a bad word."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from llm.byte_tokenizer import ByteTokenizer
+from llm.sampling_params import SamplingParams
+from preprocess.schema import InvalidRequestError
+
+IntArray = npt.NDArray[np.int64]
+
+_NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+
+
+class ExcludedTokens:
+    """Of one request, the same for all of its answers."""
+
+    def __init__(self, allowed: Sequence[int] | None = None, words: Iterable[tuple[int, ...]] = ()) -> None:
+        """`allowed`: the only tokens that may come; None: any. `words`: tokens that must not come in a row."""
+        self.allowed: IntArray | None = None if allowed is None else np.unique(np.array(allowed, dtype=np.int64))
+        endings: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for word in dict.fromkeys(words):
+            endings[word[:-1]].append(word[-1])
+        self._endings = {beginning: np.array(ids, dtype=np.int64) for beginning, ids in endings.items()}
+        self._lengths = sorted({len(beginning) for beginning in endings})
+
+    @classmethod
+    def of(cls, params: SamplingParams, tokenizer: ByteTokenizer, vocab_size: int) -> "ExcludedTokens":
+        """Raises InvalidRequestError for allowed tokens that are not in the vocabulary of `vocab_size`."""
+        allowed = params.allowed_token_ids
+        for token_id in () if allowed is None else (min(allowed), max(allowed)):
+            if not 0 <= token_id < vocab_size:
+                reason = f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}"
+                raise InvalidRequestError(reason, field="allowed_token_ids")
+        words = (spelling for word in params.bad_words for spelling in tokenizer.spellings(word))
+        return cls(allowed, (word for word in words if max(word) < vocab_size))
+
+    @property
+    def excludes_some(self) -> bool:
+        return self.allowed is not None or bool(self._endings)
+
+    @property
+    def num_deciding(self) -> int:
+        """How many of an output's last tokens decide on which may not come next."""
+        return self._lengths[-1] if self._lengths else 0
+
+    def completing(self, last_token_ids: Iterable[int]) -> IntArray:
+        """The tokens that would complete one of the words behind `last_token_ids`, the end of the output."""
+        last = tuple(last_token_ids)
+        ends = (last[len(last) - length :] for length in self._lengths if length <= len(last))
+        found = [self._endings[end] for end in ends if end in self._endings]
+        return np.unique(np.concatenate(found)) if found else _NO_TOKENS
