@@ -15,7 +15,20 @@ from deployments.stage_calls import StageError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(
-    {"text", "image_url", "video_url", "input_image", "image_embeds", "input_text", "output_text", "message"}
+    {
+        "text",
+        "refusal",
+        "image_url",
+        "video_url",
+        "input_image",
+        "image_embeds",
+        "input_text",
+        "output_text",
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+    }
 )
 _RETRY_SECONDS = 2.0
 """When a stage that is not available may be again: about as long as a replica takes to be replaced."""

@@ -3,10 +3,13 @@
 import base64
 from typing import Any, Literal
 
+import httpx
+import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 
+from tests.deployments.recorded_bodies import PLAIN
 from tests.pictures import disc, encoded
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
@@ -62,3 +65,13 @@ def test_langchain_completes(app_url: str) -> None:
     key = SecretStr("unused")
     completions = OpenAI(model="shapes", base_url=f"{app_url}/v1", api_key=key, max_retries=0, max_tokens=20)
     assert completions.invoke("USER: Who are you? ASSISTANT:").strip()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_recorded_bodies_are_answered(app_url: str, name: str) -> None:
+    path, body = PLAIN[name]
+    answer = httpx.post(app_url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "x-raylens-ignored-fields" not in answer.headers
+    assert answer.headers["content-type"].startswith("text/event-stream" if body.get("stream") else "application/json")
+    assert "error" not in answer.text or '"error":null' in answer.text
