@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from deployments.accounting import RequestAccount
 from deployments.answer import Pieces, sent_event
+from deployments.api.response_items import ChosenFunction
 from deployments.api.responses import (
-    ChosenFunction,
     IncompleteDetails,
     InputTokensDetails,
     OutputCall,

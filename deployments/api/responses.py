@@ -1,160 +1,27 @@
-"""`POST /v1/responses`: text and pictures in, text out, whole or as OpenAI's typed events."""
+"""`POST /v1/responses`: text, pictures and tools in, text and calls out, whole or as OpenAI's typed events."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from deployments.api.content import InputImagePart, Part, RefusalPart, template_content
 from deployments.api.generation import AnyGenerationFields, StreamOptions
 from deployments.api.messages import TemplateFields, media_of_messages
-from deployments.api.tools import (
-    MAX_TOOLS,
-    FunctionCall,
-    FunctionDefinition,
-    FunctionName,
-    JsonObject,
-    OfferedTools,
-    Tool,
-    ToolCall,
+from deployments.api.response_items import (
+    ChosenFunction,
+    FunctionTool,
+    InputItems,
+    InputMessage,
+    Item,
+    ReasoningItem,
+    as_messages,
 )
-from deployments.api.wire import Accepted, Metadata, Name, NotDone, OrAbsent, StageTimings, WireModel
+from deployments.api.tools import MAX_TOOLS, OfferedTools
+from deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
-from preprocess.schema import ChatPrompt, Message
-
-
-class InputText(Part):
-    """`output_text` is what an answer of before holds; what the server said of it goes unread."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Accepted = None
-    logprobs: Accepted = None
-
-
-InputPart = Annotated[InputText | RefusalPart | InputImagePart, Field(discriminator="type")]
-InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
-
-
-class InputItem(WireModel):
-    """`id`, `status` and `caller` are what a server said of an item that comes back."""
-
-    id: Accepted = None
-    status: Accepted = None
-    caller: Accepted = None
-
-
-class InputMessage(InputItem):
-    """A turn of the conversation, as a client writes it or as an answer's output holds it."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: InputContent
-    phase: Accepted = None
-
-
-class CalledFunction(InputItem):
-    """A call of a tool that an answer of before has made."""
-
-    type: Literal["function_call"]
-    call_id: Name
-    name: FunctionName
-    arguments: JsonObject
-    namespace: NotDone = None
-
-    @property
-    def role(self) -> Literal["assistant"]:
-        return "assistant"
-
-    @property
-    def content(self) -> None:
-        return None
-
-
-class FunctionOutput(InputItem):
-    """What came of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: Name
-    output: InputContent
-    name: Accepted = None
-    namespace: Accepted = None
-
-    @property
-    def role(self) -> Literal["tool"]:
-        return "tool"
-
-    @property
-    def content(self) -> InputContent:
-        return self.output
-
-
-class ReasoningItem(InputItem):
-    """What another server's model thought: unread, as it was not said."""
-
-    type: Literal["reasoning"]
-    summary: Accepted = None
-    content: Accepted = None
-    encrypted_content: Accepted = None
-
-    @property
-    def role(self) -> Literal["assistant"]:
-        return "assistant"
-
-
-Item = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[CalledFunction, Tag("function_call")]
-    | Annotated[FunctionOutput, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(lambda value: value.get("type") or "message" if isinstance(value, dict) else value.type),
-]
-
-
-def _as_messages(items: Sequence[InputMessage | CalledFunction | FunctionOutput | ReasoningItem]) -> list[Message]:
-    """As chat templates take them: a text of the assistant's and the calls beside it are one message."""
-    messages: list[Message] = []
-    for item in items:
-        if isinstance(item, InputMessage):
-            role = "system" if item.role == "developer" else item.role
-            content = template_content(item.content)
-            if role == "assistant" and messages and _has_only_calls(messages[-1]):
-                messages[-1]["content"] = content
-            else:
-                messages.append({"role": role, "content": content})
-        elif isinstance(item, FunctionOutput):
-            content = template_content(item.output)
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
-        elif isinstance(item, CalledFunction):
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": template_content("")})
-            call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
-            messages[-1].setdefault("tool_calls", []).append(call.template_form())
-    return messages
-
-
-def _has_only_calls(message: Message) -> bool:
-    return "tool_calls" in message and message["content"] == template_content("")
-
-
-class FunctionTool(FunctionDefinition):
-    """A tool as this API has it: what is `function` in a chat completion's stands beside `type`."""
-
-    type: Literal["function"]
-    allowed_callers: Accepted = None
-    output_schema: Accepted = None
-    defer_loading: NotDone = None
-
-    def as_tool(self) -> Tool:
-        function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
-        return Tool(type="function", function=function)
-
-
-class ChosenFunction(WireModel):
-    type: Literal["function"]
-    name: FunctionName
+from preprocess.schema import ChatPrompt
 
 
 class TextFormat(WireModel):
@@ -247,7 +114,7 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields):
         )
 
     @property
-    def items(self) -> Sequence[InputMessage | CalledFunction | FunctionOutput | ReasoningItem]:
+    def items(self) -> InputItems:
         return [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
     @property
@@ -259,12 +126,12 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields):
     def to_prompt(self) -> ChatPrompt:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
         tools = [tool.template_form() for tool in self.offered.tools]
-        return self.chat_prompt(_as_messages([*opening, *self.items]), tools)
+        return self.chat_prompt(as_messages([*opening, *self.items]), tools)
 
     def media(self) -> list[MediaSource]:
         """Every picture, in the order of the prompt. Raises InvalidRequestError."""
-        spoken = [InputMessage(role="assistant", content="") if isinstance(i, ReasoningItem) else i for i in self.items]
-        return media_of_messages(spoken, "input")
+        silent = InputMessage(role="assistant", content="")
+        return media_of_messages([silent if isinstance(i, ReasoningItem) else i for i in self.items], "input")
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
         """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""

@@ -1,9 +1,7 @@
 """What all wire types share: what becomes of unknown fields and of null, usage, timings and errors."""
 
-import re
-from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
@@ -38,8 +36,10 @@ class WireModel(BaseModel):
         # Each unknown one has to be named.
         if len(data) > _MAX_FIELDS:
             raise ValueError(f"{len(data)} fields, the limit is {_MAX_FIELDS}")
-        nulls = {name for name, value in data.items() if value is None} & _not_nullable(cls)
-        return {name: value for name, value in data.items() if name not in nulls} if nulls else data
+        if None not in data.values():
+            return data
+        not_nullable = _not_nullable(cls)
+        return {name: value for name, value in data.items() if value is not None or name not in not_nullable}
 
 
 class RequestBody(WireModel):
@@ -50,9 +50,13 @@ class RequestBody(WireModel):
 
     @model_validator(mode="after")
     def _takes_unknown_out(self) -> "RequestBody":
+        found: list[_Place] = []
+        _take_unknown(self, None, found)
         # Of a field that many elements of a list have, the first stands for all.
-        firsts = {re.sub(r"\[[0-9]+\]", "[]", name): name for name in reversed([*_take_unknown(self, "")])}
-        self._unknown_fields = [*reversed(firsts.values())]
+        firsts: dict[str, _Place] = {}
+        for place in found:
+            firsts.setdefault(_spelt(place, numbers=False), place)
+        self._unknown_fields = [_spelt(place) for place in firsts.values()]
         return self
 
     @property
@@ -61,20 +65,31 @@ class RequestBody(WireModel):
         return self._unknown_fields
 
 
-def _take_unknown(value: object, path: str) -> Iterator[str]:
+_Place: TypeAlias = "tuple[_Place | None, str | int]"
+"""Of a value in a body: what it is in, and its name or number there. A text is made of few of them."""
+
+
+def _take_unknown(value: object, place: "_Place | None", found: list[_Place]) -> None:
+    """A body may have tens of thousands of objects, and everybody else waits meanwhile: places become texts later."""
     if isinstance(value, WireModel):
-        prefix = f"{path}." if path else ""
         if value.__pydantic_extra__:
-            yield from [prefix + name[:_MAX_NAME_CHARS] for name in value.__pydantic_extra__]
+            found += [(place, name[:_MAX_NAME_CHARS]) for name in value.__pydantic_extra__]
             value.__pydantic_extra__.clear()
         for name, wire_name in _fields_with_objects(type(value)):
-            yield from _take_unknown(getattr(value, name), prefix + wire_name)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _take_unknown(inner, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _take_unknown(inner, f"{path}.{key}")
+            inner = value.__dict__[name]
+            if inner is not None and not isinstance(inner, str):
+                _take_unknown(inner, (place, wire_name), found)
+    elif isinstance(value, list | dict):
+        for key, inner in enumerate(value) if isinstance(value, list) else value.items():
+            _take_unknown(inner, (place, key), found)
+
+
+def _spelt(place: _Place, *, numbers: bool = True) -> str:
+    before, key = place
+    path = "" if before is None else _spelt(before, numbers=numbers)
+    if isinstance(key, int):
+        return f"{path}[{key}]" if numbers else f"{path}[]"
+    return f"{path}.{key}" if path else key
 
 
 @cache

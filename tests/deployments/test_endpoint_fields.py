@@ -234,6 +234,8 @@ REFUSED = [
     (RESPONSES, {"top_logprobs": 5}, "top_logprobs"),
     (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0]"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+    (RESPONSES, {"input": [{"type": ["message"], "role": "user", "content": "Hi"}]}, "input[0]"),
+    (RESPONSES, {"input": ["Hi"]}, "input[0]"),
 ]
 
 

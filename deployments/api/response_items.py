@@ -1,0 +1,148 @@
+"""What the Responses API calls items: turns of the conversation, calls of tools and what came of them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from deployments.api.content import InputImagePart, Part, RefusalPart, template_content
+from deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
+from deployments.api.wire import Accepted, Name, NotDone, WireModel
+from preprocess.schema import Message
+
+
+class InputText(Part):
+    """`output_text` is what an answer of before holds; what the server said of it goes unread."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Accepted = None
+    logprobs: Accepted = None
+
+
+InputPart = Annotated[InputText | RefusalPart | InputImagePart, Field(discriminator="type")]
+InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
+
+
+class InputItem(WireModel):
+    """`id`, `status` and `caller` are what a server said of an item that comes back."""
+
+    id: Accepted = None
+    status: Accepted = None
+    caller: Accepted = None
+
+
+class InputMessage(InputItem):
+    """A turn of the conversation, as a client writes it or as an answer's output holds it."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: InputContent
+    phase: Accepted = None
+
+
+class CalledFunction(InputItem):
+    """A call of a tool that an answer of before has made."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: FunctionName
+    arguments: JsonObject
+    namespace: NotDone = None
+
+    @property
+    def role(self) -> Literal["assistant"]:
+        return "assistant"
+
+    @property
+    def content(self) -> None:
+        return None
+
+
+class FunctionOutput(InputItem):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: InputContent
+    name: Accepted = None
+    namespace: Accepted = None
+
+    @property
+    def role(self) -> Literal["tool"]:
+        return "tool"
+
+    @property
+    def content(self) -> InputContent:
+        return self.output
+
+
+class ReasoningItem(InputItem):
+    """What another server's model thought: unread, as it was not said."""
+
+    type: Literal["reasoning"]
+    summary: Accepted = None
+    content: Accepted = None
+    encrypted_content: Accepted = None
+
+
+InputItems = Sequence[InputMessage | CalledFunction | FunctionOutput | ReasoningItem]
+
+
+def _kind(value: object) -> str | None:
+    """A message need not say that it is one."""
+    kind = (value.get("type") or "message") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[CalledFunction, Tag("function_call")]
+    | Annotated[FunctionOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+def as_messages(items: InputItems) -> list[Message]:
+    """As chat templates take them: a text of the assistant's and the calls beside it are one message."""
+    messages: list[Message] = []
+    for item in items:
+        if isinstance(item, InputMessage):
+            role = "system" if item.role == "developer" else item.role
+            content = template_content(item.content)
+            if role == "assistant" and messages and _has_only_calls(messages[-1]):
+                messages[-1]["content"] = content
+            else:
+                messages.append({"role": role, "content": content})
+        elif isinstance(item, FunctionOutput):
+            content = template_content(item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        elif isinstance(item, CalledFunction):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": template_content("")})
+            call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+            messages[-1].setdefault("tool_calls", []).append(call.template_form())
+    return messages
+
+
+def _has_only_calls(message: Message) -> bool:
+    return "tool_calls" in message and message["content"] == template_content("")
+
+
+class FunctionTool(FunctionDefinition):
+    """A tool as this API has it: what is `function` in a chat completion's stands beside `type`."""
+
+    type: Literal["function"]
+    allowed_callers: Accepted = None
+    output_schema: Accepted = None
+    defer_loading: NotDone = None
+
+    def as_tool(self) -> Tool:
+        function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
+        return Tool(type="function", function=function)
+
+
+class ChosenFunction(WireModel):
+    type: Literal["function"]
+    name: FunctionName
