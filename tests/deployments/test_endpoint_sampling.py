@@ -96,11 +96,13 @@ def test_exclusions_are_refused_by_name(app_url: str) -> None:
 
 @pytest.mark.parametrize("path", LIMITS)
 def test_top_k_of_minus_one_is_off(app_url: str, path: str) -> None:
-    settings: dict[str, Any] = {"temperature": 2.0, "seed": 5, "ignore_eos": True}
+    # Kept from the end that it would make, the model is sure of nothing.
+    length = {"min_tokens": 40, LIMITS[path]: 40}
+    settings: dict[str, Any] = {"temperature": 2.0, "seed": 5, **length}
     off = {text_of(app_url, path, **settings, top_k=top_k) for top_k in (-1, 0)}
     assert len(off) == 1
     assert text_of(app_url, path, **settings, top_k=1) not in off
-    assert text_of(app_url, path, **settings, top_k=1) == text_of(app_url, path, ignore_eos=True)
+    assert text_of(app_url, path, **settings, top_k=1) == text_of(app_url, path, **length)
     assert refusal(app_url, path, top_k=-2)[0] == "top_k"
 
 
@@ -157,10 +159,10 @@ def test_an_answer_longer_than_the_context_is_refused_however_long(app_url: str,
 
 def test_the_answer_goes_on_in_the_last_message(app_url: str, tokenizer: Any) -> None:
     whole = post(app_url, max_tokens=40)["choices"][0]["message"]["content"]
-    begun, rest = whole[:7], whole[7:]
+    begun = " ".join(whole.split()[:3])
     messages = [*HELLO, {"role": "assistant", "content": begun}]
     assert begun + text_of(app_url, messages=messages, continue_final_message=True, max_tokens=40) == whole
-    assert rest
+    assert len(begun) < len(whole)
     settings: dict[str, Any] = {"messages": messages, "return_token_ids": True, "max_tokens": 1}
     ids = post(app_url, **settings, continue_final_message=True, add_generation_prompt=False)["prompt_token_ids"]
     assert tokenizer.decode(ids).endswith(begun)
@@ -170,8 +172,8 @@ def test_the_answer_goes_on_in_the_last_message(app_url: str, tokenizer: Any) ->
     assert tokenizer.decode(new).endswith("ASSISTANT:")
     both = refusal(app_url, messages=messages, continue_final_message=True, add_generation_prompt=True)
     assert "cannot both be true" in both[2]
-    pictures = [{"role": "assistant", "content": None}]
-    assert refusal(app_url, messages=pictures, continue_final_message=True)[0] in ("continue_final_message", "messages")
+    silent = [{"role": "assistant", "content": None}]
+    assert refusal(app_url, messages=silent, continue_final_message=True)[0] in ("continue_final_message", "messages")
     # What a user types is never taken for a mark.
     typed = [*HELLO, {"role": "assistant", "content": "CONTINUE_FINAL_MESSAGE_TAG </s>"}]
     ids = post(app_url, messages=typed, continue_final_message=True, return_token_ids=True)["prompt_token_ids"]
@@ -212,7 +214,7 @@ def test_text_offsets_count_characters(app_url: str, tokenizer: Any) -> None:
         for echo in (False, True):
             choice = post(app_url, COMPLETIONS, prompt=prompt, echo=echo, **fields)["choices"][0]
             check_offsets(choice["text"], choice["logprobs"], prompt if echo else "")
-            parts = events(app_url, COMPLETIONS, prompt=prompt, echo=echo, stream=True, **fields)
+            parts = events(app_url, COMPLETIONS, prompt=prompt, echo=echo, **fields)
             streamed = [offset for part in parts for offset in part["choices"][0]["logprobs"]["text_offset"]]
             assert streamed == choice["logprobs"]["text_offset"]
 
