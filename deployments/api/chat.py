@@ -41,7 +41,7 @@ class ChatCompletionRequest(GenerationFields, TemplateFields):
 
     @model_validator(mode="after")
     def _names_tokens_of_logprobs(self) -> "ChatCompletionRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs may be set only where logprobs is true")
         return self
 

@@ -48,6 +48,11 @@ def test_tokens_of_prompt_and_answers(prompt: Prompt, tokens: int) -> None:
     assert weight(prompt).tokens == pytest.approx(tokens + 1024, abs=8)
 
 
+def test_an_answer_is_at_most_as_long_as_the_context() -> None:
+    for number in (MAX_MODEL_LEN, 10**9, 10**30):
+        assert weight(TextPrompt("x" * 400), max_tokens=number, n=2).tokens == 100 + 2 * MAX_MODEL_LEN
+
+
 def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
     picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
     assert weight(TextPrompt(""), url(picture), url(picture)).pixels == 2 * 60_000
