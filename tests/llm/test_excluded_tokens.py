@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llm.byte_tokenizer import ByteTokenizer
 from llm.excluded_tokens import ExcludedTokens
@@ -35,10 +36,18 @@ def without(*token_ids: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("output", "banned"),
-    [([], [4]), ([1], [4]), ([1, 2], [4, 3]), ([2], [4]), ([0, 1, 2], [4, 3]), ([1, 2, 0], [4]), ([1, 2, 1], [4, 6])],
+    [
+        ([], [4]),
+        ([1], [4]),
+        ([2], [4, 9]),
+        ([1, 2], [4, 9, 3]),
+        ([0, 1, 2], [4, 9, 3]),
+        ([1, 2, 0], [4]),
+        ([1, 2, 1], [4, 6]),
+    ],
 )
 def test_the_last_token_of_a_word_is_banned_behind_the_others(output: list[int], banned: list[int]) -> None:
-    excluded = ExcludedTokens(words=[(4,), (1, 2, 3), (2, 1, 6), (1, 2, 3)])
+    excluded = ExcludedTokens(words=[(4,), (1, 2, 3), (2, 1, 6), (1, 2, 3), (2, 9)])
     assert left(excluded, output) == without(*banned)
 
 
@@ -65,6 +74,16 @@ def test_a_word_is_spelt_at_the_start_behind_a_blank_and_inside(tokenizer: ByteT
         for text in (word, f" {word}", f"\n{word}"):
             ids = tuple(plain(text, add_special_tokens=False)["input_ids"])
             assert any(ids[-len(spelling) :] == spelling for spelling in spellings), text
+
+
+def test_a_word_inside_a_text_has_no_mark_of_a_beginning() -> None:
+    """Llama's kind of tokenizer puts a blank before every text."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b"]
+    model = models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spellings = ByteTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 1, frozenset()).spellings("ab")
+    assert {(258, 259), (257, 258, 259)} <= set(spellings)
 
 
 def test_tokens_outside_the_vocabulary_are_refused(tokenizer: ByteTokenizer) -> None:
