@@ -19,7 +19,7 @@ from deployments.stage_calls import ItemLostError, StageFailedError
 from deployments.stage_messages import GeneratedText
 from deployments.tensor_wire import PackedTensor
 from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, ProcessedPrompt, ProcessorIdentity
+from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity
 from tests.waiting import until
 
 ANSWER = GeneratedText("red", [5], 1, 0, 1, "stop", {})
@@ -141,6 +141,26 @@ async def test_an_item_that_fails_ends_the_request_with_its_reason(is_lost_too: 
     with pytest.raises(StageFailedError, match=r"messages\.0\.content\.1"):
         await asyncio.wait_for(task, 5)
     assert stages.is_cancelled, "nobody waits for the other item"
+
+
+async def test_what_the_language_model_refuses_of_an_item_has_the_clients_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(*_: Any) -> list[LoadedItem]:
+        return [LoadedItem(MediaSource(None, f"messages[{index}]"), None, "", str(index)) for index in range(2)]
+
+    async def render(*_: Any) -> ProcessedPrompt:
+        return ProcessedPrompt([], [], [], item_order=[1, 0])
+
+    async def refuse(*_: Any) -> AsyncGenerator[Any]:
+        raise InvalidRequestError("of another width", field="messages", item=0)
+        yield
+
+    stages = Stages([["a"], ["b"]])
+    monkeypatch.setattr(stages.items, "load", load)
+    monkeypatch.setattr(stages, "_render", render)
+    monkeypatch.setattr(stages, "_decode", refuse)
+    with pytest.raises(InvalidRequestError) as caught:
+        await answers(stages)
+    assert caught.value.field == "messages[1]", "the prompt's first item is the request's second"
 
 
 async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
