@@ -112,7 +112,7 @@ class Generate:
         )
         pieces_of = PieceMaker(
             self._engine.byte_tokenizer,
-            lambda: self._engine.make_detokenizer(params),
+            lambda: self._engine.make_detokenizer(params, prompt),
             None if params.prompt_logprobs is None else prompt.prompt_token_ids[0],
             includes_stop=params.include_stop_str_in_output,
         )

@@ -34,18 +34,25 @@ class Detokenizer:
     """The output text of one sequence, grown token by token. Decoding a token costs the same at any length."""
 
     def __init__(
-        self, decode: Decode, stop: Sequence[str] = (), *, includes_stop: bool = False, min_tokens: int = 0
+        self,
+        decode: Decode,
+        stop: Sequence[str] = (),
+        *,
+        includes_stop: bool = False,
+        min_tokens: int = 0,
+        before: Sequence[int] = (),
     ) -> None:
         """Takes `decoder_of` the tokenizer. A stop string that is complete with one of the first `min_tokens` tokens is
-        text like any other."""
+        text like any other. `before`: tokens of a text that this one goes on: some tokenizers drop the blank that opens
+        a text."""
         self._decode = decode
         self._stop = stop
         self._includes_stop = includes_stop
-        self._min_tokens = min_tokens
-        self._token_ids: list[int] = []
+        self._token_ids = _whole_end(decode, before)
+        self._min_tokens = min_tokens + len(self._token_ids)
         # Of the tokens from `_anchor` on, up to `_boundary`, `_text` is what has been told: whole characters.
-        self._anchor = self._boundary = 0
-        self._text = ""
+        self._anchor, self._boundary = 0, len(self._token_ids)
+        self._text = decode(self._token_ids) if self._token_ids else ""
         self._held_back = ""
         self.num_chars = 0
         """Of the text so far, what is held back and cut off among it, without a character that is unfinished."""
@@ -126,6 +133,16 @@ class Detokenizer:
             return None
         end, start = min(found)
         return start, end
+
+
+def _whole_end(decode: Decode, token_ids: Sequence[int]) -> list[int]:
+    """The fewest of the last of `token_ids` that make whole characters; none where that takes many."""
+    for number in range(1, min(len(token_ids), MAX_DECODED_TOKENS // 2) + 1):
+        end = list(token_ids[-number:])
+        text = decode(end)
+        if text and "\N{REPLACEMENT CHARACTER}" not in text:
+            return end
+    return []
 
 
 def overlap(text: str, stop: str) -> int:

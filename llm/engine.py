@@ -105,19 +105,20 @@ class LLMEngine:
             request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority
         )
         for sequence, state in zip(sequences, states, strict=True):
-            request.answers[sequence] = Answer(state, self.make_detokenizer(params) if params.stop else None)
+            request.answers[sequence] = Answer(state, self.make_detokenizer(params, prompt) if params.stop else None)
             self._scheduler.add(sequence)
         self._requests[request_id] = request
         self._is_stalled = False
 
-    def make_detokenizer(self, params: SamplingParams) -> Detokenizer:
-        """What turns the tokens of one answer into text. The engine says tokens only: who reads its outputs may do this
-        beside the next step."""
+    def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
+        """What turns the tokens of one answer to `prompt` into text. The engine says tokens only: who reads its outputs
+        may do this beside the next step."""
         return Detokenizer(
             self._decoders[params.skip_special_tokens],
             params.stop,
             includes_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            before=prompt.prompt_token_ids if prompt.is_continued else (),
         )
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:

@@ -109,6 +109,7 @@ class PromptRenderer:
             mm_hashes=[hashes[number] for number in order],
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
+            is_continued=isinstance(prompt, ChatPrompt) and prompt.continue_final_message,
         )
 
     def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool = True) -> list[int]:

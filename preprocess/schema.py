@@ -197,7 +197,8 @@ class ProcessedPrompt:
     """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
 
     `language_inputs[i]` belongs to item i, too. They stand in the order of the prompt. `item_order`: which of the
-    request's items each is; None: these are all, in the request's order.
+    request's items each is; None: these are all, in the request's order. `is_continued`: the answer goes on in the text
+    with which the prompt ends.
     """
 
     prompt_token_ids: list[int]
@@ -205,3 +206,4 @@ class ProcessedPrompt:
     mm_hashes: list[str]
     language_inputs: list[LanguageInputs] = field(default_factory=list, compare=False)
     item_order: list[int] | None = None
+    is_continued: bool = False

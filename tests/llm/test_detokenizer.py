@@ -223,6 +223,31 @@ def test_special_tokens_are_told_where_they_are_asked_for(tokenizer: Any) -> Non
         assert detokenizer.num_chars == len(expected)
 
 
+@settings(max_examples=60, deadline=None)
+@given(before=st.text("ab é日", min_size=1, max_size=9), text=st.text("ab é日", max_size=9))
+@pytest.mark.parametrize("is_byte_fallback", [False, True])
+def test_a_text_that_goes_on_keeps_the_blank_that_opens_it(
+    tokenizer: Any, before: str, text: str, is_byte_fallback: bool
+) -> None:
+    before = f"a{before}"
+    if is_byte_fallback:
+        tokenizer = byte_fallback_tokenizer()
+    whole = tokenizer(before + text, add_special_tokens=False)["input_ids"]
+    first = tokenizer(before, add_special_tokens=False)["input_ids"]
+    if whole[: len(first)] != first:
+        return  # another word over the bound
+    detokenizer = Detokenizer(decoder_of(tokenizer), before=first)
+    assert detokenizer.append(whole[len(first) :]) + detokenizer.flush() == text
+    assert detokenizer.num_chars == len(text)
+
+
+def test_the_first_tokens_are_counted_without_those_before(tokenizer: Any) -> None:
+    before, token_ids = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("one", " two one two"))
+    for min_tokens, expected in ((0, " "), (1, " two one ")):
+        detokenizer = Detokenizer(decoder_of(tokenizer), ("two",), min_tokens=min_tokens, before=before)
+        assert detokenizer.append(token_ids) == expected
+
+
 class Spaced:
     """A tokenizer whose text transformers itself has to put right."""
 

@@ -52,7 +52,7 @@ def tokens(outputs: list[RequestOutput]) -> list[int]:
 
 
 def text(engine: LLMEngine, outputs: list[RequestOutput], params: SamplingParams = DEFAULTS) -> str:
-    detokenizer = engine.make_detokenizer(params)
+    detokenizer = engine.make_detokenizer(params, PROMPT)
     pieces = [
         detokenizer.append(output.token_ids[:-1] if output.has_stop_token else output.token_ids) for output in outputs
     ]
