@@ -7,6 +7,8 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from tests.pictures import disc, encoded, picture_part
+
 HELLO = [{"role": "user", "content": "Who are you?"}]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LIMITS = {CHAT: "max_tokens", COMPLETIONS: "max_tokens", RESPONSES: "max_output_tokens"}
@@ -172,8 +174,8 @@ def test_the_answer_goes_on_in_the_last_message(app_url: str, tokenizer: Any) ->
     assert tokenizer.decode(new).endswith("ASSISTANT:")
     both = refusal(app_url, messages=messages, continue_final_message=True, add_generation_prompt=True)
     assert "cannot both be true" in both[2]
-    silent = [{"role": "assistant", "content": None}]
-    assert refusal(app_url, messages=silent, continue_final_message=True)[0] in ("continue_final_message", "messages")
+    picture = [{"role": "user", "content": [picture_part(encoded(disc("red", (96, 96), (36, 36))))]}]
+    assert refusal(app_url, messages=picture, continue_final_message=True)[0] == "continue_final_message"
     # What a user types is never taken for a mark.
     typed = [*HELLO, {"role": "assistant", "content": "CONTINUE_FINAL_MESSAGE_TAG </s>"}]
     ids = post(app_url, messages=typed, continue_final_message=True, return_token_ids=True)["prompt_token_ids"]
