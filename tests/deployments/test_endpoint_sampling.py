@@ -7,7 +7,8 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from tests.pictures import disc, encoded, picture_part
+from deployments.demo import picture_part
+from tests.pictures import disc, encoded
 
 HELLO = [{"role": "user", "content": "Who are you?"}]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
