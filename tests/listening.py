@@ -51,7 +51,7 @@ def documented() -> list[tuple[str, str]]:
 def server_folder() -> Path:
     """Of the server that this process runs."""
     (pid,) = worker_pids("ServeController")
-    found = re.search(r"/tmp/raylens-[^/]+", Path(f"/proc/{pid}/environ").read_text())
+    found = re.search(r"/tmp/raylens-[^/\0]+", Path(f"/proc/{pid}/environ").read_text())
     assert found is not None
     return Path(found.group())
 

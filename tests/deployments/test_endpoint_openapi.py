@@ -1,7 +1,6 @@
 """What `/openapi.json` says is complete and true: requests made from it never fail the server, and its answers are of
 the forms that it names."""
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -18,7 +17,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-NUM_REQUESTS = int(os.environ.get("RAYLENS_GENERATED_REQUESTS", "300"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -36,7 +34,9 @@ def test_every_route_is_described(app_url: str) -> None:
         "/tokenize": ["post"],
         "/detokenize": ["post"],
         "/render": ["post"],
+        "/version": ["get"],
         "/health": ["get"],
+        "/ping": ["get"],
         "/metrics": ["get"],
     }
     for path, methods in paths.items():
@@ -45,17 +45,29 @@ def test_every_route_is_described(app_url: str) -> None:
 
 
 def test_generated_requests_never_fail_the_server(app_url: str, client: OpenAI) -> None:
+    send_generated(app_url, client, 300)
+
+
+@pytest.mark.slow
+def test_two_thousand_generated_requests(app_url: str, client: OpenAI) -> None:
+    # Of routes without a body there are not as many different ones as there might be.
+    assert send_generated(app_url, client, 2400) >= 2000
+
+
+def send_generated(app_url: str, client: OpenAI, number: int) -> int:
+    """How many there were, `number` at most."""
     schema: Any = schemathesis.openapi.from_url(f"{app_url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
     # Those with a body have most to be got wrong.
     weights = {operation.label: 6 if operation.body else 1 for operation in operations}
     statuses: Counter[int] = Counter()
     for operation in operations:
-        num_examples = max(1, NUM_REQUESTS * weights[operation.label] // sum(weights.values()))
+        num_examples = max(1, number * weights[operation.label] // sum(weights.values()))
         statuses += _send(operation, num_examples, app_url)
-    assert sum(statuses.values()) >= NUM_REQUESTS * 0.9, statuses
+    assert sum(statuses.values()) >= number * 0.8, statuses
     assert statuses[200] > 0 < statuses[400]
     assert client.chat.completions.create(model="shapes", messages=[{"role": "user", "content": "Hi"}]).choices
+    return sum(statuses.values())
 
 
 def _send(operation: Any, num_examples: int, app_url: str) -> Counter[int]:
@@ -82,9 +94,3 @@ def _send(operation: Any, num_examples: int, app_url: str) -> Counter[int]:
 
     send()
     return statuses
-
-
-@pytest.mark.slow
-def test_two_thousand_generated_requests(app_url: str, client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "NUM_REQUESTS", 2000)
-    test_generated_requests_never_fail_the_server(app_url, client)

@@ -241,9 +241,9 @@ def test_molmo2_tokens_of_any_size(width: int, height: int) -> None:
 @functools.cache
 def phi4_of_small_crops() -> Any:
     """Its crops have two by two patches, so that many fit into a small picture."""
-    folder = Path(tempfile.mkdtemp(prefix="raylens-processor-"))
-    save_processor("phi4_multimodal", "byte_level", folder)
-    processor = load_processor(PHI4_MULTIMODAL, str(folder), backend="torchvision")
+    with tempfile.TemporaryDirectory(prefix="raylens-processor-") as folder:
+        save_processor("phi4_multimodal", "byte_level", Path(folder))
+        processor = load_processor(PHI4_MULTIMODAL, folder, backend="torchvision")
     processor.image_processor.size = {"height": 28, "width": 28}
     return processor
 
