@@ -54,7 +54,7 @@ _SETTINGS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, 1 when it failed, 2 for a wrong argument."""
     args = _parser().parse_args(argv)
-    _stop_on_sigterm()
+    _stop_on_signals()
     try:
         status: int = args.run(args)
     except KeyboardInterrupt:
@@ -66,14 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _stop_on_sigterm() -> None:
+class _Stopped(KeyboardInterrupt):
+    """Python remembers a plain KeyboardInterrupt that came out of code which was compiled on the way, as imports have
+    it, and ends with the signal's status though the interrupt was caught later."""
+
+
+def _stop_on_signals() -> None:
     """Makes `kill` shut down as cleanly as Ctrl-C, also where that itself is ignored: shells start what runs in the
     background so."""
 
     def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise _Stopped
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _WITHOUT_METRICS = {"RAY_enable_open_telemetry": "0", "RAY_enable_metrics_collection": "0"}
 _ROUTER_END_SECONDS = 10.0
@@ -28,9 +29,8 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
     # Imported only now: Ray reads its environment at import.
     import ray
 
-    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with _own_environment(_WITHOUT_METRICS):
+        with _own_environment(_WITHOUT_METRICS), _signals_later():
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -39,8 +39,6 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
                 logging_level=logging.ERROR,
                 _temp_dir=None if temp_dir is None else str(temp_dir),
             )
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put a handler of its own in its place
         yield
     finally:
         _end_router_thread()
@@ -61,6 +59,39 @@ def _own_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.putenv(name, os.environ[name])
             else:
                 os.unsetenv(name)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Holds back what asks this process to stop until the block ends: a Ray that is half started can neither be stopped
+    cleanly nor interrupted. Ray's own handler for SIGTERM, which would end the process at once, is not kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handled: list[int] = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def hold_back(number: int, frame: object) -> None:
+        came.append(number)
+
+    def set_none(handler: object) -> None:
+        """In place of Ray's function that sets its own."""
+
+    from ray._private import utils
+
+    set_by_ray = utils.set_sigterm_handler
+    for number in handled:
+        signal.signal(number, hold_back)
+    utils.set_sigterm_handler = set_none
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_by_ray
+        for number in handled:
+            signal.signal(number, before[number])
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)
 
 
 def _end_router_thread() -> None:

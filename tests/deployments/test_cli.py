@@ -1,5 +1,6 @@
 """The command line as people type it, in processes of its own."""
 
+import os
 import re
 import signal
 import socket
@@ -94,6 +95,24 @@ def test_to_be_stopped_during_the_start_is_one_line(last: str) -> None:
         server.send_signal(signal.SIGTERM)
         _, errors = server.communicate(timeout=60)
     assert (server.returncode, errors) == (0, "raylens: stopped\n")
+
+
+def test_to_be_stopped_inside_code_that_is_compiled_on_the_way_is_no_failure(tmp_path: Path) -> None:
+    """As imports have it; Python would end with the signal's status after a plain KeyboardInterrupt."""
+    (tmp_path / "stopped.py").write_text(
+        "from deployments import cli\n"
+        "cli._demo = lambda args: exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\n"
+        "raise SystemExit(cli.main(['demo']))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "stopped"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "raylens: stopped\n")
 
 
 def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> None:

@@ -2,13 +2,18 @@
 its own."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import utils
+
+from deployments.ray_session import _signals_later
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -88,3 +93,19 @@ def test_sessions_are_started_nowhere_else() -> None:
     sources = (path for folder in ("deployments", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
     starting = [path for path in sources if re.search(r"\bray\.init\(", path.read_text())]
     assert starting == [ROOT / "deployments" / "ray_session.py"]
+
+
+def test_signals_wait_until_ray_has_started() -> None:
+    came: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.signal(number, lambda number, frame: came.append(signal.Signals(number).name))
+        try:
+            with _signals_later():
+                utils.set_sigterm_handler(lambda *_: came.append("Ray's own"))
+                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number)
+                assert came == []
+            assert came.pop() == signal.Signals(number).name
+            assert came == []
+        finally:
+            signal.signal(number, before)
