@@ -45,7 +45,9 @@ def _is_the_servers(record: logging.LogRecord) -> bool:
     """Whether a failure is the server's. Ray Serve prints a traceback also for a client's mistake, or where the client
     has left, of which the log of requests has a line."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, InvalidRequestError | asyncio.CancelledError)
+    is_clients = isinstance(error, InvalidRequestError | asyncio.CancelledError)
+    # Another server of this machine has the port behind HAProxy: Ray Serve takes the next one.
+    return not is_clients and not record.getMessage().startswith("Failed to start RequestProtocol.")
 
 
 @contextmanager

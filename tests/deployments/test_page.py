@@ -232,7 +232,8 @@ def test_the_waterfall_tells_every_stage(page: Page, red: Path) -> None:
 
     place = "(bars) => bars.map((bar) => [bar.offsetLeft, bar.offsetWidth, bar.parentElement.offsetWidth])"
     places = first.locator(".bar").evaluate_all(place)
-    assert len(places) == 8
+    # A stage that took no time has no bar.
+    assert sum(not re.fullmatch(r"0(\.0+)? m?s", figure) for figure in before.values()) <= len(places) <= 8
     assert max(places) == places[-1]
     assert all(left >= 0 and left + width <= track + 3 for left, width, track in places)
 
