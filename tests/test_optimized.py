@@ -15,7 +15,7 @@ REFUSALS = {
 import torch
 from llm.admission import check_embeddings
 from preprocess.schema import PlaceholderRange
-check_embeddings(PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
+check_embeddings(0, PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
     "room": """
 from llm.admission import check_room
 from llm.sampling_params import SamplingParams
@@ -32,18 +32,25 @@ from deployments.admission import *
 from deployments.config import AdmissionConfig
 with Admission(AdmissionConfig(), print).ticket(Caller(None, "")) as ticket:
     ticket.take(Weight(bytes=2**40))""",
+    "tools of a chat": """
+from deployments.api.chat import ChatCompletionRequest
+ChatCompletionRequest(messages=[{"role": "user", "content": "Hello"}], tool_choice="required")""",
+    "tools of a response": """
+from deployments.api.responses import ResponsesRequest
+ResponsesRequest(input="Hello", tool_choice="required")""",
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_user_input_is_refused_without_assertions(name: str) -> None:
     code = f"""
+from pydantic import ValidationError
 from preprocess.schema import InvalidRequestError
 assert False, "assertions are off"
 try:
     exec({REFUSALS[name]!r}, {{}})
-except InvalidRequestError as error:
-    print("refused:", error.field)
+except (InvalidRequestError, ValidationError) as error:
+    print("refused:", error)
 """
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-O", "-c", code], cwd=root, capture_output=True, text=True, timeout=120)

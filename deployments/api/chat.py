@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from deployments.api.generation import GenerationFields
 from deployments.api.messages import Messages, TemplateFields, media_of_messages
-from deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice
+from deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
 from deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
@@ -15,7 +15,7 @@ from llm.structured_output import StructuredOutput
 from preprocess.schema import ChatPrompt
 
 
-class ChatCompletionRequest(GenerationFields, TemplateFields):
+class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
@@ -23,7 +23,6 @@ class ChatCompletionRequest(GenerationFields, TemplateFields):
     top_logprobs: int | None = Field(None, ge=0)
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Accepted = None
     verbosity: Accepted = None
@@ -45,18 +44,12 @@ class ChatCompletionRequest(GenerationFields, TemplateFields):
             raise ValueError("top_logprobs may be set only where logprobs is true")
         return self
 
-    @model_validator(mode="after")
-    def _chooses_among_tools(self) -> "ChatCompletionRequest":
-        assert self.offered is not None  # which raises
-        return self
-
-    @property
-    def offered(self) -> OfferedTools:
-        named = self.tool_choice if isinstance(self.tool_choice, NamedTool) else None
+    def offer(self) -> OfferedTools:
+        choice = self.tool_choice
         return OfferedTools.of(
             self.tools or [],
-            None if isinstance(self.tool_choice, NamedTool) else self.tool_choice,
-            None if named is None else named.function.name,
+            None if isinstance(choice, NamedTool) else choice,
+            choice.function.name if isinstance(choice, NamedTool) else None,
             is_single=self.parallel_tool_calls is False,
         )
 

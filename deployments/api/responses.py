@@ -16,7 +16,7 @@ from deployments.api.response_items import (
     ReasoningItem,
     as_messages,
 )
-from deployments.api.tools import MAX_TOOLS, OfferedTools
+from deployments.api.tools import MAX_TOOLS, OfferedTools, ToolFields
 from deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ Included = Literal[
 """Of things that no answer of this server has. (`message.output_text.logprobs` is not done.)"""
 
 
-class ResponsesRequest(AnyGenerationFields, TemplateFields):
+class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     """Nothing is kept on the server, so a conversation is sent whole each time."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=10_000, fail_fast=True)]
@@ -69,7 +69,6 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields):
     )
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
-    parallel_tool_calls: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = None
 
@@ -98,13 +97,7 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields):
             self.truncate_prompt_tokens = -1
         return self
 
-    @model_validator(mode="after")
-    def _chooses_among_tools(self) -> "ResponsesRequest":
-        assert self.offered is not None  # which raises
-        return self
-
-    @property
-    def offered(self) -> OfferedTools:
+    def offer(self) -> OfferedTools:
         choice = self.tool_choice
         return OfferedTools.of(
             [tool.as_tool() for tool in self.tools or ()],

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import from_json
 
 from deployments.api.wire import Accepted, Name, WireModel
@@ -117,3 +117,23 @@ class OfferedTools:
         offered = [] if choice == "none" else list(tools)
         forced = offered if choice == "required" else [tool for tool in offered if tool.function.name == name]
         return cls(offered, forced, is_single)
+
+
+class ToolFields(WireModel):
+    """Which tools a request has, and whether the answer has to call one: `offered`, in the form of chat completions."""
+
+    parallel_tool_calls: bool | None = None
+    _offered: OfferedTools = PrivateAttr()
+
+    def offer(self) -> OfferedTools:
+        """Made of the fields in which an API has its tools. Raises ValueError."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _chooses_among_tools(self) -> Self:
+        self._offered = self.offer()
+        return self
+
+    @property
+    def offered(self) -> OfferedTools:
+        return self._offered
