@@ -107,7 +107,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._check = GrammarCheck()
+        self._check = GrammarCheck(tokenizer.arguments)
         self._threads = ThreadPoolExecutor(_NUM_MASK_THREADS, "grammar-mask", initializer=_lower_priority)
         self._lock = threading.Lock()
         self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
@@ -145,10 +145,10 @@ class GrammarCompiler:
 
     def _compile_anew(self, field: str, text: str) -> CompiledGrammar | str:
         try:
-            arguments, matching = self._tokenizer.arguments(), self._tokenizer.matching()
+            matching = self._tokenizer.matching()
         except ValueError:
             return f"must be absent: {self._tokenizer.name}, the model's tokenizer, does not support it"
-        if reason := self._check.reason_against(arguments, field, text):
+        if reason := self._check.reason_against(field, text):
             return reason
         return CompiledGrammar(make_matcher(matching, field, text), matching.vocab_size, self._threads)
 

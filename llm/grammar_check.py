@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +37,21 @@ _REASONS = {signal.SIGPROF: _TOO_LONG, signal.SIGABRT: _TOO_LARGE, signal.SIGSEG
 class GrammarCheck:
     """For one tokenizer. Any thread may use it; one grammar is checked at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Callable[[], Mapping[str, Any]]) -> None:
+        """`tokenizer`: see `ByteTokenizer.arguments`. Asked for with every child, as it may take megabytes."""
+        self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
 
-    def reason_against(self, tokenizer: Mapping[str, Any], field: str, text: str) -> str | None:
-        """Why this `StructuredOutput.specification` is refused, None where it is not. `tokenizer`: see
-        `ByteTokenizer.arguments`; the same in every call.
+    def reason_against(self, field: str, text: str) -> str | None:
+        """Why this `StructuredOutput.specification` is refused, None where it is not.
 
-        Raises RuntimeError when the child ends for a reason that has nothing to do with the grammar.
+        Raises what the tokenizer raises, and RuntimeError when the child ends for a reason that has nothing to do with
+        the grammar.
         """
         with self._lock:
             if self._child is None:
-                self._child = self._start(tokenizer)
+                self._child = self._start()
             reply = _ask(self._child, [field, text])
             if reply is not None:
                 reason: str | None = json.loads(reply)
@@ -60,7 +62,8 @@ class GrammarCheck:
             raise RuntimeError(f"the process that checks grammars ended with status {status}")
         return _REASONS[signal.Signals(-status)]
 
-    def _start(self, tokenizer: Mapping[str, Any]) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
+        tokenizer = self._tokenizer()
         child = subprocess.Popen(
             [sys.executable, "-m", "llm.grammar_check"],
             stdin=subprocess.PIPE,
