@@ -1,5 +1,7 @@
 """Whether a request can ever run: what is refused before it enters the queue."""
 
+from collections.abc import Iterable
+
 import torch
 
 from llm.prompt_layout import PromptLayout
@@ -24,6 +26,14 @@ def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: in
                 field=field,
                 code="context_length_exceeded",
             )
+
+
+def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequestError unless the model's logits, `vocab_size` of them, hold these tokens of `field`."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            reason = f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}"
+            raise InvalidRequestError(reason, field=field)
 
 
 def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from llm.admission import check_vocabulary
 from llm.byte_tokenizer import ByteTokenizer
 from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError
 
 IntArray = npt.NDArray[np.int64]
 
-_NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
+NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 
 
 class ExcludedTokens:
@@ -31,10 +31,8 @@ class ExcludedTokens:
     def of(cls, params: SamplingParams, tokenizer: ByteTokenizer, vocab_size: int) -> "ExcludedTokens":
         """Raises InvalidRequestError for allowed tokens that are not in the vocabulary of `vocab_size`."""
         allowed = params.allowed_token_ids
-        for token_id in () if allowed is None else (min(allowed), max(allowed)):
-            if not 0 <= token_id < vocab_size:
-                reason = f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}"
-                raise InvalidRequestError(reason, field="allowed_token_ids")
+        if allowed is not None:
+            check_vocabulary("allowed_token_ids", (min(allowed), max(allowed)), vocab_size)
         words = (spelling for word in params.bad_words for spelling in tokenizer.spellings(word))
         return cls(allowed, (word for word in words if max(word) < vocab_size))
 
@@ -52,4 +50,4 @@ class ExcludedTokens:
         last = tuple(last_token_ids)
         ends = (last[len(last) - length :] for length in self._lengths if length <= len(last))
         found = [self._endings[end] for end in ends if end in self._endings]
-        return np.unique(np.concatenate(found)) if found else _NO_TOKENS
+        return np.unique(np.concatenate(found)) if found else NO_TOKENS

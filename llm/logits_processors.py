@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from llm.excluded_tokens import IntArray
 from llm.grammar import apply_bitmask
-from llm.sampler_state import FloatArray, IntArray, SamplerState
+from llm.sampler_state import FloatArray, SamplerState
 
 Rows = list[tuple[int, SamplerState]]
 """Rows of the logits with their states."""

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llm.excluded_tokens import ExcludedTokens
+from llm.admission import check_vocabulary
+from llm.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
 from llm.grammar import CompiledGrammar
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError
 
-IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 # Below this the softmax is an argmax, and the division would overflow.
 _GREEDY_TEMPERATURE = 1e-4
 
-_NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 _NOTHING_EXCLUDED = ExcludedTokens()
 
 
@@ -68,8 +67,8 @@ class SamplerState:
         """
         if (grammar is None) != (params.structured_output is None):
             raise ValueError("a grammar has to be given exactly where params.structured_output is set")
-        _check_vocabulary("logit_bias", params.logit_bias, vocab_size)
-        _check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+        check_vocabulary("logit_bias", params.logit_bias, vocab_size)
+        check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
         self.params = params
         self.num_output_tokens = 0
         self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
@@ -97,7 +96,7 @@ class SamplerState:
     @property
     def banned_token_ids(self) -> IntArray:
         """What must not come next: tokens that would end the output before `min_tokens`."""
-        return self._early_stop_token_ids if self.num_output_tokens < self._min_tokens else _NO_TOKENS
+        return self._early_stop_token_ids if self.num_output_tokens < self._min_tokens else NO_TOKENS
 
     @property
     def edits_logits(self) -> bool:
@@ -152,11 +151,3 @@ def _random_stream(seed: int | None, index: int) -> np.random.Generator:
     """Of its sequence alone, and on the CPU: no other row, batch or device changes what it gives."""
     entropy = None if seed is None else seed % 2**64
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))
-
-
-def _check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}", field=field
-            )
