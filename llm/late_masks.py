@@ -38,12 +38,11 @@ class LateMasks:
     def exchange(self, sampling: Sampling, logits: torch.Tensor | None) -> tuple[Sampling, torch.Tensor | None]:
         """Takes what a step has computed, `logits` (len(sampling), vocab), None where it had nothing to compute; gives
         what can be sampled now, in the same form."""
-        late = [row for row, (_, answer) in enumerate(sampling) if not answer.sampler_state.is_ready]
+        late = _matchers([answer for _, answer in sampling if not answer.sampler_state.is_ready])
         if not late and not self._rows:
             return sampling, logits
-        new = _matchers([sampling[row][1] for row in late])
-        if new:
-            GrammarMatcher.wait_for(new, _PATIENCE_SECONDS, for_all=True)
+        if late:
+            GrammarMatcher.wait_for(late, _PATIENCE_SECONDS, for_all=True)
         if not sampling:
             GrammarMatcher.wait_for(_matchers([own for own, _ in self._rows.values()]), _IDLE_SECONDS, for_all=False)
         return self._sort(sampling, logits)
@@ -60,9 +59,9 @@ class LateMasks:
             if not is_ready
         }
         now = [candidate for candidate, is_ready in zip(candidates, ready, strict=True) if is_ready]
-        return [(sequence, answer) for sequence, answer, _ in now], torch.stack(
-            [row for *_, row in now]
-        ) if now else None
+        if not now:
+            return [], None
+        return [(sequence, answer) for sequence, answer, _ in now], torch.stack([row for *_, row in now])
 
 
 def _matchers(answers: list[Answer]) -> list[GrammarMatcher]:
