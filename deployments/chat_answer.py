@@ -19,7 +19,7 @@ from deployments.api.chat import (
 )
 from deployments.api.tools import ToolCall
 from deployments.stage_messages import GeneratedText, ScoredToken
-from deployments.tool_calls import ToolCallParser
+from deployments.tool_calls import AnswerText
 from preprocess.schema import ToolCallFormat
 
 _MIN_LOGPROB = -9999.0
@@ -29,8 +29,8 @@ _MIN_LOGPROB = -9999.0
 class _Choice:
     """One answer so far."""
 
-    def __init__(self, parser: ToolCallParser | None) -> None:
-        self.parser = parser
+    def __init__(self, parts: AnswerText) -> None:
+        self._parts = parts
         self.text = ""
         self.calls: list[ToolCall] = []
         self.token_ids: list[int] = []
@@ -39,11 +39,7 @@ class _Choice:
 
     def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
         """The text and the calls that the piece makes certain."""
-        text, calls = piece.text, list[ToolCall]()
-        if self.parser is not None:
-            text, calls = self.parser.feed(piece.text)
-            if piece.finish_reason is not None:
-                text += self.parser.flush()
+        text, calls = self._parts.add(piece)
         self.text += text
         self.calls += calls
         return text, calls
@@ -58,11 +54,7 @@ class ChatAnswer(Chunks):
     def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body
         self._account = account
-        names = {tool.function.name for tool in body.offered.tools}
-        self._choices = [
-            _Choice(None if tool_calls is None else ToolCallParser(tool_calls, names))
-            for _ in range(account.num_answers)
-        ]
+        self._choices = [_Choice(AnswerText(tool_calls, body.offered)) for _ in range(account.num_answers)]
 
     async def complete(self, pieces: Pieces) -> ChatCompletion:
         async for piece in pieces:

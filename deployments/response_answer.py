@@ -24,8 +24,7 @@ from deployments.api.responses import (
 )
 from deployments.api.tools import ToolCall
 from deployments.api.wire import ErrorResponse
-from deployments.stage_messages import GeneratedText
-from deployments.tool_calls import ToolCallParser
+from deployments.tool_calls import AnswerText
 from preprocess.schema import ToolCallFormat
 
 
@@ -35,8 +34,8 @@ class ResponseAnswer:
     def __init__(self, body: ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body
         self._account = account
-        names = {tool.function.name for tool in body.offered.tools}
-        self._parser = None if tool_calls is None else ToolCallParser(tool_calls, names)
+        self._parts = AnswerText(tool_calls, body.offered)
+        self._begins_with_text = tool_calls is None
         self._output: list[OutputItem] = []
         self._num_events = 0
 
@@ -48,11 +47,11 @@ class ResponseAnswer:
     async def events(self, pieces: Pieces) -> AsyncIterator[str]:
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
-        if self._parser is None:
+        if self._begins_with_text:
             for event in self._open_message():
                 yield event
         async for piece in pieces:
-            for event in self._told(*self._parsed(piece)):
+            for event in self._told(*self._parts.add(piece)):
                 yield event
         if not self._output:
             for event in self._open_message():
@@ -70,12 +69,6 @@ class ResponseAnswer:
     @property
     def last_event(self) -> str:
         return ""
-
-    def _parsed(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
-        if self._parser is None:
-            return piece.text, []
-        text, calls = self._parser.feed(piece.text)
-        return text + (self._parser.flush() if piece.finish_reason is not None else ""), calls
 
     def _told(self, text: str, calls: list[ToolCall]) -> Iterator[str]:
         """The events of text and of the calls behind it."""

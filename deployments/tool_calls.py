@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 
 from deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
+from deployments.stage_messages import GeneratedText
 from llm.detokenizer import overlap
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ToolCallFormat
@@ -80,6 +81,22 @@ class ToolCallParser:
             raise ValueError("no call of an offered tool")
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=text))
+
+
+class AnswerText:
+    """One answer's pieces, told apart into its text and the calls in it."""
+
+    def __init__(self, form: ToolCallFormat | None, offered: OfferedTools) -> None:
+        """`form`: how calls look in the text, None where there can be none."""
+        names = {tool.function.name for tool in offered.tools}
+        self._parser = None if form is None else ToolCallParser(form, names)
+
+    def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the piece makes certain."""
+        if self._parser is None:
+            return piece.text, []
+        text, calls = self._parser.feed(piece.text)
+        return text + (self._parser.flush() if piece.finish_reason is not None else ""), calls
 
 
 def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> StructuredOutput | None:
