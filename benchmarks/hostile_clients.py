@@ -12,20 +12,17 @@ reach. The last line is one JSON document.
 """
 
 import argparse
-import base64
 import http.client
 import io
 import json
 import multiprocessing
 import os
 import platform
-import re
 import socket
 import sys
 import threading
 import time
 from contextlib import closing
-from fnmatch import fnmatch
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -36,8 +33,9 @@ from PIL import Image
 from benchmarks.attacks import ATTACKS, CHAT, Attack
 from benchmarks.document import publish
 from deployments.config import AppConfig
+from deployments.demo import picture_part
 from deployments.local_cluster import free_port, running_app
-from tests.listening import documented, is_refused_to_nobody, listeners, server_folder
+from tests.listening import sockets_open_to_nobody, undocumented_listeners
 from tests.replicas import proxy_pids, replica_pids
 
 SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
@@ -68,8 +66,7 @@ def ask_as_a_neighbour(url: str, started: Event, stop: Event, times: Any) -> Non
     while not stop.wait(0.1):
         buffer = io.BytesIO()
         Image.effect_noise((96, 96), 50).convert("RGB").save(buffer, "PNG")
-        picture = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-        content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "Hello"}]
+        content = [picture_part(buffer.getvalue()), {"type": "text", "text": "Hello"}]
         body = {"model": "shapes", "messages": [{"role": "user", "content": content}], "stream": True}
         body |= {"max_tokens": NUM_NEIGHBOUR_TOKENS, "ignore_eos": True}
         asked_at = time.perf_counter()
@@ -164,18 +161,12 @@ def _checks(name: str, found: dict[str, float]) -> dict[str, dict[str, Any]]:
 
 def open_doors() -> dict[str, list[str]]:
     """Where the server listens beside what docs/security.md says, and which sockets in files another user reaches."""
-    known = documented()
-    unknown = [
-        f"{one.process} at {one.address}:{one.port}"
-        for one in listeners(os.getpid())
-        if not any(fnmatch(one.process, pattern) and one.address == address for pattern, address in known)
-    ]
-    reached = []
-    for file in [file for file in server_folder().rglob("*") if file.is_socket()]:
-        with socket.socket(socket.AF_UNIX) as connection:
-            if not is_refused_to_nobody(lambda connection=connection, file=file: connection.connect(str(file))):  # type: ignore[misc]
-                reached.append(re.sub(r".*/", "", str(file)))
-    return {"listening beside what is documented": unknown, "sockets that another user reaches": reached}
+    return {
+        "listening beside what is documented": [
+            f"{one.process} at {one.address}:{one.port}" for one in undocumented_listeners()
+        ],
+        "sockets that another user reaches": sockets_open_to_nobody(),
+    }
 
 
 def main() -> None:

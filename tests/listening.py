@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.replicas import parent, worker_pids
@@ -23,6 +24,9 @@ class Listener:
     address: str
     port: int
 
+    def is_like(self, pattern: str, address: str) -> bool:
+        return fnmatch(self.process, pattern) and self.address == address
+
 
 def listeners(root: int) -> list[Listener]:
     """Where the process `root` and all that descend from it listen for TCP connections."""
@@ -35,6 +39,24 @@ def listeners(root: int) -> list[Listener]:
                 address, _, port = fields[1].partition(":")
                 found.append(Listener(_title(owners[fields[9]]), _where(address), int(port, 16)))
     return sorted(found)
+
+
+def undocumented_listeners() -> list[Listener]:
+    """Where the server that this process runs listens, beside what docs/security.md says."""
+    known = documented()
+    return [one for one in listeners(os.getpid()) if not any(one.is_like(*entry) for entry in known)]
+
+
+def sockets_open_to_nobody() -> list[str]:
+    """Names of the server's sockets, in files, that the user `nobody` may connect to. Only root may ask."""
+    files = [file for file in server_folder().rglob("*") if file.is_socket()]
+    assert {file.name for file in files} >= {"admin.sock", "raylet", "plasma_store"}
+    return [file.name for file in files if not _is_refused(file)]
+
+
+def _is_refused(file: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return is_refused_to_nobody(lambda: connection.connect(str(file)))
 
 
 def documented() -> list[tuple[str, str]]:

@@ -1,6 +1,5 @@
 """The running endpoint as strangers find it: what listens, what they may touch, and questions that need no key."""
 
-import base64
 import itertools
 import os
 import random
@@ -14,7 +13,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +22,15 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.listening import documented, is_refused_to_nobody, listeners, server_folder
+from preprocess.data_url import data_url
+from tests.listening import (
+    documented,
+    is_refused_to_nobody,
+    listeners,
+    server_folder,
+    sockets_open_to_nobody,
+    undocumented_listeners,
+)
 from tests.metric_values import exported
 from tests.pictures import disc, encoded
 from tests.replicas import replica_pids
@@ -36,18 +42,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become 
 
 
 def test_only_what_is_documented_listens(app_url: str) -> None:
-    known = documented()
     found = listeners(os.getpid())
     assert {one.port for one in found} >= {urlsplit(app_url).port}
-    unknown = [
-        one
-        for one in found
-        if not any(fnmatch(one.process, pattern) and one.address == address for pattern, address in known)
-    ]
-    assert unknown == []
+    assert undocumented_listeners() == []
     # Nothing in the table is made up, but for ranks, which this server has none of.
-    for pattern, address in known:
-        is_there = any(fnmatch(one.process, pattern) and one.address == address for one in found)
+    for pattern, address in documented():
+        is_there = any(one.is_like(pattern, address) for one in found)
         assert is_there or pattern in ("ray::GenerateRank", "raylens"), (pattern, address)
 
 
@@ -72,12 +72,7 @@ def test_files_are_the_servers_own(app_url: str) -> None:
 
 @needs_root
 def test_another_user_reaches_none_of_its_sockets(app_url: str) -> None:
-    folder = server_folder()
-    names = [file for file in folder.rglob("*") if file.is_socket()]
-    assert {name.name for name in names} >= {"admin.sock", "raylet", "plasma_store"}
-    for name in names:
-        with socket.socket(socket.AF_UNIX) as connection:
-            assert is_refused_to_nobody(lambda connection=connection, name=name: connection.connect(str(name)))  # type: ignore[misc]
+    assert sockets_open_to_nobody() == []
     assert is_refused_to_nobody(lambda: (Path.home() / ".ray" / "auth_token").read_text())
 
 
@@ -174,7 +169,7 @@ def test_a_hostile_grammar_is_its_clients_mistake(app_url: str) -> None:
 
 def test_large_pictures_hold_up_no_small_one_and_leave_no_memory_behind(app_url: str) -> None:
     def ask(picture: Image.Image) -> int:
-        url = f"data:image/webp;base64,{base64.b64encode(encoded(picture, 'WEBP')).decode()}"
+        url = data_url(encoded(picture, "WEBP"), "image/webp")
         content = [{"type": "image_url", "image_url": {"url": url}}]
         body = {"model": "shapes", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
         return httpx.post(f"{app_url}/v1/chat/completions", json=body, timeout=120).status_code
