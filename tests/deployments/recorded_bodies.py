@@ -3,6 +3,8 @@ with the texts shortened."""
 
 from typing import Any
 
+import httpx
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 _PARAMETERS: dict[str, Any] = {
@@ -133,3 +135,12 @@ WITH_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+def assert_is_answered(app_url: str, path: str, body: dict[str, Any]) -> None:
+    """With all of its fields known, in the form that it asks for, and without an error on the way."""
+    answer = httpx.post(app_url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "x-raylens-ignored-fields" not in answer.headers
+    assert answer.headers["content-type"].startswith("text/event-stream" if body.get("stream") else "application/json")
+    assert '"error":{' not in answer.text

@@ -1,15 +1,14 @@
 """Clients beside the official one, as their users use them."""
 
-import base64
 from typing import Any, Literal
 
-import httpx
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 
-from tests.deployments.recorded_bodies import PLAIN
+from deployments.demo import picture_part
+from tests.deployments.recorded_bodies import PLAIN, assert_is_answered
 from tests.pictures import disc, encoded
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
@@ -23,8 +22,7 @@ class Colour(BaseModel):
 
 
 def question(text: str = "What colour is the circle?") -> HumanMessage:
-    url = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
-    return HumanMessage([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}])
+    return HumanMessage([picture_part(RED), {"type": "text", "text": text}])
 
 
 def chat(app_url: str, **options: Any) -> ChatOpenAI:
@@ -69,9 +67,4 @@ def test_langchain_completes(app_url: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_recorded_bodies_are_answered(app_url: str, name: str) -> None:
-    path, body = PLAIN[name]
-    answer = httpx.post(app_url + path, json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert "x-raylens-ignored-fields" not in answer.headers
-    assert answer.headers["content-type"].startswith("text/event-stream" if body.get("stream") else "application/json")
-    assert "error" not in answer.text or '"error":null' in answer.text
+    assert_is_answered(app_url, *PLAIN[name])

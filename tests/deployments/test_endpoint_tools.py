@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from deployments.config import AppConfig
-from tests.deployments.recorded_bodies import WITH_TOOLS
+from tests.deployments.recorded_bodies import WITH_TOOLS, assert_is_answered
 from tests.pictures import user_message
 
 # What a template of Qwen's does with tools, as far as it matters here.
@@ -183,11 +183,7 @@ def test_one_of_all_tools_is_called_in_the_responses_api(client: OpenAI) -> None
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_recorded_bodies_with_tools_are_answered(app_url: str, name: str) -> None:
-    path, body = WITH_TOOLS[name]
-    answer = httpx.post(app_url + path, json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    assert "x-raylens-ignored-fields" not in answer.headers
-    assert "error" not in answer.text or '"error":null' in answer.text
+    assert_is_answered(app_url, *WITH_TOOLS[name])
 
 
 def test_a_call_and_the_text_beside_it_are_one_message(client: OpenAI) -> None:
