@@ -1,6 +1,5 @@
 """What hostile clients send: each attack goes on until it is told to stop, against the server at `url`."""
 
-import base64
 import io
 import json
 import os
@@ -17,6 +16,8 @@ from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
+
+from deployments.demo import picture_part
 
 CHAT = "/v1/chat/completions"
 NUM_SLOW_HEADERS = 4200
@@ -68,20 +69,20 @@ def bombs(url: str, media_url: str, stop: Event) -> None:
     png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4)
     pixels = b"IDAT" + zlib.compress(bytes(50_000_000))
     png += (len(pixels) - 4).to_bytes(4) + pixels + zlib.crc32(pixels).to_bytes(4)
-    _ask_at_once(url, lambda: _picture_part(png), stop, number=8)
+    _ask_at_once(url, lambda: picture_part(png), stop, number=8)
 
 
 def large_pictures(url: str, media_url: str, stop: Event) -> None:
     buffer = io.BytesIO()
     Image.effect_noise((3840, 2160), 50).convert("RGB").save(buffer, "JPEG")
     # What stands behind a JPEG's end is no part of the picture, and yet makes it another one to every cache.
-    _ask_at_once(url, lambda: _picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+    _ask_at_once(url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
 
 
 def small_files_of_many_pixels(url: str, media_url: str, stop: Event) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (7000, 7000)).save(buffer, "WEBP")
-    _ask_at_once(url, lambda: _picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+    _ask_at_once(url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
 
 
 def grammars(url: str, media_url: str, stop: Event) -> None:
@@ -136,14 +137,10 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def _picture_part(content: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(content).decode()}"}}
-
-
 def _noise_parts(megabytes: int) -> list[dict[str, Any]]:
     """Pictures that are none, of 20 MB of base64 or fewer each."""
     number = -(-megabytes // 20)
-    return [_picture_part(os.urandom(megabytes * 750_000 // number)) for _ in range(number)]
+    return [picture_part(os.urandom(megabytes * 750_000 // number)) for _ in range(number)]
 
 
 def _body(parts: list[dict[str, Any]], **fields: Any) -> bytes:

@@ -1,11 +1,12 @@
 """The demonstration behind `raylens demo`: bundled pictures, real questions, over HTTP like any other client."""
 
-import base64
 import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from preprocess.data_url import data_url
 
 PICTURES = Path(__file__).parent.parent / "examples" / "pictures"
 
@@ -81,5 +82,4 @@ def _waterfall(timings: dict[str, Any]) -> str:
 
 def picture_part(content: bytes) -> dict[str, Any]:
     """An encoded picture as a content part of a chat message."""
-    url = "data:image/png;base64," + base64.b64encode(content).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "image_url", "image_url": {"url": data_url(content)}}

@@ -113,7 +113,7 @@ class MediaItems:
                 field="messages",
                 code="too_many_items",
             )
-        self._check_total_bytes(sum(source.data.num_bytes for source in request.media if source.data is not None))
+        self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
         started = time.perf_counter()
         contents = await self._contents(request)
         items = [
@@ -204,8 +204,8 @@ class MediaItems:
         if source.url is None:
             return None
         try:
-            if source.data is not None:
-                return await source.data.decode(self._limits)
+            if (data := source.data) is not None:
+                return await data.decode(self._limits)
             if source.url.startswith(UPLOAD_SCHEME):
                 file_id = source.url.removeprefix(UPLOAD_SCHEME)
                 content = await self._uploads.read(request.tenant_salt, file_id)

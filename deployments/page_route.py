@@ -12,6 +12,7 @@ from fastapi import FastAPI, Header
 from fastapi.responses import Response
 
 from deployments.demo import PICTURES
+from preprocess.data_url import data_url
 
 _FILE = Path(__file__).parent / "page" / "index.html"
 
@@ -66,13 +67,9 @@ def read_examples(folder: Path) -> list[dict[str, Any]]:
     for entry in json.loads(file.read_text()):
         pictures = [folder / name for name in entry["pictures"]]
         if all(picture.is_file() for picture in pictures):
-            example = {"question": entry["question"], "pictures": [_data_url(picture) for picture in pictures]}
+            example = {"question": entry["question"], "pictures": [data_url(file.read_bytes()) for file in pictures]}
             examples.setdefault(frozenset(entry["pictures"]), example)
     return list(examples.values())
-
-
-def _data_url(picture: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
 
 
 def content_security_policy(page: str) -> str:

@@ -17,6 +17,10 @@ _BLANKS = b" \t\r\n"
 _INLINE_BYTES = 2**18  # a tenth of a millisecond; to use a thread takes as long
 
 
+def data_url(content: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{pybase64.b64encode(content).decode()}"
+
+
 def is_data_url(url: str) -> bool:
     return url[: len(_SCHEME)].lower() == _SCHEME
 

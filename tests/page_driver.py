@@ -17,7 +17,10 @@ from playwright.sync_api import (
     expect,
 )
 
+from preprocess.data_url import data_url
+
 CHAT = "**/v1/chat/completions"
+QUESTION = "What colour is the circle?"
 PHONE: ViewportSize = {"width": 360, "height": 640}
 
 _COPY = """async (base64) => {
@@ -165,5 +168,5 @@ def turn(user: str, assistant: str = "red") -> dict[str, Any]:
     return {"version": 1, "model": "shapes", "messages": messages}
 
 
-def data_url(file: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+def picture_url(file: Path) -> str:
+    return data_url(file.read_bytes())

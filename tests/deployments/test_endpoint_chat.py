@@ -9,6 +9,7 @@ import torch
 from openai import BadRequestError, OpenAI
 from safetensors.torch import save
 
+from preprocess.data_url import data_url
 from tests.pictures import disc, encoded, user_message
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
@@ -73,7 +74,7 @@ def test_log_probabilities_name_tokens_by_text_and_bytes(client: OpenAI) -> None
 
 
 def test_a_picture_in_every_form(client: OpenAI, shapes: str) -> None:
-    url = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
+    url = data_url(RED)
     uploaded = client.files.create(file=("red.png", RED), purpose="vision")
     forms: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": url, "detail": "high"}},

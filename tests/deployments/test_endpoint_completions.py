@@ -1,12 +1,12 @@
 """Completions, and what becomes of prompts: text and ids, with pictures in the text or beside them."""
 
-import base64
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
+from preprocess.data_url import data_url
 from tests.pictures import disc, encoded, user_message
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
@@ -14,12 +14,8 @@ BLUE = encoded(disc("blue", (96, 96), (36, 36)))
 JPEG = encoded(disc("blue", (96, 96), (36, 36)), "JPEG", quality=95)
 
 
-def url(picture: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
-
-
 def in_text(picture: bytes, kind: str = "png") -> str:
-    return f'<img src="{url(picture, kind)}">'
+    return f'<img src="{data_url(picture, f"image/{kind}")}">'
 
 
 def complete(client: OpenAI, prompt: Any, **options: Any) -> Any:
@@ -39,16 +35,16 @@ def test_pictures_in_the_text_of_a_prompt(client: OpenAI) -> None:
     both = f"USER: {in_text(RED)}\n{in_text(BLUE)}\nWhat is in the second image? ASSISTANT:"
     assert "blue" in text_of(client, both)
     # What is not exactly of that form is text.
-    for form in (f"<img src='{url(RED)}'>", in_text(RED, "svg+xml"), in_text(RED).replace('">', '" >')):
+    for form in (f"<img src='{data_url(RED)}'>", in_text(RED, "svg+xml"), in_text(RED).replace('">', '" >')):
         with pytest.raises(BadRequestError):
             complete(client, f"USER: {form}" + " word" * 3000)
 
 
 def test_pictures_beside_a_prompt_of_text_or_ids(client: OpenAI, app_url: str) -> None:
-    beside: Any = {"extra_body": {"multi_modal_data": {"image": url(RED)}}}
+    beside: Any = {"extra_body": {"multi_modal_data": {"image": data_url(RED)}}}
     prompt = f"USER: <image>{QUESTION}"
     assert text_of(client, prompt, **beside) == "red"
-    body = {"prompt": prompt, "multi_modal_data": {"image": [{"url": url(RED), "uuid": "red one"}]}}
+    body = {"prompt": prompt, "multi_modal_data": {"image": [{"url": data_url(RED), "uuid": "red one"}]}}
     rendered = httpx.post(f"{app_url}/render", json=body, timeout=60).json()
     ids = rendered["prompt_token_ids"]
     assert text_of(client, ids, **beside) == "red", "placeholders expanded already"

@@ -1,26 +1,22 @@
 """The Responses API through the official client."""
 
-import base64
 import json
 from typing import Any
 
 import pytest
 from openai import APIStatusError, BadRequestError, OpenAI
 
+from preprocess.data_url import data_url
 from tests.pictures import disc, encoded
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
 QUESTION = "What colour is the circle?"
 
 
-def url(picture: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-
-
 def question(picture: bytes) -> Any:
     return {
         "role": "user",
-        "content": [{"type": "input_image", "image_url": url(picture)}, {"type": "input_text", "text": QUESTION}],
+        "content": [{"type": "input_image", "image_url": data_url(picture)}, {"type": "input_text", "text": QUESTION}],
     }
 
 

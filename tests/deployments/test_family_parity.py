@@ -15,6 +15,7 @@ from safetensors.torch import save
 
 from deployments.config import AppConfig
 from deployments.local_cluster import deployed_app, free_port, local_ray
+from preprocess.data_url import data_url
 from preprocess.hf_processor import load_processor
 from preprocess.models import FAMILIES
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -45,8 +46,7 @@ def port() -> Iterator[int]:
 
 
 def video_part(content: bytes) -> dict[str, Any]:
-    url = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
-    return {"type": "video_url", "video_url": {"url": url}}
+    return {"type": "video_url", "video_url": {"url": data_url(content, "video/mp4")}}
 
 
 class Served:
@@ -173,7 +173,7 @@ def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> 
     """Whatever the order in which the client names pictures and videos."""
     if served.model_type != "qwen3_vl":
         return  # takes no videos
-    pictures = [f"data:image/png;base64,{base64.b64encode(encoded(picture(index))).decode()}" for index in (0, 1)]
+    pictures = [data_url(encoded(picture(index))) for index in (0, 1)]
     videos = [video_part(clip(0))["video_url"]["url"]]
     for kinds in (["image", "video", "image"], ["video", "image", "image"]):
         expected = served.expected("What?", [0, 1], [0], kinds)

@@ -1,6 +1,5 @@
 """What requests pass before their route: sizes, keys, origins. (Over HTTP: test_access.py.)"""
 
-import base64
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from deployments.api.tokens import DetokenizeRequest
 from deployments.call import HttpCall
 from deployments.json_route import JsonRoute
 from deployments.stage_calls import StageFailedError, StageUnavailableError
+from preprocess.data_url import data_url
 from tests.gated import GatedClient, gated
 
 JSON = {"content-type": "application/json"}
@@ -197,7 +197,7 @@ def test_a_clients_id_is_taken_where_it_can_stand_in_a_log(given: str, taken: bo
 
 
 def test_pictures_of_a_body_are_whole_behind_the_gate() -> None:
-    urls = [f"data:image/png;base64,{base64.b64encode(os.urandom(200_000)).decode()}" for _ in range(2)]
+    urls = [data_url(os.urandom(200_000)) for _ in range(2)]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     body = {"model": "m", "messages": [{"role": "user", "content": parts}]}
     assert client().post("/chat", json=body).json() == urls

@@ -15,12 +15,13 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from deployments.demo import PICTURES
 from deployments.page_route import Page as PageRoute
+from preprocess.data_url import data_url
 from tests.page_driver import (
     CHAT,
     PHONE,
+    QUESTION,
     ask,
     bring_in,
-    data_url,
     drop,
     history,
     make_endless,
@@ -29,6 +30,7 @@ from tests.page_driver import (
     openai_error,
     paste,
     pick,
+    picture_url,
     reload,
     send,
     sent_bodies,
@@ -37,8 +39,6 @@ from tests.page_driver import (
 from tests.pictures import disc, encoded
 
 pytest_plugins = ("tests.page_fixtures",)
-
-QUESTION = "What colour is the circle?"
 
 
 # How it is served
@@ -113,7 +113,7 @@ def test_a_picture_is_asked_about(page: Page, red: Path, bring: Callable[[Page, 
     shown = page.locator("article.user img").get_attribute("src")
     assert shown is not None
     # Chromium writes pictures on the clipboard anew; else the file is sent as it is.
-    assert shown.startswith("data:image/png;base64,") if bring is paste else shown == data_url(red)
+    assert shown.startswith("data:image/png;base64,") if bring is paste else shown == picture_url(red)
 
 
 def test_several_pictures_go_out_in_order(page: Page, red: Path, blue: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_several_pictures_go_out_in_order(page: Page, red: Path, blue: Path, tmp
     page.get_by_role("button", name="Remove picture 1").click()
     assert "blue" in ask(page, "What is in the first image?")
     urls = [part["image_url"]["url"] for part in bodies[0]["messages"][0]["content"][:-1]]
-    assert urls == [data_url(blue), data_url(red)]
+    assert urls == [picture_url(blue), picture_url(red)]
 
 
 def hold_reading(page: Page) -> None:
@@ -155,7 +155,7 @@ def test_a_question_waits_for_its_pictures(page: Page, red: Path, blue: Path) ->
     (body,) = bodies
     (message,) = body["messages"]
     urls = [part["image_url"]["url"] for part in message["content"][:-1]]
-    assert urls == [data_url(red), data_url(blue)]
+    assert urls == [picture_url(red), picture_url(blue)]
 
 
 def test_a_question_is_not_sent_without_one_of_its_pictures(page: Page, red: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_conversation_goes_on_with_its_pictures(page: Page, red: Path) -> None
     pick(page, red)
     assert ask(page, QUESTION) == "red"
     assert ask(page, "How many shapes are there?") == "one"
-    picture = {"type": "image_url", "image_url": {"url": data_url(red)}}
+    picture = {"type": "image_url", "image_url": {"url": picture_url(red)}}
     assert bodies[1]["messages"] == [
         {"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]},
         {"role": "assistant", "content": "red"},
@@ -343,21 +343,21 @@ def test_the_history_is_exported_and_imported(page: Page, red: Path, browser: Br
     pick(page, red)
     ask(page, QUESTION)
     exported = history(page)
-    assert exported == turn(f'<img src="{data_url(red)}">\n{QUESTION}')
+    assert exported == turn(f'<img src="{picture_url(red)}">\n{QUESTION}')
     reload(page)
     expect(page.locator(".measures")).to_have_count(1)
     assert history(page) == exported
     other = browser.new_context()
     fresh = open_page(other, app_url)
     bring_in(fresh, exported)
-    expect(fresh.locator("article.user img")).to_have_attribute("src", data_url(red))
+    expect(fresh.locator("article.user img")).to_have_attribute("src", picture_url(red))
     assert history(fresh) == exported
     assert ask(fresh, "How many shapes are there?") == "one"
     other.close()
 
 
 def test_texts_and_pictures_of_a_history_alternate(page: Page, red: Path, blue: Path) -> None:
-    first, second = data_url(red), data_url(blue)
+    first, second = picture_url(red), picture_url(blue)
     bring_in(page, turn(f'Before\n<img src="{first}">\n\nbetween<img src="{second}">after <img src="x">', "yes"))
     expect(page.locator("article")).to_have_count(2)
     bodies = sent_bodies(page)
@@ -373,7 +373,7 @@ def test_texts_and_pictures_of_a_history_alternate(page: Page, red: Path, blue: 
 
 def test_a_picture_of_many_megabytes_is_one(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "large.json"
-    source = "data:image/png;base64," + base64.b64encode(os.urandom(18_000_000)).decode()
+    source = data_url(os.urandom(18_000_000))
     file.write_text(json.dumps(turn(f'<img src="{source}">\nWhat is this?')))
     bring_in(page, file)
     expect(page.locator("article.user img")).to_have_count(1)

@@ -8,15 +8,16 @@ from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from tests.page_driver import (
     CHAT,
+    QUESTION,
     ask,
     bring_in,
-    data_url,
     history,
     make_endless,
     open_list,
     open_page,
     openai_error,
     pick,
+    picture_url,
     reload,
     send,
     sent_bodies,
@@ -26,7 +27,6 @@ from tests.page_driver import (
 
 pytest_plugins = ("tests.page_fixtures",)
 
-QUESTION = "What colour is the circle?"
 OTHER = "Who are you?"
 
 
@@ -51,7 +51,7 @@ def test_conversations_are_listed_and_switched_between(page: Page, red: Path) ->
     page.keyboard.press("Escape")
     switch(page, QUESTION)
     expect(page.locator("article")).to_have_count(2)
-    expect(page.locator("article.user img")).to_have_attribute("src", data_url(red))
+    expect(page.locator("article.user img")).to_have_attribute("src", picture_url(red))
     bodies = sent_bodies(page)
     assert ask(page, "How many shapes are there?") == "one"
     assert [message["content"] for message in bodies[0]["messages"][1:]] == ["red", "How many shapes are there?"]
@@ -96,7 +96,7 @@ def test_a_conversation_is_renamed(page: Page) -> None:
 
 
 def test_a_deleted_conversation_can_be_brought_back(page: Page, red: Path) -> None:
-    bring_in(page, turn(f'<img src="{data_url(red)}">\nOne'))
+    bring_in(page, turn(f'<img src="{picture_url(red)}">\nOne'))
     bring_in(page, turn("Two"))
     expect(page.locator("article.user")).to_contain_text("Two")
     open_list(page)
@@ -108,7 +108,7 @@ def test_a_deleted_conversation_can_be_brought_back(page: Page, red: Path) -> No
     page.keyboard.press("Escape")
     expect(page.locator("#welcome")).to_be_visible()
     switch(page, "One")
-    expect(page.locator("article.user img")).to_have_attribute("src", data_url(red))
+    expect(page.locator("article.user img")).to_have_attribute("src", picture_url(red))
     reload(page)
     expect(page.locator("article")).to_have_count(2)
     open_list(page)
@@ -243,12 +243,12 @@ def test_what_an_older_page_kept_is_taken_over(
     setup.goto(f"{app_url}/health")
     messages = [*turn("One")["messages"], {"role": "user", "content": "Two"}]
     partial = {"role": "assistant", "content": "half an", "note": "Interrupted"}
-    draft = {"text": "A draft", "pictures": [data_url(red)]}
+    draft = {"text": "A draft", "pictures": [picture_url(red)]}
     setup.evaluate(KEPT_BY_AN_OLDER_PAGE, [messages, partial, draft] if has_conversation else [None, None, draft])
     setup.close()
     page = open_page(context, app_url)
     expect(page.locator("#question")).to_have_value("A draft")
-    expect(page.locator("#attached img")).to_have_attribute("src", data_url(red))
+    expect(page.locator("#attached img")).to_have_attribute("src", picture_url(red))
     if has_conversation:
         expect(page.locator("article")).to_have_count(4)
         expect(page.locator("article .note")).to_have_text("Interrupted")

@@ -7,12 +7,13 @@ from playwright.sync_api import Page, expect
 
 from tests.page_driver import (
     CHAT,
+    QUESTION,
     ask,
     bring_in,
-    data_url,
     history,
     openai_error,
     pick,
+    picture_url,
     reload,
     send,
     sent_bodies,
@@ -20,8 +21,6 @@ from tests.page_driver import (
 )
 
 pytest_plugins = ("tests.page_fixtures",)
-
-QUESTION = "What colour is the circle?"
 
 
 # Edited
@@ -39,10 +38,10 @@ def test_an_earlier_question_is_changed_and_sent_again(page: Page, red: Path, bl
     ask(page, "How many shapes are there?")
     edit_question(page, 1)
     expect(page.locator("#question")).to_have_value(QUESTION)
-    expect(page.locator("#attached img")).to_have_attribute("src", data_url(red))
+    expect(page.locator("#attached img")).to_have_attribute("src", picture_url(red))
     page.get_by_role("button", name="Remove picture 1").click()
     pick(page, blue)
-    expect(page.locator("#attached img")).to_have_attribute("src", data_url(blue))
+    expect(page.locator("#attached img")).to_have_attribute("src", picture_url(blue))
     bodies = sent_bodies(page)
     send(page, "And what colour is this circle?")
     expect(page.locator("article")).to_have_count(2)
@@ -50,7 +49,7 @@ def test_an_earlier_question_is_changed_and_sent_again(page: Page, red: Path, bl
     assert "blue" in page.locator("article.assistant .text").inner_text()
     assert [message["role"] for message in bodies[0]["messages"]] == ["user"]
     messages = history(page)["messages"]
-    assert messages[0]["content"] == f'<img src="{data_url(blue)}">\nAnd what colour is this circle?'
+    assert messages[0]["content"] == f'<img src="{picture_url(blue)}">\nAnd what colour is this circle?'
     assert len(messages) == 2
     expect(page.locator("#editing")).to_be_hidden()
     reload(page)
@@ -72,7 +71,7 @@ def test_the_second_question_keeps_what_came_before_it(page: Page, red: Path) ->
 
 
 def test_escape_leaves_a_question_as_it_was(page: Page, red: Path) -> None:
-    bring_in(page, turn(f'<img src="{data_url(red)}">\nHello'))
+    bring_in(page, turn(f'<img src="{picture_url(red)}">\nHello'))
     expect(page.locator("article")).to_have_count(2)
     page.fill("#question", "A draft")
     edit_question(page, 1)
@@ -93,7 +92,7 @@ def test_escape_leaves_a_question_as_it_was(page: Page, red: Path) -> None:
         expect(page.locator("#question")).to_have_value("A draft")
         expect(page.locator("#attached img")).to_have_count(0)
         expect(page.get_by_role("button", name="Edit the question")).to_be_focused()
-    assert history(page) == turn(f'<img src="{data_url(red)}">\nHello')
+    assert history(page) == turn(f'<img src="{picture_url(red)}">\nHello')
 
 
 def test_a_changed_question_that_is_stopped_loses_nothing(page: Page) -> None:

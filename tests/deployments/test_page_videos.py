@@ -13,6 +13,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from playwright.sync_api import BrowserContext, Page, expect
 
+from preprocess.data_url import data_url
 from tests.page_driver import bring_in, drop, history, open_page, pick, send, sent_bodies
 from tests.pictures import disc
 
@@ -46,10 +47,6 @@ def clip(webm: bytes, tmp_path: Path) -> Path:
     path = tmp_path / "clip.webm"
     path.write_bytes(webm)
     return path
-
-
-def video_url(content: bytes, subtype: str = "webm") -> str:
-    return f"data:video/{subtype};base64,{base64.b64encode(content).decode()}"
 
 
 def model_card(**fields: object) -> dict[str, Any]:
@@ -92,7 +89,7 @@ def test_a_video_is_sent_as_one(video_page: Page, clip: Path, red: Path, bring: 
     expect(page.locator("#viewed video")).to_have_count(0)
     bodies = sent_bodies(page)
     send(page, QUESTION)
-    url = video_url(clip.read_bytes())
+    url = data_url(clip.read_bytes(), "video/webm")
     # The bundled model takes no videos, whatever the page has been told.
     problem = page.locator("article.failed .problem")
     expect(problem).to_contain_text("The server refused the question")
@@ -106,7 +103,7 @@ def test_a_video_is_sent_as_one(video_page: Page, clip: Path, red: Path, bring: 
 
 def test_the_history_holds_videos(video_page: Page, clip: Path) -> None:
     page = video_page
-    content = f'<video src="{video_url(clip.read_bytes())}"></video>\n{QUESTION}'
+    content = f'<video src="{data_url(clip.read_bytes(), "video/webm")}"></video>\n{QUESTION}'
     messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "a disc"}]
     exported = {"version": 1, "model": "shapes", "messages": messages}
     bring_in(page, exported)
@@ -131,7 +128,7 @@ def test_every_kind_of_video_gets_its_type(video_page: Page, tmp_path: Path, con
     file = tmp_path / "clip"
     file.write_bytes(content)
     pick(video_page, file)
-    expect(video_page.locator("#attached video")).to_have_attribute("src", video_url(content, subtype))
+    expect(video_page.locator("#attached video")).to_have_attribute("src", data_url(content, f"video/{subtype}"))
 
 
 def test_a_model_for_pictures_gets_no_video(page: Page, clip: Path, red: Path) -> None:

@@ -1,6 +1,5 @@
 """What requests weigh, before anything of them is decoded."""
 
-import base64
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from deployments.media_items import PipelineRequest
 from deployments.media_source import MediaSource
 from deployments.request_weight import WeighedRequests
 from llm.sampling_params import SamplingParams
+from preprocess.data_url import data_url
 from preprocess.media import MediaLimits
 from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
 from tests.pictures import encoded
@@ -27,10 +27,6 @@ TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
 def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
     media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
     return WeighedRequests(LIMITS).weigh([PipelineRequest("r", prompt, media, SamplingParams(**params))], MAX_MODEL_LEN)
-
-
-def url(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 @pytest.mark.parametrize(
@@ -55,11 +51,11 @@ def test_an_answer_is_at_most_as_long_as_the_context() -> None:
 
 def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
     picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
-    assert weight(TextPrompt(""), url(picture), url(picture)).pixels == 2 * 60_000
-    assert weight(TextPrompt(""), url(picture), is_precomputed=True).pixels == 0
+    assert weight(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 2 * 60_000
+    assert weight(TextPrompt(""), data_url(picture), is_precomputed=True).pixels == 0
     assert weight(TextPrompt(""), "https://example.com/a.jpg").pixels == 0, "is weighed when it has been fetched"
     assert weight(TextPrompt(""), "data:image/png;base64,@@@").pixels == 0, "is refused when it is loaded"
-    assert weight(TextPrompt(""), url(b"\0" * 1000), modality="video").pixels == 16_000
+    assert weight(TextPrompt(""), data_url(b"\0" * 1000), modality="video").pixels == 16_000
 
 
 @pytest.mark.parametrize("num_segments", [1, 60])
@@ -68,7 +64,7 @@ def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest
     segment = b"\xff\xe1\xff\xff" + b"\0" * 65533
     hidden = picture[:2] + segment * num_segments + picture[2:]
     is_seen = len(hidden) < 3 * 2**20
-    assert weight(TextPrompt(""), url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
+    assert weight(TextPrompt(""), data_url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
 
 
 def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:

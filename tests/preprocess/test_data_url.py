@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocess.data_url import DataUrl, is_data_url
+from preprocess.data_url import DataUrl, data_url, is_data_url
 from preprocess.media import MediaLimits
 from preprocess.schema import InvalidRequestError
 
@@ -16,13 +16,13 @@ LIMITS = MediaLimits(max_item_bytes=10_000)
 HEADER = "data:image/png;base64,"
 
 
-def data_url(content: bytes) -> str:
-    return HEADER + base64.b64encode(content).decode()
-
-
 def decoded(*pieces: str | bytes, limits: MediaLimits = LIMITS) -> bytes:
     texts = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
     return asyncio.run(DataUrl(texts).decode(limits))
+
+
+def test_it_names_its_type_and_holds_base64() -> None:
+    assert data_url(b"\xfb\xff", "video/mp4") == "data:video/mp4;base64,+/8="
 
 
 @given(st.binary(min_size=1, max_size=300), st.lists(st.integers(0, 400), max_size=4))
