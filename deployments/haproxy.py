@@ -2,8 +2,9 @@
 
 Ray Serve writes HAProxy's configuration and starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names. That
 configuration opens an admin socket to every user of the machine, listens for statistics on every address, waits an
-hour for the headers of a request, and answers errors with pages of HTML. Ray has no settings for these. So the named
-program is this one: it rewrites the file and becomes HAProxy.
+hour for the headers of a request, cuts long answers when a server behind it comes or goes, and answers errors with
+pages of HTML. Ray has no settings for most of these. So the named program is this one: it rewrites the file and becomes
+HAProxy.
 
 Uses nothing but the standard library and the package that contains HAProxy, so that it starts within milliseconds.
 """
@@ -28,6 +29,8 @@ PROGRAM = "raylens-haproxy"
 MAX_CONNECTIONS = 8192
 HEADER_SECONDS = 10
 BUFFER_BYTES = 65536
+LONGEST_STREAM_SECONDS = 3600
+"""How long a HAProxy that another has replaced, as the servers behind it changed, goes on with its answers."""
 MAX_HEADERS = 2000
 """Headers of which HAProxy takes no more at all. The endpoint refuses far fewer, in OpenAI's form."""
 RETRY_SECONDS = 2
@@ -112,6 +115,7 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         section = _replace(section, r" mode 666 level admin", " mode 600 level admin")
         section = _replace(section, r"^    maxconn \d+$", f"    maxconn {limits.total}")
         section = _replace(section, r"^    tune.bufsize \d+$", f"    tune.bufsize {BUFFER_BYTES}")
+        section = _replace(section, r"^    hard-stop-after \d+s$", f"    hard-stop-after {LONGEST_STREAM_SECONDS}s")
         section = section.replace(_NOBODYS_LOG, "")
         return section + _indented([f"tune.http.maxhdr {MAX_HEADERS}"])
     if name == "defaults":

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from deployments.haproxy import (
 )
 from deployments.local_cluster import free_port
 from deployments.private_files import private_folder
+from tests.listening import is_refused_to_nobody
 
 MAX_CONNECTIONS = 30  # so that a few are a crowd
 LIMITS = ConnectionLimits.within(MAX_CONNECTIONS, 10_000)
@@ -70,15 +72,16 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def port(folder: Path, backend_port: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """Of HAProxy as Ray starts it, with a server behind it and one that is not there: at /away."""
+async def api(
+    folder: Path, backend_port: int, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ray_haproxy.HAProxyApi]:
+    """HAProxy as Ray starts it, with a server behind it and one that is not there: at /away."""
     environment = haproxy_environment(folder)
     monkeypatch.setenv("RAYLENS_HTTP_HOST", "127.0.0.2")
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", environment["RAY_SERVE_HAPROXY_BINARY_PATH"])
     binary = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
     monkeypatch.setattr(ray_haproxy, "RAY_SERVE_HAPROXY_BINARY_PATH", binary)
-    port = free_port()
-    api = make_api(folder, port)
+    api = make_api(folder, free_port())
     api.set_backend_configs(
         {
             name: ray_haproxy.BackendConfig(
@@ -92,14 +95,21 @@ async def port(folder: Path, backend_port: int, monkeypatch: pytest.MonkeyPatch)
         }
     )
     await api.start()
-    yield port
+    yield api
     await api.stop()
+
+
+@pytest.fixture
+def port(api: ray_haproxy.HAProxyApi) -> int:
+    found: int = api.cfg.frontend_port
+    return found
 
 
 def make_api(folder: Path, port: int) -> ray_haproxy.HAProxyApi:
     config = ray_haproxy.HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=port),
         maxconn=MAX_CONNECTIONS,
+        hard_stop_after_s=2,  # which is too short for /slow
         socket_path=str(folder / "admin.sock"),
         metrics_socket_path=str(folder / "metrics.sock"),
         server_state_base=str(folder),
@@ -177,6 +187,39 @@ async def test_requests_pass_where_the_endpoint_listens_and_nowhere_else(port: i
     assert get(port)[::2] == (200, b"good")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+async def test_a_change_of_the_servers_behind_it_cuts_no_answer(api: ray_haproxy.HAProxyApi, port: int) -> None:
+    """Ray then starts another HAProxy, which takes the place of the first."""
+    with ThreadPoolExecutor() as pool, connect(port) as silent:
+        pausing = pool.submit(get, port, "/slow")
+        time.sleep(0.5)
+        before = api._proc
+        await api.reload()
+        assert api._proc is not before
+        silent.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert good_answer(silent)
+        assert pausing.result()[::2] == (200, b"good")
+
+
+async def test_while_the_servers_behind_it_change_everybody_is_answered(api: ray_haproxy.HAProxyApi, port: int) -> None:
+    ends = threading.Event()
+
+    def ask() -> int:
+        number = 0
+        while not ends.is_set():
+            assert get(port)[0] == 200
+            number += 1
+        return number
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask) for _ in range(4)]
+        try:
+            for _ in range(3):
+                await api.reload()
+        finally:
+            ends.set()
+        assert all(one.result() > 10 for one in asking)
 
 
 # Errors are OpenAI's
@@ -275,27 +318,11 @@ async def test_its_sockets_are_its_owners(port: int, folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 async def test_another_user_reaches_none_of_them(port: int, folder: Path) -> None:
-    for name in ("", "admin.sock", "haproxy.cfg"):
-        assert fails_as_nobody(lambda path=folder / name: os.stat(path) and os.listdir(path))
+    assert is_refused_to_nobody(partial(os.listdir, folder))
+    for name in ("admin.sock", "haproxy.cfg"):
+        assert is_refused_to_nobody(partial(os.stat, folder / name))
     with socket.socket(socket.AF_UNIX) as connection:
-        assert fails_as_nobody(lambda: connection.connect(str(folder / "admin.sock")))
-
-
-def fails_as_nobody(act: object) -> bool:
-    """Whether the user `nobody` is not permitted to do it, in a process of his own."""
-    assert callable(act)
-    child = os.fork()
-    if child == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        try:
-            act()
-        except PermissionError:
-            os._exit(13)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 13
+        assert is_refused_to_nobody(lambda: connection.connect(str(folder / "admin.sock")))
 
 
 # The configuration
