@@ -113,12 +113,12 @@ class Pair:
 
     def check_placeholders(self, prompt: ProcessedPrompt, infos: Sequence[ItemInfo]) -> None:
         """Every position that takes an embedding has the token for it, and no other position has; it is an item's own
-        position, with the rest of the item around it."""
+        position, with the rest of the item around it. `infos`: in the order of the request."""
         embed_tokens = {modality.embed_token(self.theirs) for modality in self.family.modalities.values()}
         embed_ids = {self.theirs.tokenizer.convert_tokens_to_ids(token) for token in embed_tokens}
         found = [index for index, token in enumerate(prompt.prompt_token_ids) if token in embed_ids]
         taken = []
-        for info, placeholder in zip(infos, prompt.placeholders, strict=True):
+        for info, placeholder in zip(in_prompt_order(prompt, infos), prompt.placeholders, strict=True):
             mask = placeholder.is_embed or (True,) * placeholder.length
             positions = [placeholder.offset + index for index, is_embed in enumerate(mask) if is_embed]
             assert len(positions) == placeholder.num_embeds == info.num_embeds
@@ -140,6 +140,11 @@ class Pair:
 @functools.cache
 def pair(model_type: str, vocabulary: Vocabulary, backend: ImageBackend) -> Pair:
     return Pair(model_type, vocabulary, backend)
+
+
+def in_prompt_order(prompt: ProcessedPrompt, infos: Sequence[ItemInfo]) -> list[ItemInfo]:
+    """Those of a request's items that are in its prompt."""
+    return [infos[index] for index in prompt.item_order or range(len(prompt.placeholders))]
 
 
 def _hashes(infos: Iterable[ItemInfo]) -> list[str]:

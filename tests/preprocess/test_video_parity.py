@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from preprocess.media import MediaLimits, VideoLimits
 from preprocess.models import FAMILIES
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
-from tests.preprocess.parity import EDGES, Pair, pair
+from tests.preprocess.parity import EDGES, Pair, in_prompt_order, pair
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder
 from tests.preprocess.video_parity import CLIPS, Medium, clip, encoded_clip, items_of, one_shot, prompt_of
 
@@ -36,10 +36,7 @@ def check(families: Pair, texts: Sequence[str], media: Sequence[Medium], **optio
     prompt = families.render_text(text, infos)
     assert prompt.prompt_token_ids == expected_ids, families.difference(prompt.prompt_token_ids, expected_ids)
     families.check_placeholders(prompt, infos)
-    offsets = [
-        (placeholder.offset, info.modality) for placeholder, info in zip(prompt.placeholders, infos, strict=True)
-    ]
-    assert [modality for _, modality in sorted(offsets)] == [modality for modality, _ in media]
+    assert [info.modality for info in in_prompt_order(prompt, infos)] == [modality for modality, _ in media]
     assert families.render_ids(families.theirs.tokenizer(text)["input_ids"], infos) == prompt
     assert families.render_ids(expected_ids, infos) == prompt, "expanded already"
     tensors = {"image": [own for _, own in pictures], "video": [own for _, own in videos]}
@@ -138,7 +135,7 @@ def test_frames_that_look_like_pictures() -> None:
     for media in ([("video", 0), ("image", 0)], [("image", 0), ("video", 0)]):
         infos = [image[0], video[0]]
         prompt = families.render_text(prompt_of("internvl", ["a ", " b ", " c"], media), infos)
-        assert (prompt.placeholders[0].offset < prompt.placeholders[1].offset) == (media[0][0] == "image")
+        assert [info.modality for info in in_prompt_order(prompt, infos)] == [modality for modality, _ in media]
         assert families.render_ids(prompt.prompt_token_ids, infos) == prompt
 
 
