@@ -2,12 +2,10 @@
 
 import itertools
 import os
-import random
 import re
 import shutil
 import socket
 import stat
-import string
 import subprocess
 import sys
 import time
@@ -151,7 +149,7 @@ def test_a_hostile_grammar_is_its_clients_mistake(app_url: str) -> None:
         ("json", optional),
         ("grammar", "start: start"),
         ("grammar", 'start: "a"~1000000'),
-        ("regex", "".join(random.Random(0).choices(string.ascii_letters, k=100_000))),
+        ("json", {"type": "integer", "multipleOf": 1_000_003}),
     ]
     (log,) = server_folder().rglob("server.log")
     before, read = exported(app_url, "request_errors", stage="generate"), log.stat().st_size
