@@ -25,7 +25,7 @@ serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl
 test: .venv/installed chromium ## all tests but the slow and GPU ones
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests
+test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow
 
 chromium: ## the browser that the tests look at the page with, by apt where it is missing

@@ -71,7 +71,7 @@ def test_a_picture_that_there_is_no_memory_for_is_the_clients_to_change(client: 
 
 
 def test_a_replica_killed_in_the_middle_of_64_encodes(client: OpenAI, app_url: str) -> None:
-    pictures = [large_picture(number, SIDE) for number in range(NUM_PICTURES)]
+    pictures = [large_picture(number, SIDE // 2) for number in range(NUM_PICTURES)]
     with ThreadPoolExecutor(NUM_PICTURES) as pool:
         expected = list(pool.map(lambda picture: ask(client, picture), pictures))
         assert len({tuple(answer) for answer in expected}) > NUM_PICTURES // 2, "answers must depend on the picture"

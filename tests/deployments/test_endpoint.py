@@ -17,6 +17,7 @@ from PIL import Image
 
 from benchmarks.shapes_accuracy import TARGET, measure
 from deployments.demo import PICTURES, picture_part
+from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 
@@ -398,13 +399,13 @@ def read_metric(app_url: str, name: str) -> float:
 
 
 def settled_metrics(app_url: str, names: list[str]) -> dict[str, float]:
-    """Their values once nothing is on its way any more: Ray's agents are told every two seconds."""
+    """Their values once nothing is on its way any more."""
     values: dict[str, float] = {}
     for _ in range(20):
         before, values = values, {name: read_metric(app_url, name) for name in names}
         if before == values:
             break
-        time.sleep(5)
+        time.sleep(LATENESS_SECONDS)
     return values
 
 
@@ -419,7 +420,7 @@ def test_metrics_count_what_happened(client: OpenAI, app_url: str) -> None:
     before = settled_metrics(app_url, names)
     picture = encoded(disc("purple", (111, 99)))
     tokens = ask(client, "Describe the picture.", picture).usage.completion_tokens
-    time.sleep(3)
+    time.sleep(LATENESS_SECONDS)
     after = settled_metrics(app_url, names)
     assert [after[name] - before[name] for name in names] == [1, 1, 1, 1, tokens]
     assert read_metric(app_url, "raylens_request_stage_seconds_count{") > 0
@@ -432,7 +433,7 @@ def test_a_client_that_goes_away_ends_its_request(client: OpenAI, app_url: str) 
         stream = ask(client, "Hello", stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
         next(iter(stream))
         stream.close()
-    time.sleep(3)
+    time.sleep(LATENESS_SECONDS)
     after = settled_metrics(app_url, [*names, "raylens_num_requests_running"])
     assert after["raylens_num_requests_running"] == 0
     # Each is counted once, as aborted, and far from its 2000 tokens.

@@ -29,7 +29,11 @@ pytest_plugins = ("tests.page_fixtures",)
 
 # Three rotary positions of a token, pictures of all sizes and features for several layers; tokens of a picture that see
 # each other; pictures whose tokens see each other and are twice as many as go in a step by default.
-SERVED = [("qwen3_vl", "inline"), ("gemma3", "separate"), ("paligemma", "separate")]
+SERVED = [
+    ("qwen3_vl", "inline"),
+    pytest.param(("gemma3", "separate"), marks=pytest.mark.slow),
+    ("paligemma", "separate"),
+]
 ONE_PICTURE: list[tuple[str, list[int]]] = [("What?", [0]), ("What?", [1])]
 QUESTIONS = {
     "qwen3_vl": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],

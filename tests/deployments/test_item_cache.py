@@ -11,6 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from deployments.config import AppConfig
+from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 
@@ -42,7 +43,7 @@ def circle(colour: str, number: int = 0) -> bytes:
 
 
 def cache_metric(app_url: str, name: str) -> float:
-    time.sleep(4)  # reported once a second, exported within two
+    time.sleep(1 + LATENESS_SECONDS)  # it is reported once a second
     lines = [line for line in httpx.get(f"{app_url}/metrics").text.splitlines() if not line.startswith("#")]
     (value,) = [float(line.split()[-1]) for line in lines if name in line.split("{")[0]]
     return value

@@ -31,7 +31,9 @@ def port() -> Iterator[int]:
         yield port
 
 
-@pytest.fixture(scope="module", params=[7, 512], ids=lambda budget: f"budget_{budget}")
+@pytest.fixture(
+    scope="module", params=[7, pytest.param(512, marks=pytest.mark.slow)], ids=lambda budget: f"budget_{budget}"
+)
 def client(request: pytest.FixtureRequest, shapes: str, port: int) -> Iterator[OpenAI]:
     generate = {"max_num_batched_tokens": request.param, "max_num_seqs": 7}
     config = AppConfig.model_validate({"model": shapes, "generate": generate})
