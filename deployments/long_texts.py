@@ -29,6 +29,7 @@ class LongTexts:
         self._mark = re.compile(f"{self._nonce}([0-9a-f]{{8}})")
         self._stretches: list[list[bytes]] = []
         self._is_in_stretch = False
+        self._has_begun_text = False  # before the first, all is JSON, or none of it
         self._pending = b""
         self._end = b""  # of what has been returned
 
@@ -44,8 +45,9 @@ class LongTexts:
 
     def _kept(self, data: bytes) -> bytes:
         """What of a slice stays in the JSON: all of it, nothing, or the mark of a new stretch."""
-        if not _is_like_base64(data) or (not self._is_in_stretch and b"\\" in self._end):
+        if not self._has_begun_text or not _is_like_base64(data) or (not self._is_in_stretch and b"\\" in self._end):
             self._is_in_stretch = False
+            self._has_begun_text = self._has_begun_text or b'"' in data
             self._end = data[-_LONGEST_ESCAPE:]
             return data
         if self._is_in_stretch:

@@ -73,6 +73,13 @@ def test_texts_that_are_no_media_are_whole_again(body: Any, ensure_ascii: bool) 
     assert parsed(body, ensure_ascii=ensure_ascii, indent=4) == body
 
 
+def test_outside_of_texts_all_stays() -> None:
+    """So that the limit for JSON bounds what is none."""
+    body = b"{" + b"x" * 4 * SLICE_BYTES
+    assert read(body)[0] == body
+    assert len(read(b'{"' + body[2:])[0]) < 2 * SLICE_BYTES
+
+
 def test_pictures_in_a_prompt_stay_apart_and_what_is_between_them_does_not() -> None:
     body = {"prompt": f'before {LONG} <img src="data:image/jpeg;base64,{LONG}"> between {LONG}'}
     kept, texts = read(json.dumps(body).encode())
