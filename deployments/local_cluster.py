@@ -42,6 +42,11 @@ _READY_TIMEOUT_SECONDS = 300.0
 _LOG_FILE = "server.log"
 
 
+def print_at_once(line: str) -> None:
+    """Also into a pipe or a file, where Python would keep it back."""
+    print(line, flush=True)
+
+
 @contextmanager
 def running_app(
     config: AppConfig,
@@ -49,7 +54,7 @@ def running_app(
     host: str,
     port: int,
     dashboard: bool = False,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[str]:
     """Starts Ray and the application, yields its base URL once every stage is ready, and stops all of it.
@@ -71,7 +76,7 @@ def local_ray(
     port: int,
     num_cpus: float,
     dashboard: bool = False,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[None]:
     """A Ray cluster of this machine with Ray Serve's HTTP proxy on it; at least `num_cpus` are on offer.
@@ -97,7 +102,9 @@ def local_ray(
 
 
 @contextmanager
-def deployed_app(config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print) -> Iterator[str]:
+def deployed_app(
+    config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print_at_once
+) -> Iterator[str]:
     """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready."""
     from ray import serve
 

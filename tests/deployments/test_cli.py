@@ -73,6 +73,12 @@ def test_a_port_in_use_is_one_line() -> None:
     assert re.fullmatch(r"raylens: cannot listen on 127\.0\.0\.1, port \d+: Address already in use\n", result.stderr)
 
 
+def test_progress_is_told_at_once_also_into_a_pipe() -> None:
+    code = "import os; from deployments.local_cluster import print_at_once; print_at_once('here'); os._exit(0)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "here\n"
+
+
 @contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`raylens serve`, as shells start what runs in the background."""
