@@ -25,12 +25,13 @@ _ROUTER_END_SECONDS = 10.0
 @contextmanager
 def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | None = None) -> Iterator[None]:
     """A Ray cluster of this machine, of which this process is the driver; its folder is in `temp_dir`, by default where
-    Ray has it. A process may have several sessions, one after the other."""
+    Ray has it. A process may have several sessions, one after the other. Raises RuntimeError when Ray does not start.
+    """
     # Imported only now: Ray reads its environment at import.
     import ray
 
     try:
-        with _own_environment(_WITHOUT_METRICS), _signals_later():
+        with _own_environment(_WITHOUT_METRICS), _signals_later(), _as_runtime_error():
             ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -43,6 +44,15 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
     finally:
         _end_router_thread()
         ray.shutdown()
+
+
+@contextmanager
+def _as_runtime_error() -> Iterator[None]:
+    """Ray raises a plain Exception where one of its processes does not come up in time."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"Ray did not start: {error}") from error
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray._private import utils
 
-from deployments.ray_session import _signals_later
+from deployments.ray_session import _signals_later, ray_session
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -93,6 +94,15 @@ def test_sessions_are_started_nowhere_else() -> None:
     sources = (path for folder in ("deployments", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
     starting = [path for path in sources if re.search(r"\bray\.init\(", path.read_text())]
     assert starting == [ROOT / "deployments" / "ray_session.py"]
+
+
+def test_a_ray_that_does_not_start_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise Exception("the current node timed out")
+
+    monkeypatch.setattr(ray, "init", never)
+    with pytest.raises(RuntimeError, match=r"^Ray did not start: the current node timed out$"), ray_session(1):
+        pass
 
 
 def test_signals_wait_until_ray_has_started() -> None:
