@@ -61,6 +61,7 @@ def app_config(shapes: str, keys_file: Path) -> AppConfig:
     return AppConfig.model_validate(
         {
             "model": shapes,
+            "encoder": "inline",
             "auth": {"keys_file": str(keys_file)},
             "admission": admission,
             "media": {"max_items": 4},
