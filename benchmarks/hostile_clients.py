@@ -35,7 +35,7 @@ from benchmarks.document import publish
 from deployments.config import AppConfig
 from deployments.demo import picture_part
 from deployments.local_cluster import free_port, running_app
-from tests.listening import sockets_open_to_nobody, undocumented_listeners
+from tests.listening import listeners, sockets_open_to_nobody, undocumented
 from tests.replicas import proxy_pids, replica_pids
 
 SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
@@ -163,7 +163,7 @@ def open_doors() -> dict[str, list[str]]:
     """Where the server listens beside what docs/security.md says, and which sockets in files another user reaches."""
     return {
         "listening beside what is documented": [
-            f"{one.process} at {one.address}:{one.port}" for one in undocumented_listeners()
+            f"{one.process} at {one.address}:{one.port}" for one in undocumented(listeners(os.getpid()))
         ],
         "sockets that another user reaches": sockets_open_to_nobody(),
     }

@@ -31,26 +31,27 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
     import ray
 
     try:
-        with _own_environment(_WITHOUT_METRICS), _signals_later(), _as_runtime_error():
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=dashboard,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=None if temp_dir is None else str(temp_dir),
-            )
+        with _own_environment(_WITHOUT_METRICS), _signals_later():
+            _start(num_cpus, dashboard, temp_dir)
         yield
     finally:
         _end_router_thread()
         ray.shutdown()
 
 
-@contextmanager
-def _as_runtime_error() -> Iterator[None]:
+def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
     """Ray raises a plain Exception where one of its processes does not come up in time."""
+    import ray
+
     try:
-        yield
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=dashboard,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=None if temp_dir is None else str(temp_dir),
+        )
     except Exception as error:
         raise RuntimeError(f"Ray did not start: {error}") from error
 

@@ -41,10 +41,10 @@ def listeners(root: int) -> list[Listener]:
     return sorted(found)
 
 
-def undocumented_listeners() -> list[Listener]:
-    """Where the server that this process runs listens, beside what docs/security.md says."""
+def undocumented(found: list[Listener]) -> list[Listener]:
+    """Those of which docs/security.md says nothing."""
     known = documented()
-    return [one for one in listeners(os.getpid()) if not any(one.is_like(*entry) for entry in known)]
+    return [one for one in found if not any(one.is_like(*entry) for entry in known)]
 
 
 def sockets_open_to_nobody() -> list[str]:

@@ -32,6 +32,8 @@ from deployments.admission import *
 from deployments.config import AdmissionConfig
 with Admission(AdmissionConfig(), print).ticket(Caller(None, "")) as ticket:
     ticket.take(Weight(bytes=2**40))""",
+}
+BODIES = {
     "tools of a chat": """
 from deployments.api.chat import ChatCompletionRequest
 ChatCompletionRequest(messages=[{"role": "user", "content": "Hello"}], tool_choice="required")""",
@@ -43,13 +45,21 @@ ResponsesRequest(input="Hello", tool_choice="required")""",
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_user_input_is_refused_without_assertions(name: str) -> None:
+    check_refusal(REFUSALS[name], "from preprocess.schema import InvalidRequestError as Refusal")
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_are_refused_without_assertions(name: str) -> None:
+    check_refusal(BODIES[name], "from pydantic import ValidationError as Refusal")
+
+
+def check_refusal(act: str, importing_refusal: str) -> None:
     code = f"""
-from pydantic import ValidationError
-from preprocess.schema import InvalidRequestError
+{importing_refusal}
 assert False, "assertions are off"
 try:
-    exec({REFUSALS[name]!r}, {{}})
-except (InvalidRequestError, ValidationError) as error:
+    exec({act!r}, {{}})
+except Refusal as error:
     print("refused:", error)
 """
     root = Path(__file__).parents[1]

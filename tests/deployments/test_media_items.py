@@ -1,6 +1,7 @@
 """Items of concurrent requests: each is made once, and no request spoils another's. Stages are stand-ins here."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.demo import picture_part
 from deployments.media_items import LoadedItem, MediaItems, PipelineRequest, StoredItem
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
+from preprocess.data_url import data_url
 from preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
@@ -22,7 +23,7 @@ from preprocess.schema import (
 )
 from tests.pictures import disc, encoded
 
-RED, BLUE = (picture_part(encoded(disc(colour)))["image_url"]["url"] for colour in ("red", "blue"))
+RED, BLUE = (data_url(encoded(disc(colour))) for colour in ("red", "blue"))
 PROCESSOR = ProcessorIdentity("fingerprint")
 
 
@@ -59,6 +60,14 @@ class Items(MediaItems):
         return StoredItem(processed.info, found), 10
 
 
+@pytest.fixture
+async def items(request: pytest.FixtureRequest) -> AsyncIterator[Items]:
+    """Its parameter: settings of the ingress."""
+    made = Items(**getattr(request, "param", {}))
+    yield made
+    await made.close()
+
+
 def request(url: str | None, uuid: str | None = None, name: str = "r") -> PipelineRequest:
     source = MediaSource(url, f"field of {name}", uuid=uuid)
     return PipelineRequest(name, ChatPrompt([]), [source], SamplingParams())
@@ -73,15 +82,14 @@ def ignore(pending: StoredItem) -> None:
     pass
 
 
-async def test_one_item_of_many_requests_is_made_once() -> None:
-    items = Items()
+async def test_one_item_of_many_requests_is_made_once(items: Items) -> None:
     found = await asyncio.gather(*(embeddings(items, request(RED, name=str(number))) for number in range(5)))
     assert len(set(found)) == len(items.made) == 1
 
 
-async def test_a_name_that_is_sent_anew_stays_with_the_new_content() -> None:
+@pytest.mark.parametrize("items", [{"embedding_cache_bytes": 0}], indirect=True)
+async def test_a_name_that_is_sent_anew_stays_with_the_new_content(items: Items) -> None:
     """Also when a request that only named the old content ends later."""
-    items = Items(embedding_cache_bytes=0)
     old = await embeddings(items, request(RED, "mine"))
     items.may_go_on.clear()
     late = asyncio.create_task(embeddings(items, request(None, "mine")))
@@ -94,8 +102,7 @@ async def test_a_name_that_is_sent_anew_stays_with_the_new_content() -> None:
     assert await embeddings(items, request(None, "mine")) == new
 
 
-async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_name() -> None:
-    items = Items()
+async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_name(items: Items) -> None:
     await embeddings(items, request(RED, "mine"))
     (named,) = await items.load(request(None, "mine"), PROCESSOR)
     items.forget([named])  # evicted meanwhile
@@ -107,17 +114,16 @@ async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_n
     assert str(found).startswith("embeddings of")
 
 
-async def test_what_clients_encoded_counts_in_the_cache() -> None:
-    items = Items(embedding_cache_bytes=25)
+@pytest.mark.parametrize("items", [{"embedding_cache_bytes": 25}], indirect=True)
+async def test_what_clients_encoded_counts_in_the_cache(items: Items) -> None:
     items.is_encoded = True
     for number in range(4):
-        url = picture_part(encoded(disc("red", (100 + number, 100))))["image_url"]["url"]
+        url = data_url(encoded(disc("red", (100 + number, 100))))
         await embeddings(items, request(url))
     assert (items.embeddings.stats.num_bytes, items.embeddings.stats.evictions) == (20, 2)
 
 
-async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded() -> None:
-    items = Items()
+async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Items) -> None:
     (item,) = await items.load(request(RED), PROCESSOR)
     items.may_go_on.clear()
     known: list[StoredItem] = []
@@ -128,8 +134,7 @@ async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded() -> None:
     assert [await task for task in tasks] == known
 
 
-async def test_bytes_of_all_items_are_bounded_while_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = Items()
+async def test_bytes_of_all_items_are_bounded_while_they_arrive(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = items._limits.max_total_bytes
     ended: list[str] = []
 

@@ -1,5 +1,7 @@
 """Whatever a client sends for a grammar is refused or followed within bounds, and nothing of it reaches the engine."""
 
+import random
+import string
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from llm.byte_tokenizer import ByteTokenizer
-from llm.grammar import GrammarCompiler
+from llm.grammar import CompiledGrammar, GrammarCompiler
 from llm.grammar_check import GrammarCheck
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
@@ -63,6 +65,13 @@ def test_hostile_grammars_are_refused_by_name_and_the_next_is_not(
     assert reason in caught.value.reason
     assert len(caught.value.reason) < 400
     compiler.compile(StructuredOutput(regex="[ab]+"))
+
+
+def test_a_regex_of_100_000_letters_is_followed_within_the_bounds_or_refused(compiler: GrammarCompiler) -> None:
+    """It takes about as long as a grammar may: how it ends depends on the machine."""
+    letters = "".join(random.Random(0).choices(string.ascii_letters, k=100_000))
+    outcome = compiler._outcome("regex", letters)
+    assert isinstance(outcome, CompiledGrammar) or outcome == TOO_LONG
 
 
 def test_a_refusal_is_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ In the normal run a fixed number of fixed examples; the slow run takes minutes a
 """
 
 import asyncio
-import base64
 import logging
 import time
 import warnings
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
 
-from preprocess.data_url import DataUrl
+from preprocess.data_url import DataUrl, data_url
 from preprocess.media import MediaLimits, VideoLimits, decode_image
 from preprocess.pixel_count import work_pixels
 from preprocess.precomputed import read_precomputed
@@ -92,7 +91,7 @@ def tensor_files() -> list[bytes]:
 
 @cache
 def data_urls() -> list[bytes]:
-    return [b"data:image/png;base64," + base64.b64encode(content) for content in pictures()[:3]]
+    return [data_url(content).encode() for content in pictures()[:3]]
 
 
 @st.composite
