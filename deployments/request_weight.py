@@ -10,7 +10,7 @@ from deployments.media_items import PipelineRequest
 from deployments.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
-from preprocess.pixel_count import header_pixels, work_pixels
+from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
 from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt
 
 _UNKNOWN_MAX_TOKENS = 1024
@@ -93,8 +93,9 @@ def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
         head = data.head(_HEAD_BYTES)
         return work_pixels("video", head, limits) * -(-data.num_bytes // _HEAD_BYTES)
     head = data.head(_SHORT_HEAD_BYTES)
-    if header_pixels(head) is None and data.num_bytes > _SHORT_HEAD_BYTES:
+    if is_cut_off(head) and data.num_bytes > _SHORT_HEAD_BYTES:
         head = data.head(_HEAD_BYTES)
-    if head and header_pixels(head) is None and data.num_bytes > _HEAD_BYTES:
+    pixels = header_pixels(head)
+    if head and pixels is None and data.num_bytes > _HEAD_BYTES:
         return limits.max_image_pixels  # what stands before the size may be there to hide it
-    return work_pixels(source.modality, head, limits)
+    return min(pixels or data.num_bytes, limits.max_image_pixels) if head else 0

@@ -17,6 +17,7 @@ _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # "start of frame" markers, which tell the size
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _MAX_JPEG_SEGMENTS = 1000  # a depth map or a colour profile goes over dozens
+_CUT_OFF = (struct.error, IndexError)
 _MAX_TIFF_ENTRIES = 64  # they are sorted, and the two of the size come among the first
 
 
@@ -42,8 +43,17 @@ def header_pixels(content: bytes) -> int | None:
     """Width x height of an encoded picture by its header; None where that is cut off or no picture's. Never raises."""
     try:
         return _header_pixels(content) or None
-    except (struct.error, IndexError):  # cut off
+    except _CUT_OFF:
         return None
+
+
+def is_cut_off(content: bytes) -> bool:
+    """Whether this begins as a picture of a known format does, and ends before its size. Never raises."""
+    try:
+        _header_pixels(content)
+    except _CUT_OFF:
+        return True
+    return False
 
 
 def _header_pixels(content: bytes) -> int:

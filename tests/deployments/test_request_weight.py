@@ -56,6 +56,8 @@ def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
     assert weight(TextPrompt(""), "https://example.com/a.jpg").pixels == 0, "is weighed when it has been fetched"
     assert weight(TextPrompt(""), "data:image/png;base64,@@@").pixels == 0, "is refused when it is loaded"
     assert weight(TextPrompt(""), data_url(b"\0" * 1000), modality="video").pixels == 16_000
+    unknown = data_url(b"\0" * 2_000_000)
+    assert weight(TextPrompt(""), unknown).pixels == pytest.approx(2_000_000, rel=0.001), "as many as its bytes"
 
 
 @pytest.mark.parametrize("num_segments", [1, 60])

@@ -82,3 +82,5 @@ def test_malformed_ones_are_refused(url: str, code: str) -> None:
 def test_nothing_follows_the_padding_in_any_piece() -> None:
     with pytest.raises(InvalidRequestError, match="not valid base64"):
         decoded(HEADER + "QUI=", "QUI=")
+    with pytest.raises(InvalidRequestError, match="not valid base64"):
+        decoded(HEADER + "QUI=", "QU", "JD")

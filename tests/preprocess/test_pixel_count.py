@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from preprocess.media import MediaLimits, VideoLimits
-from preprocess.pixel_count import VIDEO_PIXELS_PER_BYTE, count_pixels, work_pixels
+from preprocess.pixel_count import VIDEO_PIXELS_PER_BYTE, count_pixels, is_cut_off, work_pixels
 from tests.pictures import encoded
 
 STARTS = [
@@ -99,6 +99,15 @@ def test_headers_are_read_at_once_whatever_stands_before_them() -> None:
     assert fastest(jpeg) < 1e-4
     assert fastest(jpeg[:2] + b"\xff\xe3\0\2" * 1_000_000 + jpeg[2:]) < 5e-3  # Pillow: 0.9 s
     assert fastest(jpeg[:2] + b"\xff" * 4_000_000 + jpeg[2:]) < 5e-3
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "TIFF", "BMP"])
+def test_a_header_that_is_cut_off_is_told_from_one_of_no_picture(file_format: str) -> None:
+    picture = encoded(Image.new("RGB", (30, 20)), file_format)
+    assert is_cut_off(picture[:20])
+    assert not is_cut_off(picture)
+    assert not is_cut_off(b"")
+    assert not is_cut_off(b"\0" * 1000)
 
 
 def test_work_is_at_most_what_the_limits_let_through() -> None:
