@@ -1,4 +1,4 @@
-"""What the stages are told and what they answer, besides tensors; small enough to travel by value.
+"""What the stages are told and what they answer, besides tensors.
 
 A stage that makes tensors answers with two objects: first the tensors, then what is known of them, which is the proof
 that they are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the second.
@@ -6,7 +6,8 @@ Both are owned by the caller, so they outlive the replica that made them.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from pickle import PickleBuffer
+from typing import Any, SupportsIndex
 
 from preprocess.schema import ProcessorIdentity, ToolCallFormat
 
@@ -40,6 +41,15 @@ class ItemJob:
     num_in_prompt: int
     options: dict[str, Any]
     is_precomputed: bool = False
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """With the content beside the pickled rest: Ray copies it into its object store while other threads go on."""
+        rest = (self.num_in_prompt, self.options, self.is_precomputed)
+        return _item_job, (self.modality, PickleBuffer(self.content), *rest)
+
+
+def _item_job(modality: str, content: memoryview, *rest: Any) -> ItemJob:
+    return ItemJob(modality, bytes(content), *rest)
 
 
 @dataclass(frozen=True, slots=True)
