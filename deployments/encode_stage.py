@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig, VisionPartConfig
 from deployments.engine_loop import EngineLoop
+from deployments.garbage_collection import skip_startup_objects
 from deployments.metrics import EncodeMetrics
 from deployments.preprocess_stage import load_model_processor
 from deployments.server_log import join_server_log
@@ -49,6 +50,7 @@ class Encode:
             engine, name="encoder-engine", step_timeout_s=settings.step_timeout_s
         )
         self._metrics = EncodeMetrics()
+        skip_startup_objects()
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float

@@ -17,6 +17,7 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import GenerateConfig
+from deployments.garbage_collection import skip_startup_objects
 from deployments.server_log import join_server_log
 from deployments.torch_setup import set_up_torch
 
@@ -58,6 +59,7 @@ class GenerateRank:
         store = connect(parallel, address, port)
         self._group = ProcessGroup(parallel, store, torch.device(config.device))
         self._runner = ModelRunner(config, self._group)
+        skip_startup_objects()
 
     def run(self) -> None:
         """Takes part in every step until rank 0 says stop."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig
 from deployments.encode_stage import Encode
 from deployments.engine_loop import EngineLoop
+from deployments.garbage_collection import skip_startup_objects
 from deployments.generate_ranks import RankActors
 from deployments.hand_over import HandOver, ItemEmbeddings
 from deployments.metrics import GenerateMetrics
@@ -72,6 +73,7 @@ class Generate:
         self._metrics = GenerateMetrics()
         self._num_preemptions = 0
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+        skip_startup_objects()
 
     def __del__(self) -> None:
         """Called by Ray Serve when it stops a replica that is well, after its last request."""

@@ -18,6 +18,7 @@ from deployments.api_keys import ApiKeys
 from deployments.config import AppConfig
 from deployments.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES, add_error_handlers
 from deployments.file_routes import FileRoutes
+from deployments.garbage_collection import skip_startup_objects
 from deployments.gate import Gate
 from deployments.generation_routes import GenerationRoutes
 from deployments.health import StageMonitor
@@ -115,6 +116,7 @@ class Ingress:
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         reporter = asyncio.create_task(self._report_caches_forever())
+        skip_startup_objects()
         yield
         reporter.cancel()
         self._monitor.close()

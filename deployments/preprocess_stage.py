@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
 from deployments.free_memory import give_back_free_memory
+from deployments.garbage_collection import skip_startup_objects
 from deployments.item_queue import ItemQueue
 from deployments.metrics import PreprocessMetrics
 from deployments.pixel_scaling import CALL_PIXELS, PendingWork
@@ -49,6 +50,7 @@ class Preprocess:
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork()
         self._metrics = PreprocessMetrics()
+        skip_startup_objects()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
         """Yields the item's tensors (those that it has been encoded to already, if so), and its ItemInfo."""
