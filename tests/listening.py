@@ -30,14 +30,14 @@ class Listener:
 
 def listeners(root: int) -> list[Listener]:
     """Where the process `root` and all that descend from it listen for TCP connections."""
-    owners = {inode: pid for pid in _family(root) for inode in _socket_inodes(pid)}
+    owners = {inode: title for pid in _family(root) for inode, title in _socket_owners(pid).items()}
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN and fields[9] in owners:
                 address, _, port = fields[1].partition(":")
-                found.append(Listener(_title(owners[fields[9]]), _where(address), int(port, 16)))
+                found.append(Listener(owners[fields[9]], _where(address), int(port, 16)))
     return sorted(found)
 
 
@@ -109,17 +109,22 @@ def _family(root: int) -> set[int]:
     return family
 
 
-def _socket_inodes(pid: int) -> list[str]:
+def _socket_owners(pid: int) -> dict[str, str]:
+    """The process's title for each of its sockets' inodes; empty once it has ended."""
     try:
+        title = _title(pid)
         links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
     except OSError:
-        return []
-    return [link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:[")]
+        return {}
+    return {link.removeprefix("socket:[").rstrip("]"): title for link in links if link.startswith("socket:[")}
 
 
 def _title(pid: int) -> str:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return words[0].strip() if words[0].startswith("ray::") else Path(words[0]).name
+    if not words[0].startswith("ray::"):
+        return Path(words[0]).name
+    # While an actor runs a method, Ray adds ".method" to its title.
+    return words[0].strip().partition(".")[0]
 
 
 def _where(address: str) -> str:
