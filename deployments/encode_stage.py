@@ -9,6 +9,7 @@ from deployments.config import AppConfig, VisionPartConfig
 from deployments.engine_loop import EngineLoop
 from deployments.garbage_collection import skip_startup_objects
 from deployments.metrics import EncodeMetrics
+from deployments.niceness import give_way_to_answers
 from deployments.preprocess_stage import load_model_processor
 from deployments.server_log import join_server_log
 from deployments.stage_messages import EmbeddingInfo, Heartbeat
@@ -29,6 +30,7 @@ class Encode:
     def __init__(self, config: AppConfig) -> None:
         if config.encoder != "inline":
             join_server_log("encode")
+            give_way_to_answers()
         set_up_torch(config.encoder_num_cpus)
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine

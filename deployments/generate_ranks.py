@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import GenerateConfig
 from deployments.garbage_collection import skip_startup_objects
+from deployments.niceness import give_way_to_answers
 from deployments.server_log import join_server_log
 from deployments.torch_setup import set_up_torch
 
@@ -44,6 +45,7 @@ class GenerateRank:
 
     def __init__(self, num_cpus: float) -> None:
         join_server_log("generate rank")
+        give_way_to_answers()
         set_up_torch(num_cpus)
 
     def node_address(self) -> str:

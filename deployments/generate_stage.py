@@ -12,6 +12,7 @@ from deployments.garbage_collection import skip_startup_objects
 from deployments.generate_ranks import RankActors
 from deployments.hand_over import HandOver, ItemEmbeddings
 from deployments.metrics import GenerateMetrics
+from deployments.niceness import give_way_to_answers
 from deployments.pieces import PieceMaker
 from deployments.preprocess_stage import load_model_processor
 from deployments.server_log import join_server_log
@@ -33,6 +34,7 @@ class Generate:
 
     def __init__(self, config: AppConfig) -> None:
         join_server_log("generate")
+        give_way_to_answers()
         settings = config.generate
         # First: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None

@@ -29,7 +29,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_metrics_report_interval_ms": "2000",
-    "RAY_worker_niceness": "5",  # Ray's 15 leaves no room below for `preprocess.niceness`
+    "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below: who computes gives way by itself
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 APP_NAME = "raylens"

@@ -14,6 +14,7 @@ from deployments.free_memory import give_back_free_memory
 from deployments.garbage_collection import skip_startup_objects
 from deployments.item_queue import ItemQueue
 from deployments.metrics import PreprocessMetrics
+from deployments.niceness import give_way_to_answers
 from deployments.pixel_scaling import CALL_PIXELS, PendingWork
 from deployments.server_log import join_server_log
 from deployments.stage_messages import Heartbeat, ItemJob, ServedModel
@@ -38,6 +39,7 @@ class Preprocess:
 
     def __init__(self, config: AppConfig) -> None:
         join_server_log("preprocess")
+        give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
         self._limits = config.media.limits()
         self._processor = load_model_processor(config)

@@ -108,7 +108,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
         self._check = GrammarCheck(tokenizer.arguments)
-        self._threads = ThreadPoolExecutor(_NUM_MASK_THREADS, "grammar-mask", initializer=_lower_priority)
+        self._threads = ThreadPoolExecutor(_NUM_MASK_THREADS, "grammar-mask", initializer=os.nice, initargs=(NICENESS,))
         self._lock = threading.Lock()
         self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
 
@@ -151,11 +151,6 @@ class GrammarCompiler:
         if reason := self._check.reason_against(field, text):
             return reason
         return CompiledGrammar(make_matcher(matching, field, text), matching.vocab_size, self._threads)
-
-
-def _lower_priority() -> None:
-    """Of the calling thread: on Linux each has its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def apply_bitmask(logits: torch.Tensor, rows: list[int], matchers: list[GrammarMatcher]) -> None:

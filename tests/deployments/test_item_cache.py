@@ -10,10 +10,11 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, PreprocessConfig
+from deployments.niceness import STAGE_NICENESS
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids
+from tests.replicas import proxy_pids, replica_pids
 
 NUM_BYTES = 3 * 96 * 96 * 4  # of one processed picture
 NUM_KEPT = 4
@@ -58,17 +59,22 @@ def test_a_repeated_picture_is_encoded_but_not_processed_again(client: OpenAI) -
     assert second.stage_timings["processor_cache_hits"] == 1
 
 
-def niceness(deployment: str) -> set[int]:
-    """Of the threads of its replica; field 19 of /proc/PID/task/TID/stat."""
-    (pid,) = replica_pids(deployment)
+def niceness(pids: list[int]) -> set[int]:
+    """Of the threads of the one process; field 19 of /proc/PID/task/TID/stat."""
+    (pid,) = pids
     stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
 
 
-def test_work_on_pictures_gives_way_to_decoding(client: OpenAI) -> None:
+def test_work_on_pictures_gives_way_to_decoding_and_decoding_to_answering(client: OpenAI) -> None:
     ask(client, circle("red"))
-    assert {5, 15} <= niceness("Preprocess")  # answers and prompts do not wait
-    assert max(niceness("Generate")) == 5
+    answering = os.getpriority(os.PRIO_PROCESS, 0)
+    computing = answering + STAGE_NICENESS
+    items = computing + PreprocessConfig().niceness
+    assert {computing, items} <= niceness(replica_pids("Preprocess"))  # prompts do not wait for items
+    for deployment in ("Generate", "Encode"):
+        assert max(niceness(replica_pids(deployment))) == computing
+    assert niceness(replica_pids("Ingress")) == niceness(proxy_pids()) == {answering}
 
 
 def test_processed_pictures_outlive_the_replica_that_made_them(client: OpenAI) -> None:
