@@ -102,10 +102,14 @@ def grammars(url: str, media_url: str, stop: Event) -> None:
     _post_at_once(url, [letters, letters, letters, multiple, costly], stop)
 
 
+CONTROL = "the same JSON, to a server that only reads"
+"""Not against the server at `url`, but beside it: what the machine alone makes its clients wait."""
+
 ATTACKS: dict[str, Attack | None] = {
     "nothing": None,
     "bodies of 100 MB": large_bodies,
     "JSON of 20 to 101 MB": json_bodies,
+    CONTROL: json_bodies,
     "bodies that trickle in": trickling_bodies,
     f"{NUM_SLOW_HEADERS} half headers": slow_headers,
     "media that never end": slow_media,
