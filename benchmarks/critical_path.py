@@ -37,13 +37,13 @@ from openai import OpenAI
 from ray import serve
 
 from benchmarks.preprocess import photograph
+from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
-from deployments.stage_messages import ItemJob
+from deployments.stages.stage_messages import ItemJob
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.replicas import proxy_pids, replica_pids
 
-SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 NUM_STREAMS, NUM_SENDERS = 4, 2
 PHASES = ["text", "elsewhere", "preprocess", "requests"]
 MEDIA_MODULES = ("preprocess/", "PIL/", "torchvision/", "image_processing", "processing_utils")
@@ -131,7 +131,7 @@ def work_elsewhere(core: int, may_work: str) -> None:
     os.sched_setaffinity(0, {core})
     content = photograph(3840, 2160)
     torch.set_num_threads(1)
-    items = MultiModalProcessor(ProcessorConfig(str(SHAPES))).items
+    items = MultiModalProcessor(ProcessorConfig(str(BUNDLED_MODEL))).items
     while True:
         if os.path.exists(may_work):
             items.process("image", [content])
@@ -246,7 +246,11 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=8, help="turns of each phase (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="also write the JSON document there")
     options = parser.parse_args()
-    settings = {"model": str(SHAPES), "media": {"allow_private_addresses": True}, "preprocess": {"max_replicas": 1}}
+    settings = {
+        "model": str(BUNDLED_MODEL),
+        "media": {"allow_private_addresses": True},
+        "preprocess": {"max_replicas": 1},
+    }
     config = AppConfig.model_validate(settings)
     with pictures_served() as picture_url, running_app(config, host="127.0.0.1", port=free_port()) as url:
         (generate,) = replica_pids("Generate")

@@ -32,12 +32,12 @@ from openai import OpenAI
 from transformers import AutoConfig, PreTrainedModel
 
 import deployments.app
-import deployments.pipeline
+import deployments.pipeline.pipeline
 from benchmarks.document import publish
 from deployments.config import AppConfig
-from deployments.ingress import Ingress
-from deployments.items_under_way import ItemsUnderWay
+from deployments.endpoint.ingress import Ingress
 from deployments.local_cluster import deployed_app, free_port, local_ray
+from deployments.pipeline.items_under_way import ItemsUnderWay
 from encoder.config import EncoderConfig, LinearForm, PartConfig
 from encoder.engine import EncoderEngine
 from preprocess.schema import ItemInfo, ItemTensors
@@ -188,7 +188,7 @@ class IngressThatWaits(Ingress):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        setattr(deployments.pipeline, "ItemsUnderWay", _AllTogether)  # noqa: B010
+        setattr(deployments.pipeline.pipeline, "ItemsUnderWay", _AllTogether)  # noqa: B010
 
 
 @dataclass

@@ -37,13 +37,13 @@ from PIL import Image
 
 from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack
 from benchmarks.document import publish
+from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.demo import picture_part
 from deployments.local_cluster import free_port, running_app
 from tests.listening import listeners, sockets_open_to_nobody, undocumented
 from tests.replicas import proxy_pids, replica_pids
 
-SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 SECONDS = 10.0
 TARGET_SECONDS = 0.1
 # Of the one that takes every place: who comes then waits for one to be given up.
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS), help="which attacks")
     parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="of all attacks; default: %(default)s")
     args = parser.parse_args()
-    config = AppConfig.model_validate({"model": str(SHAPES), "media": {"allow_private_addresses": True}})
+    config = AppConfig.model_validate({"model": str(BUNDLED_MODEL), "media": {"allow_private_addresses": True}})
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     checks: dict[str, dict[str, Any]] = {}
     with running_app(config, host="127.0.0.1", port=free_port(), say=lambda line: print(line, file=sys.stderr)) as url:

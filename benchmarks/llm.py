@@ -24,6 +24,7 @@ import torch
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration, PreTrainedModel
 
 from benchmarks.document import publish
+from checkpoints import BUNDLED_MODEL
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.sampling_params import SamplingParams
@@ -40,7 +41,6 @@ TEXT_CONFIG = {
     "vocab_size": 16384,
     "tie_word_embeddings": False,
 }
-SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 TARGETS = {"batch_1": 1.2, "batch_8": 1.5, "concurrent_32": 3.0}
 """Tokens a second over those of `generate`, at least."""
 OVERHEAD_MS = 0.3
@@ -51,7 +51,7 @@ Prompts = list[list[int]]
 
 def make_checkpoint(folder: Path) -> int:
     """Random weights, spread out so that answers depend on the prompt. Returns parameters of the language half."""
-    config = AutoConfig.from_pretrained(SHAPES)
+    config = AutoConfig.from_pretrained(BUNDLED_MODEL)
     for name, value in TEXT_CONFIG.items():
         setattr(config.text_config, name, value)
     config.tie_word_embeddings = False
@@ -61,7 +61,7 @@ def make_checkpoint(folder: Path) -> int:
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.5 if "embed_tokens" in name else 0.05)
     model.save_pretrained(folder)
-    AutoProcessor.from_pretrained(SHAPES).save_pretrained(folder)
+    AutoProcessor.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)
     parts = (model.model.language_model, model.lm_head)
     return sum(parameter.numel() for part in parts for parameter in part.parameters())
 

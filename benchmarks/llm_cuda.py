@@ -25,6 +25,7 @@ import transformers
 from transformers import AutoConfig, AutoProcessor, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.document import publish
+from checkpoints import BUNDLED_MODEL
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
@@ -50,7 +51,6 @@ PROMPT_TOKENS, NEW_TOKENS, LONG_PROMPT_TOKENS = 512, 128, 4096
 COPIED_BYTES, MATMUL_SIZE = 4 * 2**30, 8192
 TARGETS = {"decode_1": 0.80, "decode_64": 0.65, "prefill": 0.55}
 """Shares of the limit, at least."""
-SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 RESULTS = Path(__file__).parent / "results"
 
 Prompts = list[list[int]]
@@ -92,12 +92,12 @@ def measure_limits(device: torch.device) -> Limits:
 
 def make_folder(folder: Path) -> None:
     """A checkpoint without weights."""
-    config = AutoConfig.from_pretrained(SHAPES)
+    config = AutoConfig.from_pretrained(BUNDLED_MODEL)
     for name, value in TEXT_CONFIG.items():
         setattr(config.text_config, name, value)
     config.tie_word_embeddings = False
     config.save_pretrained(folder)
-    AutoProcessor.from_pretrained(SHAPES).save_pretrained(folder)
+    AutoProcessor.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)
 
 
 @torch.no_grad()

@@ -22,11 +22,11 @@ from typing import Any
 from openai import OpenAI
 from PIL import Image, ImageDraw
 
+from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.demo import picture_part
 from deployments.local_cluster import free_port, running_app
 
-SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 NUM_TOKENS = 32
 CONCURRENCIES = (1, 8)
 
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=48, help="requests of each scenario (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="also write the JSON document there")
     args = parser.parse_args()
-    with running_app(AppConfig(model=str(SHAPES)), host="127.0.0.1", port=free_port()) as url:
+    with running_app(AppConfig(model=str(BUNDLED_MODEL)), host="127.0.0.1", port=free_port()) as url:
         results = measure(url, args.requests)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
     document = json.dumps({"machine": machine, "model": "shapes", "scenarios": results})

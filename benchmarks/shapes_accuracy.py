@@ -13,17 +13,16 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
 
 from openai import OpenAI
 
-from checkpoints.judge_shapes import Case, held_out_cases
+from checkpoints import BUNDLED_MODEL
+from checkpoints.training.judge_shapes import Case, held_out_cases
 from deployments.config import AppConfig
 from deployments.demo import picture_part
 from deployments.local_cluster import free_port, running_app
 
 TARGET = 0.97
-SHAPES = Path(__file__).parent.parent / "checkpoints" / "shapes"
 
 
 def ask(client: OpenAI, case: Case) -> str:
@@ -66,7 +65,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=8, help="requests at once (default: %(default)s)")
     parser.add_argument("--url", help="base URL of a running server")
     args = parser.parse_args()
-    config = AppConfig(model=str(SHAPES))
+    config = AppConfig(model=str(BUNDLED_MODEL))
     running = nullcontext(args.url) if args.url else running_app(config, host="127.0.0.1", port=free_port())
     with running as url:
         share = measure(url, args.count, args.concurrency)

@@ -1,1 +1,6 @@
-"""Raylens' own tiny checkpoint: the pictures, the questions, the training and the result (`shapes/`)."""
+"""The bundled model: its checkpoint (`shapes/`), pictures to ask it about (`pictures/`), and how it was trained."""
+
+from pathlib import Path
+
+BUNDLED_MODEL = Path(__file__).parent / "shapes"
+PICTURES = Path(__file__).parent / "pictures"

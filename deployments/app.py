@@ -7,12 +7,12 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig
-from deployments.encode_stage import Encode
-from deployments.generate_stage import Generate
-from deployments.ingress import Ingress
-from deployments.pixel_scaling import pixel_scaling
-from deployments.preprocess_stage import Preprocess
-from deployments.rendezvous_router import rendezvous_routing
+from deployments.endpoint.ingress import Ingress
+from deployments.stages.encode_stage import Encode
+from deployments.stages.generate_stage import Generate
+from deployments.stages.pixel_scaling import pixel_scaling
+from deployments.stages.preprocess_stage import Preprocess
+from deployments.stages.rendezvous_router import rendezvous_routing
 
 # Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
 _HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0, "graceful_shutdown_timeout_s": 10.0}

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deployments import api_keys, server_log
+from checkpoints import PICTURES
+from deployments import server_log
 from deployments.config_file import ConfigError, load_config
-from deployments.demo import PICTURES, run_demo
+from deployments.demo import run_demo
+from deployments.endpoint import api_keys
 from deployments.local_cluster import check_address, free_port, running_app
 
 _SERVE_HELP = """\

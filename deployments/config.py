@@ -146,7 +146,7 @@ class IngressConfig(Settings):
 
 
 class PreprocessConfig(Settings):
-    """The CPU stage, scaled by the work that waits in it, see `deployments.pixel_scaling`."""
+    """The CPU stage, scaled by the work that waits in it, see `deployments.stages.pixel_scaling`."""
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     niceness: int = Field(

@@ -9,10 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deployments.api_keys import ApiKeysError, read_keys
+from checkpoints import BUNDLED_MODEL
 from deployments.config import SERVED_FAMILIES, AppConfig
-
-BUNDLED_MODEL = Path(__file__).parent.parent / "checkpoints" / "shapes"
+from deployments.endpoint.api_keys import ApiKeysError, read_keys
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
 

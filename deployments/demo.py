@@ -3,12 +3,10 @@
 import json
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from checkpoints import PICTURES
 from preprocess.data_url import data_url
-
-PICTURES = Path(__file__).parent.parent / "examples" / "pictures"
 
 # What is shown, and which stage of the answer's timings it is.
 _SHOWN_STAGES = {
@@ -21,7 +19,7 @@ _SHOWN_STAGES = {
 
 
 def run_demo(url: str, model: str) -> int:
-    """Asks every question of examples/pictures/questions.json; returns 0 if all answers were right, else 1."""
+    """Asks every question of checkpoints/pictures/questions.json; returns 0 if all answers were right, else 1."""
     examples = json.loads((PICTURES / "questions.json").read_text())
     num_wrong = 0
     for number, example in enumerate(examples, start=1):

@@ -17,10 +17,10 @@ from typing import TextIO
 
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
+from deployments.pipeline.uploads import FOLDER_VARIABLE
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_session import ray_session
 from deployments.server_log import FILE_VARIABLE, shown
-from deployments.uploads import FOLDER_VARIABLE
 
 # Read by Ray's processes when they start. A reference that would be pinned for ever because it left Ray's sight raises
 # instead; metrics reach /metrics within seconds; HAProxy is what speaks HTTP, not Ray's own proxy in Python, through

@@ -1,11 +1,11 @@
 """What tests of several packages share."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 
+from checkpoints import BUNDLED_MODEL
 from preprocess.torchvision_build import make_importable
 
 # One thread each: the tests' engines and the application's replicas share two cores. (And where several threads divide
@@ -29,8 +29,6 @@ if not torch.cuda.is_available():
 # Before any test imports transformers' own processors, which it compares ours with.
 make_importable()
 
-ROOT = Path(__file__).parent.parent
-
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
@@ -40,4 +38,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def shapes() -> str:
     """The folder of the bundled checkpoint."""
-    return str(ROOT / "checkpoints" / "shapes")
+    return str(BUNDLED_MODEL)

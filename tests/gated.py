@@ -6,12 +6,12 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from deployments.access_log import AccessLog
-from deployments.admission import Admission
-from deployments.api_keys import ApiKeys
 from deployments.config import AdmissionConfig
-from deployments.errors import add_error_handlers
-from deployments.gate import Gate
+from deployments.endpoint.access_log import AccessLog
+from deployments.endpoint.admission import Admission
+from deployments.endpoint.api_keys import ApiKeys
+from deployments.endpoint.errors import add_error_handlers
+from deployments.endpoint.gate import Gate
 
 
 class GatedClient(TestClient):

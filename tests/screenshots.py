@@ -6,8 +6,8 @@ from typing import Literal
 
 from playwright.sync_api import Browser, Page, expect
 
+from checkpoints import BUNDLED_MODEL, PICTURES
 from deployments.config import AppConfig
-from deployments.demo import PICTURES
 from deployments.local_cluster import free_port, running_app
 from tests.chromium import chromium
 from tests.page_driver import ask, open_page, pick
@@ -68,6 +68,6 @@ def shoot_all(url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    config = AppConfig.model_validate({"model": str(ROOT / "checkpoints" / "shapes")})
+    config = AppConfig.model_validate({"model": str(BUNDLED_MODEL)})
     with running_app(config, host="127.0.0.1", port=free_port()) as app_url:
         shoot_all(app_url, ROOT / "docs")

@@ -1,5 +1,5 @@
-"""One direction of flow: preprocess, encoder and llm are plain libraries on modeling, deployments is the only one above
-them."""
+"""One direction of imports. preprocess, encoder and llm are plain libraries on modeling, and deployments is the only
+package above them. In deployments each room imports from those below it: stages < pipeline < api < endpoint < app."""
 
 import ast
 import sys
@@ -10,6 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("preprocess", "modeling", "encoder", "llm", "deployments", "checkpoints", "dashboards")
+ROOMS = ("stages", "pipeline", "api", "endpoint", "app")
+"""The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
+GROUND = ("config", "metrics", "server_log")
+"""Files of deployments that every room may import, and that import none."""
 _TORCHVISION = "preprocess.torchvision_build"
 SERVING_LIBRARIES = ("ray", "fastapi", "starlette", "uvicorn", "prometheus_client")
 
@@ -41,6 +45,31 @@ def violations(package: str, source: str) -> list[str]:
     return found
 
 
+def room_of(module: str) -> str | None:
+    """The room of a module of deployments, None for what belongs to the ground."""
+    _, _, rest = module.partition(".")
+    name = rest.partition(".")[0]
+    if name in GROUND:
+        return None
+    return name if name in ROOMS else "app"
+
+
+def room_violations(module: str, source: str) -> list[str]:
+    """The imports in the `source` of a module of deployments that its room must not have."""
+    room = room_of(module)
+    found = []
+    for imported in imported_modules(source):
+        if not imported.startswith("deployments") or (target := room_of(imported)) is None:
+            continue
+        if room is None or ROOMS.index(target) > ROOMS.index(room):
+            found.append(imported)
+    return found
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
 def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -49,6 +78,31 @@ def sources() -> list[Path]:
 def test_imports_follow_the_layers(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
     assert violations(package, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deployments").rglob("*.py")), ids=module_name)
+def test_no_room_imports_from_one_above_it(path: Path) -> None:
+    assert room_violations(module_name(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("deployments.stages.pieces", "from deployments.pipeline.stage_calls import StageCalls"),
+        ("deployments.pipeline.pipeline", "from deployments.api.wire import Usage"),
+        ("deployments.api.chat", "from deployments.endpoint.gate import Gate"),
+        ("deployments.endpoint.ingress", "from deployments.app import build_app"),
+        ("deployments.endpoint.ingress", "from deployments import app"),
+        ("deployments.config", "from deployments.stages.pieces import Piece"),
+    ],
+)
+def test_a_violation_of_the_rooms_is_seen(module: str, source: str) -> None:
+    assert len(room_violations(module, source)) == 1
+
+
+def test_every_folder_of_deployments_is_a_room() -> None:
+    folders = {path.parent.name for path in (ROOT / "deployments").glob("*/*.py")}
+    assert folders == set(ROOMS) - {"app"}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ read_precomputed(b'no tensors', {}, limits=MediaLimits())""",
 from deployments.api.prompts import prompt_and_media
 prompt_and_media('<img src="data:image/png;base64,AA==">', {"image": "https://example.com"}, "prompt")""",
     "weight": """
-from deployments.admission import *
+from deployments.endpoint.admission import *
 from deployments.config import AdmissionConfig
 with Admission(AdmissionConfig(), print).ticket(Caller(None, "")) as ticket:
     ticket.take(Weight(bytes=2**40))""",

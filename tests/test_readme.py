@@ -1,7 +1,10 @@
 """The README tells the truth about the files and the commands."""
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -9,14 +12,20 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PACKAGES = ("deployments", "preprocess", "encoder", "llm", "modeling", "checkpoints", "benchmarks", "dashboards")
 
 
-def test_the_tree_names_every_file() -> None:
-    tree = README[README.index("deployments/      ") :]
-    for package in PACKAGES:
-        section = re.search(rf"^{package}/.*?(?=^\S|\Z)", tree, re.MULTILINE | re.DOTALL)
-        assert section is not None, package
-        named = set(re.findall(r"(\w+\.py)", section.group()))
-        files = {path.name for path in (ROOT / package).rglob("*.py")} - {"__init__.py"}
-        assert named == files, package
+def test_the_tree_names_every_package() -> None:
+    tree = README[README.index("deployments/      ") : README.rindex("```")]
+    assert {line.split()[0].rstrip("/") for line in tree.splitlines() if "/ " in line and line[0] != " "} == {
+        *PACKAGES,
+        "tests",
+    }
+    rooms = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
+    assert rooms == {path.parent.name for path in (ROOT / "deployments").glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "tests"])
+def test_every_module_says_what_it_is_for(package: str) -> None:
+    files = [path for path in (ROOT / package).rglob("*.py") if path.read_text().strip()]
+    assert [str(path) for path in files if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 def test_every_make_target_named_exists() -> None:

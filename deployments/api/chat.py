@@ -9,7 +9,7 @@ from deployments.api.generation import GenerationFields
 from deployments.api.messages import Messages, TemplateFields, media_of_messages
 from deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
 from deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
-from deployments.media_source import MediaSource
+from deployments.pipeline.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ChatPrompt

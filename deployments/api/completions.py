@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from deployments.api.generation import GenerationFields
 from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
 from deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
-from deployments.media_source import MediaSource
+from deployments.pipeline.media_source import MediaSource
 from llm.sampling_params import MAX_N, SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt
 

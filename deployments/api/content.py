@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from deployments.api.wire import Accepted, Name, WireModel
-from deployments.media_source import MediaSource, upload_url
+from deployments.pipeline.media_source import MediaSource, upload_url
 
 
 class Part(WireModel):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
 from deployments.api.tools import MAX_TOOLS, ToolCall
 from deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
-from deployments.media_source import MediaSource
+from deployments.pipeline.media_source import MediaSource
 from preprocess.schema import ChatPrompt, InvalidRequestError, Message
 
 Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]

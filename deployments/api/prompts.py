@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from deployments.api.wire import Name, WireModel, at_most
-from deployments.media_source import MediaSource
+from deployments.pipeline.media_source import MediaSource
 from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
@@ -17,7 +17,7 @@ _MAX_PROMPTS = 64
 
 def _form(value: object) -> str:
     """By the first element, so that an error is about the form that was meant. (No names of fields, see
-    `deployments.errors`.)"""
+    `deployments.endpoint.errors`.)"""
     if not isinstance(value, list):
         return "a text"
     first = value[0] if value else 0

@@ -18,7 +18,7 @@ from deployments.api.response_items import (
 )
 from deployments.api.tools import MAX_TOOLS, OfferedTools, ToolFields
 from deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
-from deployments.media_source import MediaSource
+from deployments.pipeline.media_source import MediaSource
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ChatPrompt

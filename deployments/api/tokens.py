@@ -7,7 +7,7 @@ from deployments.api.generation import MediaFields
 from deployments.api.messages import Messages, TemplateFields, media_of_messages
 from deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
 from deployments.api.wire import RequestBody
-from deployments.media_source import MediaSource
+from deployments.pipeline.media_source import MediaSource
 from preprocess.schema import ChatPrompt, Prompt, TextPrompt
 
 

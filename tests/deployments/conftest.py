@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from checkpoints import PICTURES
 from deployments.config import AppConfig
-from deployments.demo import PICTURES
 from deployments.local_cluster import free_port, running_app
 
 

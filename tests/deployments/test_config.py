@@ -12,8 +12,8 @@ import encoder.models
 import llm.models
 import preprocess.models
 from deployments.config import SERVED_FAMILIES, AppConfig
-from deployments.encode_stage import part_config
 from deployments.local_cluster import LOGGING, RAY_ENVIRONMENT
+from deployments.stages.encode_stage import part_config
 from modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent

@@ -1,0 +1,169 @@
+"""What one training step computes: losses and held-out accuracy of the model on a batch.
+
+Knows the model's inside (vision tower, projector, language model) but neither schedules nor files.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlavaForConditionalGeneration
+
+from checkpoints.training.pointing import NO_PICTURE, Encode
+from checkpoints.training.scenes import COLOURS, GRID, SHAPES, random_scene
+from checkpoints.training.shapes_model import IMAGE_SIZE, PATCH_SIZE
+from checkpoints.training.training_rows import ALL_CELLS, NOT_ASKED, Batch, cell_labels, photograph, to_pixels
+
+CELL_HEAD_SIZES = (len(COLOURS) + 1, len(SHAPES) + 1, GRID * GRID)  # an empty cell has colour 0 and kind 0
+CellsBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # pixels, colour of each cell, kind of each cell
+
+
+class Learner:
+    """The model together with two linear heads that give hints, needed for training only."""
+
+    def __init__(
+        self, model: LlavaForConditionalGeneration, encode: Encode, device: torch.device, *, bf16: bool
+    ) -> None:
+        self.model: Any = model.train()
+        self.model.to(device)
+        self.encode = encode
+        self.device = device
+        self.bf16 = bf16
+        self.step = 0
+        width = self.model.config.vision_config.hidden_size
+        self.cell_head = nn.Linear(width, sum(CELL_HEAD_SIZES)).to(device)
+        self.word_head = nn.Linear(self.model.config.text_config.hidden_size, ALL_CELLS).to(device)
+        self.cell_of_patch = cells_of_patches().to(device)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.model.parameters()
+        yield from self.cell_head.parameters()
+        yield from self.word_head.parameters()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = {"model": self.model, "cell_head": self.cell_head, "word_head": self.word_head}
+        return {"step": self.step} | {name: part.state_dict() for name, part in parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.cell_head.load_state_dict(state["cell_head"])
+        self.word_head.load_state_dict(state["word_head"])
+        self.step = state["step"]
+
+    def see(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Patch features as LLaVA takes them (last layer, without the class token): [pictures, 36, width]."""
+        outputs = self.model.model.vision_tower(pixels.to(self.device), output_hidden_states=True)
+        features: torch.Tensor = outputs.hidden_states[-1][:, 1:]
+        return features
+
+    def name_cells(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What each patch by itself says about its cell: scores of the colour, the kind and the place.
+
+        Each patch has to know all of it, so that the language model has to find one patch only.
+        """
+        return self.cell_head(features).float().split(CELL_HEAD_SIZES, dim=-1)  # type: ignore[no-any-return]
+
+    def read(self, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of the language model, half-way and at the end: two times [rows, length, width]."""
+        model = self.model.model
+        tokens = batch.tokens.to(self.device)
+        embeds = model.language_model.get_input_embeddings()(tokens)
+        is_image = (tokens == self.model.config.image_token_id)[..., None]
+        if is_image.any():
+            embeds = embeds.masked_scatter(is_image, model.multi_modal_projector(features).to(embeds.dtype))
+        outputs = model.language_model(
+            inputs_embeds=embeds,
+            attention_mask=batch.attention.to(self.device),
+            position_ids=batch.positions.to(self.device),
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        half_way = self.model.config.text_config.num_hidden_layers // 2
+        return outputs.hidden_states[half_way], outputs.last_hidden_state
+
+
+def cells_of_patches() -> torch.Tensor:
+    """The cell in which each patch lies, in the order of the vision tower: [36]."""
+    edge = IMAGE_SIZE // PATCH_SIZE
+    along = torch.arange(edge) * GRID // edge
+    return (along[:, None] * GRID + along[None, :]).flatten()
+
+
+def cells_batch(rng: random.Random, num_pictures: int) -> CellsBatch:
+    """Pictures with up to nine shapes, more than any question is asked about, so that each teaches more."""
+    scenes = [random_scene(rng, GRID * GRID) for _ in range(num_pictures)]
+    return to_pixels([photograph(scene, rng) for scene in scenes]), *cell_labels(scenes)
+
+
+def cell_loss(learner: Learner, batch: CellsBatch) -> torch.Tensor:
+    with learner.autocast():
+        return _cell_loss(learner, learner.see(batch[0]), batch[1], batch[2])
+
+
+def cell_accuracy(learner: Learner, batch: CellsBatch) -> float:
+    """The share of pictures in which every patch names its cell right."""
+    with torch.no_grad(), learner.autocast():
+        scores = learner.name_cells(learner.see(batch[0]))
+    truths = _patch_truths(learner, batch[1], batch[2])
+    right = torch.stack([score.argmax(-1) == truth for score, truth in zip(scores, truths, strict=True)])
+    return right.all(dim=0).all(dim=-1).float().mean().item()
+
+
+def answer_loss(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The losses over answer tokens, over cells of the pictures, and over the cells that words point at."""
+    with learner.autocast():
+        features = learner.see(batch.pixels)
+        targets = batch.targets.to(learner.device)
+        asked = targets != NOT_ASKED
+        half_way, final = learner.read(batch, features)
+        answers = F.cross_entropy(learner.model.lm_head(final[asked]).float(), targets[asked])
+        cells = _cell_loss(learner, features, batch.cell_colours, batch.cell_kinds)
+        return answers, cells, _word_loss(learner, half_way, batch)
+
+
+def accuracy_by_kind(learner: Learner, batch: Batch, right: Counter[str], asked: Counter[str]) -> None:
+    """Count the turns whose every answer token is the most likely one, given the right tokens before it."""
+    with torch.no_grad(), learner.autocast():
+        logits = learner.model.lm_head(learner.read(batch, learner.see(batch.pixels))[1])
+    wrong = (logits.argmax(-1).cpu() != batch.targets) & (batch.targets != NOT_ASKED)
+    for row, kinds in enumerate(batch.kinds):
+        for turn, kind in enumerate(kinds, start=1):
+            asked[kind] += 1
+            right[kind] += not wrong[row][batch.turns[row] == turn].any()
+
+
+def _cell_loss(
+    learner: Learner, features: torch.Tensor, true_colours: torch.Tensor, true_kinds: torch.Tensor
+) -> torch.Tensor:
+    truths = _patch_truths(learner, true_colours, true_kinds)
+    losses = [
+        F.cross_entropy(score.flatten(0, 1), truth.flatten())
+        for score, truth in zip(learner.name_cells(features), truths, strict=True)
+    ]
+    return torch.stack(losses).sum()
+
+
+def _word_loss(learner: Learner, half_way: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Do the words of the question, half-way through the language model, know which cells they mean?"""
+    row, position = batch.words.to(learner.device).unbind(1)
+    meant = batch.word_cells.to(learner.device)
+    there = meant != NO_PICTURE
+    if not there.any():
+        return half_way.new_zeros(())
+    scores = learner.word_head(half_way[row, position]).float()
+    return F.binary_cross_entropy_with_logits(scores[there], meant[there].float())
+
+
+def _patch_truths(learner: Learner, true_colours: torch.Tensor, true_kinds: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The right colour, kind and place for each patch: three times [pictures, 36]."""
+    cells = learner.cell_of_patch
+    colours = true_colours.to(learner.device)[:, cells]
+    return colours, true_kinds.to(learner.device)[:, cells], cells.expand_as(colours)

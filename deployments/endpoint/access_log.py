@@ -1,0 +1,92 @@
+"""One line in the log for each request that has ended, and one count in the metrics for each that has failed."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from starlette.types import Message, Scope, Send
+
+from deployments.endpoint.errors import error_kind
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
+"""Asked for every few seconds, by programs: logged only where they fail."""
+_MAX_NAMES = 20
+
+
+class AccessLog:
+    """Of one endpoint. `count_error(stage, code)` is told of each request that has failed."""
+
+    def __init__(self, count_error: Callable[[str, str], None]) -> None:
+        self._count_error = count_error
+
+    @contextmanager
+    def entry(self, scope: Scope) -> Iterator["Entry"]:
+        """Of one request, written when the block ends. Why it failed is in `scope["state"]["error"]`."""
+        entry = Entry(scope)
+        try:
+            yield entry
+        finally:
+            error = scope["state"].get("error")
+            if error is not None and not entry.is_quiet:
+                self._count_error(*error_kind(error))
+            entry.write(error)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of many names, for a line or a header."""
+    told = ", ".join(names[:_MAX_NAMES])
+    return told if len(names) <= _MAX_NAMES else f"{told}, and {len(names) - _MAX_NAMES} more"
+
+
+class Entry:
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._started = time.perf_counter()
+        self._first_byte: float | None = None
+        self._status: int | None = None
+        self._num_bytes = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._scope["path"] in _QUIET_PATHS
+
+    def noting(self, send: Send) -> Send:
+        """`send`, watched."""
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._status = message["status"]
+            elif message["type"] == "http.response.body":
+                if self._first_byte is None:
+                    self._first_byte = time.perf_counter()
+                self._num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        return noted
+
+    def write(self, error: Exception | None) -> None:
+        now = time.perf_counter()
+        state = self._scope["state"]
+        is_failure = self._status is None or self._status >= 500
+        if self.is_quiet and not is_failure:
+            return
+        status = self._status or (500 if error is not None else 499)  # 499: the client left
+        first = (self._first_byte or now) - self._started
+        line = (
+            f"{self._scope['method']} {self._scope['path'][:100]} {status} {state['request_id']}:"
+            f" {state.get('num_body_bytes', 0)} bytes in, {self._num_bytes} out,"
+            f" first after {first:.3f} s, all after {now - self._started:.3f} s"
+        )
+        if "ticket" in state and state["ticket"].caller.name is not None:
+            line += f", key {state['ticket'].caller.name}"
+        if ignored := state.get("ignored_fields"):
+            line += f", fields unread: {listed([name if name.isprintable() else ascii(name) for name in ignored])}"
+        if error is None:
+            logger.info("%s", line)
+        elif error_kind(error)[0] == "ingress" and status < 500:
+            logger.info("%s: %s", line, error)
+        else:
+            logger.error("%s: %s", line, error, exc_info=error)

@@ -1,0 +1,124 @@
+"""What one request cost: its usage, its stage times, and the metrics that it leaves."""
+
+import time
+from collections.abc import Sequence
+
+from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
+from deployments.metrics import IngressMetrics
+from deployments.pipeline.media_items import PipelineRequest
+from deployments.pipeline.stage_calls import StageFailedError
+from deployments.stages.stage_messages import GeneratedText
+
+
+class RequestAccount:
+    """Watches one request of a client: the pieces of its answers as they pass, and how it ends.
+
+    `requests`: what the pipeline is asked for it, one for each prompt, with `num_answers` each; answer i is one to
+    prompt i // num_answers.
+    """
+
+    def __init__(self, metrics: IngressMetrics, request_id: str) -> None:
+        self.request_id = request_id
+        self.created = int(time.time())
+        self.requests: Sequence[PipelineRequest] = ()
+        self.num_answers = 1
+        self._metrics = metrics
+        self._arrival = time.perf_counter()
+        self._first_token: float | None = None
+        self._last_token = self._arrival
+        # The last piece of each answer, by index, and when it came.
+        self._last_pieces: dict[int, tuple[GeneratedText, float]] = {}
+        self._has_ended = False
+
+    def add(self, piece: GeneratedText) -> None:
+        """Counts a piece that is about to be sent. Raises StageFailedError where it says that the engine failed."""
+        now = time.perf_counter()
+        if self._first_token is None:
+            self._first_token = now
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+        last = self._last_pieces.get(piece.index)
+        if last is None:
+            if piece.index % self.num_answers == 0:
+                self._metrics.prompt_tokens.inc(piece.num_prompt_tokens)
+                if piece.num_cached_tokens:
+                    self._metrics.prompt_tokens_cached.inc(piece.num_cached_tokens)
+        else:
+            # Tokens that were ready together share the gap in front of them.
+            for _ in piece.token_ids:
+                self._metrics.inter_token_latency.observe((now - last[1]) / len(piece.token_ids))
+        if piece.token_ids:
+            self._metrics.generation_tokens.inc(len(piece.token_ids))
+        self._last_token = now
+        self._last_pieces[piece.index] = piece, now
+        if piece.finish_reason not in (None, "stop", "length"):
+            raise StageFailedError("generate", f"the engine ended the request with {piece.finish_reason!r}")
+
+    def finish_reason(self, index: int) -> str | None:
+        return self._last_pieces[index][0].finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Of all prompts and answers together; a prompt counts once, however many answers it has."""
+        pieces = {index: piece for index, (piece, _) in self._last_pieces.items()}
+        firsts = [piece for index, piece in pieces.items() if index % self.num_answers == 0]
+        num_output_tokens = sum(piece.num_output_tokens for piece in pieces.values())
+        return _usage(firsts, num_output_tokens)
+
+    def timings(self) -> StageTimings:
+        return StageTimings(
+            seconds=self._stage_seconds(),
+            time_to_first_token=(self._first_token or self._last_token) - self._arrival,
+            total=self._last_token - self._arrival,
+            processor_cache_hits=sum(request.num_processor_cache_hits for request in self.requests),
+            embedding_cache_hits=sum(request.num_embedding_cache_hits for request in self.requests),
+        )
+
+    def abort(self) -> None:
+        """Records a request that its client left. (`deployments.endpoint.access_log` records one that failed.)"""
+        if not self._has_ended:
+            self._has_ended = True
+            self._metrics.request_success.inc(tags={"finished_reason": "abort"})
+
+    def finish(self) -> None:
+        """Records a request that was answered to its end."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        metrics, usage, seconds = self._metrics, self.usage, self._stage_seconds()
+        first_token = self._first_token or self._last_token
+        metrics.request_success.inc(tags={"finished_reason": self.finish_reason(0) or "stop"})
+        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(usage.completion_tokens)
+        metrics.e2e_latency.observe(self._last_token - self._arrival)
+        metrics.decode_time.observe(self._last_token - first_token)
+        metrics.queue_time.observe(seconds.get("llm_queue", 0.0))
+        metrics.prefill_time.observe(seconds.get("prefill", 0.0))
+        num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # of an answer, on average
+        if num_gaps > 0:
+            metrics.time_per_output_token.observe((self._last_token - first_token) / num_gaps)
+        for stage, stage_seconds in seconds.items():
+            metrics.stage_seconds.observe(stage_seconds, tags={"stage": stage})
+
+    def _stage_seconds(self) -> dict[str, float]:
+        """Prompts run side by side: a stage's time is that of its slowest."""
+        seconds: dict[str, float] = {}
+        for request in self.requests:
+            for stage, value in request.stage_seconds.items():
+                seconds[stage] = max(value, seconds.get(stage, 0.0))
+        return seconds
+
+
+def usage_so_far(piece: GeneratedText, num_output_tokens: int) -> Usage:
+    """Of the one answer that `piece` is of."""
+    return _usage([piece], num_output_tokens)
+
+
+def _usage(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
+    """`prompts`: a piece of an answer to each."""
+    num_prompt_tokens = sum(piece.num_prompt_tokens for piece in prompts)
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_output_tokens,
+        total_tokens=num_prompt_tokens + num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(piece.num_cached_tokens for piece in prompts)),
+    )

@@ -1,0 +1,222 @@
+"""Who may come in, and who waits: requests are weighed before anything of them is decoded.
+
+A request takes of two budgets, its API key's and that of all: requests, bytes of body and media, pixels, tokens. One
+that finds no room waits, by priority, then the one whose key has least in work, then by arrival; it is refused when
+too many wait or it has waited too long. For bytes nobody waits: they are in memory already.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+from deployments.config import AdmissionConfig, Budget
+from deployments.endpoint.api_keys import Caller
+from preprocess.schema import InvalidRequestError
+
+_MAX_RETRY_SECONDS = 60.0
+_NEWEST_SHARE = 0.1
+"""What the last request counts for in the mean time that one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a request takes, or what has been taken: see `config.Budget`."""
+
+    requests: int = 0
+    bytes: int = 0
+    pixels: int = 0
+    tokens: int = 0
+
+    def plus(self, other: "Weight", sign: int = 1) -> "Weight":
+        return Weight(*(getattr(self, one.name) + sign * getattr(other, one.name) for one in fields(self)))
+
+
+class OverloadedError(RuntimeError):
+    """There is no room for a request now. `reason`: of what; `retry_after_s`: when there may be."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class _Purse:
+    """A budget and what has been taken of it."""
+
+    def __init__(self, owner: str, budget: Budget) -> None:
+        self.owner = owner
+        self.budget = budget
+        self.used = Weight()
+        self.num_tickets = 0
+
+    def lacks(self, weight: Weight) -> str | None:
+        """What there is too little of for `weight`, None where there is room."""
+        return self._exceeded_by(self.used.plus(weight), weight)
+
+    def is_too_small(self, weight: Weight) -> str | None:
+        """What there would be too little of even if nothing were taken."""
+        return self._exceeded_by(weight, weight)
+
+    def _exceeded_by(self, sum_: Weight, asked: Weight) -> str | None:
+        for one in fields(asked):
+            if getattr(asked, one.name) and getattr(sum_, one.name) > getattr(self.budget, one.name):
+                return one.name
+        return None
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    ticket: "Ticket"
+    weight: Weight
+    priority: int
+    number: int
+    turn: asyncio.Future[None]
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return self.priority, self.ticket.purses[0].used.requests, self.number
+
+
+class Ticket:
+    """One request's place; what it has taken is given back when its `Admission.ticket` block ends.
+
+    `purses`: what it takes of, its key's first where it has one, that of all requests last."""
+
+    def __init__(self, admission: "Admission", caller: Caller, purses: list[_Purse]) -> None:
+        self.caller = caller
+        self.held = Weight()
+        self._admission = admission
+        self.purses = purses
+
+    def take(self, weight: Weight) -> None:
+        """Takes more at once. Raises OverloadedError when there is no room for it now, InvalidRequestError when with
+        what is held already there never can be."""
+        self._admission.check_size(self, weight)
+        for purse in self.purses:
+            if lacking := purse.lacks(weight):
+                raise self._admission.refusal(lacking, f"no room for more {lacking} of {purse.owner} now")
+        self.add(weight)
+
+    async def enter(self, weight: Weight, priority: int) -> None:
+        """Waits for room. Raises OverloadedError when it cannot come soon, InvalidRequestError when it never can."""
+        self._admission.check_size(self, weight)
+        await self._admission.wait(self, weight, priority)
+
+    def add(self, weight: Weight, sign: int = 1) -> None:
+        """Counts what has been taken, or with a `sign` of -1 given back."""
+        self.held = self.held.plus(weight, sign)
+        for purse in self.purses:
+            purse.used = purse.used.plus(weight, sign)
+
+
+class Admission:
+    """Of one endpoint; on one event loop. `on_refusal(reason)` is told of each request that is refused for want of
+    room."""
+
+    def __init__(self, config: AdmissionConfig, on_refusal: Callable[[str], None]) -> None:
+        self._config = config
+        self._on_refusal = on_refusal
+        self._all = _Purse("all requests", config.total)
+        self._by_key: dict[str, _Purse] = {}
+        self._waiting: list[_Waiter] = []
+        self._numbers = itertools.count()
+        self._mean_seconds = 1.0
+
+    @contextmanager
+    def ticket(self, caller: Caller) -> Iterator[Ticket]:
+        purses = [*self._purse_of(caller), self._all]
+        ticket = Ticket(self, caller, purses)
+        purses[0].num_tickets += 1
+        started = time.monotonic()
+        try:
+            yield ticket
+        finally:
+            if ticket.held.requests:
+                self._mean_seconds += _NEWEST_SHARE * (time.monotonic() - started - self._mean_seconds)
+            ticket.add(ticket.held, sign=-1)
+            purses[0].num_tickets -= 1
+            if caller.name is not None and not purses[0].num_tickets:
+                del self._by_key[caller.name]  # keys come and go
+            self._let_in()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def used(self) -> Weight:
+        return self._all.used
+
+    def check_size(self, ticket: Ticket, weight: Weight) -> None:
+        """Raises InvalidRequestError for what no patience helps."""
+        total = ticket.held.plus(weight)
+        for purse in ticket.purses:
+            if lacking := purse.is_too_small(total):
+                size, limit = getattr(total, lacking), getattr(purse.budget, lacking)
+                reason = f"the request weighs {size} {lacking}, the limit of {purse.owner} together is {limit}"
+                raise InvalidRequestError(reason, field="body", code="request_too_large", status=413)
+
+    def refusal(self, reason: str, message: str) -> OverloadedError:
+        """The error for a request that is refused, which is counted."""
+        self._on_refusal(reason)
+        turns = (len(self._waiting) + 1) / max(1, self._all.used.requests)
+        seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
+        return OverloadedError(f"{message}, try again in {seconds:.0f} s", reason=reason, retry_after_s=seconds)
+
+    async def wait(self, ticket: Ticket, weight: Weight, priority: int) -> None:
+        """See `Ticket.enter`."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(ticket, weight, priority, next(self._numbers), turn)
+        self._waiting.append(waiter)
+        self._let_in()
+        try:
+            if not turn.done():
+                self._check_queue(waiter)
+                async with asyncio.timeout(self._config.max_queue_seconds):
+                    await turn
+        except TimeoutError:
+            seconds = self._config.max_queue_seconds
+            raise self.refusal("queue_seconds", f"no room after {seconds:g} s in the queue") from None
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+                self._let_in()  # of those behind one that filled its place
+
+    def _check_queue(self, waiter: _Waiter) -> None:
+        if len(self._waiting) > self._config.max_queued_requests:
+            raise self.refusal("queue", f"{len(self._waiting) - 1} requests wait already")
+        name = waiter.ticket.caller.name
+        if name is not None:
+            number = sum(other.ticket.caller.name == name for other in self._waiting)
+            if number > self._config.max_queued_requests_per_key:
+                raise self.refusal("queue_of_key", f"{number - 1} requests of this API key wait already")
+
+    def _let_in(self) -> None:
+        """Everyone for whom there is room, in order; who lacks of its own key's budget lets others by."""
+        while (waiter := self._next()) is not None:
+            self._waiting.remove(waiter)
+            waiter.ticket.add(waiter.weight)
+            waiter.turn.set_result(None)
+
+    def _next(self) -> _Waiter | None:
+        for waiter in sorted(self._waiting, key=lambda one: one.rank):
+            own = waiter.ticket.purses[0]
+            if waiter.turn.done() or (own is not self._all and own.lacks(waiter.weight)):
+                continue
+            if self._all.lacks(waiter.weight):
+                return None  # or small ones would pass a heavy one by for ever
+            return waiter
+        return None
+
+    def _purse_of(self, caller: Caller) -> list[_Purse]:
+        """That of the caller's key; none where anybody may call."""
+        if caller.name is None:
+            return []
+        purse = self._by_key.setdefault(caller.name, _Purse("this API key", self._config.per_key))
+        # What the file of keys says now, also of a key that is busy.
+        requests = self._config.per_key.requests if caller.max_requests is None else caller.max_requests
+        purse.budget = self._config.per_key.model_copy(update={"requests": requests})
+        return [purse]

@@ -1,0 +1,56 @@
+"""One HTTP request, as routes see it: its id, and its place among all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from deployments.api.wire import RequestBody
+from deployments.endpoint.admission import Ticket
+from deployments.endpoint.api_keys import Caller
+from deployments.pipeline.long_texts import LongTexts
+from preprocess.schema import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What `deployments.endpoint.gate` knows of a request.
+
+    `texts`: the long texts of its body. `fail` takes the reason why an answer that has begun does not go on; the log
+    names it. `ignore` takes the names of fields that no route reads; the answer's header and the log name them.
+    """
+
+    request_id: str
+    ticket: Ticket
+    texts: LongTexts = field(default_factory=LongTexts)
+    fail: Callable[[Exception], None] = lambda error: None
+    ignore: Callable[[Sequence[str]], None] = lambda names: None
+
+    @property
+    def caller(self) -> Caller:
+        return self.ticket.caller
+
+    @property
+    def tenant_salt(self) -> str:
+        return self.caller.tenant_salt
+
+    def check_fields(self, body: RequestBody) -> None:
+        """Tells of the fields of `body` that are not known here. Raises InvalidRequestError, where it asks for that."""
+        if not body.unknown_fields:
+            return
+        if body.strict_fields:
+            first, *others = body.unknown_fields
+            reason = "is not known here" + "".join(f", nor is {name}" for name in others)
+            raise InvalidRequestError(f"{reason} (strict_fields is true)", field=first, code="unknown_parameter")
+        self.ignore(body.unknown_fields)
+
+
+async def _call_of(request: Request) -> Call:
+    state = request.state
+    note = partial(setattr, state)
+    return Call(state.request_id, state.ticket, state.texts, partial(note, "error"), partial(note, "ignored_fields"))
+
+
+HttpCall = Annotated[Call, Depends(_call_of)]

@@ -1,0 +1,158 @@
+"""A chat completion out of the pieces of its answers."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from deployments.api.chat import (
+    AssistantMessage,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatTokenLogprob,
+    Choice,
+    ChoiceLogprobs,
+    ChunkChoice,
+    Delta,
+    TokenLogprob,
+    ToolCallDelta,
+)
+from deployments.api.tools import ToolCall
+from deployments.endpoint.accounting import RequestAccount, usage_so_far
+from deployments.endpoint.answer import Chunks, sent_event
+from deployments.endpoint.tool_calls import AnswerText
+from deployments.stages.stage_messages import GeneratedText, Pieces, ScoredToken
+from preprocess.schema import ToolCallFormat
+
+_MIN_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON cannot spell."""
+
+
+class _Choice:
+    """One answer so far."""
+
+    def __init__(self, parts: AnswerText) -> None:
+        self._parts = parts
+        self.text = ""
+        self.calls: list[ToolCall] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[ChatTokenLogprob] = []
+        self.has_begun = False
+
+    def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the piece makes certain."""
+        text, calls = self._parts.add(piece)
+        self.text += text
+        self.calls += calls
+        return text, calls
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return "tool_calls" if self.calls and reason == "stop" else reason
+
+
+class ChatAnswer(Chunks):
+    """See `deployments.endpoint.answer.Answer`. `tool_calls`: how calls look in the text, where there may be any."""
+
+    def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
+        self._body = body
+        self._account = account
+        self._choices = [_Choice(AnswerText(tool_calls, body.offered)) for _ in range(account.num_answers)]
+
+    async def complete(self, pieces: Pieces) -> ChatCompletion:
+        async for piece in pieces:
+            choice = self._choices[piece.index]
+            choice.add(piece)
+            choice.token_ids += piece.token_ids
+            choice.logprobs += map(_logprob, piece.logprobs)
+        completion = ChatCompletion(
+            id=self._account.request_id,
+            created=self._account.created,
+            model=self._body.model,
+            choices=[self._choice(index, choice) for index, choice in enumerate(self._choices)],
+            usage=self._account.usage,
+        )
+        if self._body.return_token_ids:
+            completion.prompt_token_ids = self._account.requests[0].prompt_token_ids
+        if self._body.stage_timings:
+            completion.stage_timings = self._account.timings()
+        return completion
+
+    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
+        """The role of each answer, its pieces of text, its finish reason, and the usage if asked for."""
+        async for piece in pieces:
+            for chunk in self._chunks_of(piece):
+                if self._body.tells_usage_always:
+                    is_opening = chunk.choices[0].delta.role is not None
+                    chunk.usage = usage_so_far(piece, 0 if is_opening else piece.num_output_tokens)
+                yield sent_event(chunk)
+        if self._body.includes_usage:
+            usage = self._chunk([])
+            usage.usage = self._account.usage
+            yield sent_event(usage)
+
+    def _choice(self, index: int, choice: _Choice) -> Choice:
+        message = AssistantMessage(content=choice.text, tool_calls=choice.calls or None)
+        if choice.calls and not choice.text:
+            message.content = None
+        return Choice(
+            index=index,
+            message=message,
+            logprobs=ChoiceLogprobs(content=choice.logprobs) if self._body.logprobs else None,
+            finish_reason=choice.finish_reason(self._account.finish_reason(index)),
+            token_ids=choice.token_ids if self._body.return_token_ids else None,
+        )
+
+    def _chunks_of(self, piece: GeneratedText) -> list[ChatCompletionChunk]:
+        choice, index = self._choices[piece.index], piece.index
+        chunks = []
+        if not choice.has_begun:
+            choice.has_begun = True
+            opening = self._chunk([ChunkChoice(index=index, delta=Delta(role="assistant", content=""))])
+            if self._body.return_token_ids:
+                opening.prompt_token_ids = self._account.requests[0].prompt_token_ids
+            chunks.append(opening)
+        num_calls = len(choice.calls)
+        text, calls = choice.add(piece)
+        token_ids = piece.token_ids if self._body.return_token_ids else None
+        logprobs = ChoiceLogprobs(content=[_logprob(token) for token in piece.logprobs]) if piece.logprobs else None
+        if text or calls or token_ids or logprobs:
+            deltas = [
+                ToolCallDelta(index=number, **call.model_dump()) for number, call in enumerate(calls, start=num_calls)
+            ]
+            delta = Delta(content=text if text or not calls else None, tool_calls=deltas or None)
+            chunks.append(self._chunk([ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)]))
+        if piece.finish_reason is not None:
+            reason = choice.finish_reason(piece.finish_reason)
+            final = self._chunk([ChunkChoice(index=index, delta=Delta(), finish_reason=reason)])
+            if self._body.stage_timings:
+                final.stage_timings = self._account.timings()
+            chunks.append(final)
+        return chunks
+
+    def _chunk(self, choices: Sequence[ChunkChoice]) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._account.request_id,
+            created=self._account.created,
+            model=self._body.model,
+            choices=list(choices),
+        )
+
+
+def token_text(content: bytes) -> str:
+    """Of a part of a character there is none: bytes that are no text become replacement characters."""
+    return content.decode(errors="replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)
+
+
+def _logprob(token: ScoredToken) -> ChatTokenLogprob:
+    assert token.logprob is not None, "only the first token of a prompt has none"
+    return ChatTokenLogprob(
+        token=token_text(token.content),
+        logprob=finite(token.logprob),
+        bytes=list(token.content),
+        top_logprobs=[
+            TokenLogprob(token=token_text(content), logprob=finite(logprob), bytes=list(content))
+            for content, logprob in token.top
+        ],
+    )

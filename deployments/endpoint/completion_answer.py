@@ -1,0 +1,137 @@
+"""A completion out of the pieces of its answers, one or more to each of its prompts."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from deployments.api.wire import Usage
+from deployments.endpoint.accounting import RequestAccount, usage_so_far
+from deployments.endpoint.answer import Chunks, sent_event
+from deployments.endpoint.chat_answer import finite, token_text
+from deployments.stages.character_starts import CharacterStarts
+from deployments.stages.stage_messages import GeneratedText, Pieces, ScoredToken
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer so far: how many characters of it are the echo's."""
+
+    echo_length: int = 0
+    has_begun: bool = False
+
+
+class CompletionAnswer(Chunks):
+    """An `Answer`. `echoes`: the text of each prompt, where the client wants it before the answers."""
+
+    def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:
+        self._body = body
+        self._account = account
+        self._echoes = echoes
+        self._choices = [_Choice() for _ in range(account.num_answers * len(account.requests))]
+
+    async def complete(self, pieces: Pieces) -> Completion:
+        parts: dict[int, list[CompletionChoice]] = {}
+        async for piece in pieces:
+            parts.setdefault(piece.index, []).append(self._part(piece))
+        completion = self._completion([_joined(parts[index]) for index in sorted(parts)])
+        completion.usage = self._usage()
+        if self._body.stage_timings:
+            completion.stage_timings = self._account.timings()
+        return completion
+
+    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
+        async for piece in pieces:
+            event = self._completion([self._part(piece)])
+            if piece.finish_reason is not None and self._body.stage_timings:
+                event.stage_timings = self._account.timings()
+            if self._body.tells_usage_always:
+                event.usage = usage_so_far(piece, 0 if self._body.max_tokens == 0 else piece.num_output_tokens)
+            yield sent_event(event)
+        if self._body.includes_usage:
+            usage = self._completion([])
+            usage.usage = self._usage()
+            yield sent_event(usage)
+
+    def _part(self, piece: GeneratedText) -> CompletionChoice:
+        """What the piece adds to its choice; the first part begins with the echo."""
+        choice = self._choices[piece.index]
+        number = piece.index // self._account.num_answers
+        text, token_ids, logprobs, echo = piece.text, piece.token_ids, piece.logprobs, ""
+        if self._body.max_tokens == 0:
+            text, token_ids, logprobs = "", [], []
+        if self._echoes is not None and not choice.has_begun:
+            echo = self._echoes[number]
+        part = CompletionChoice(index=piece.index, text=echo + text, finish_reason=piece.finish_reason)
+        if self._body.max_tokens == 0 and piece.finish_reason is not None:
+            part.finish_reason = "length"
+        if self._body.logprobs is not None:
+            of_prompt = piece.prompt_logprobs if echo else []
+            part.logprobs = _logprobs(of_prompt, _offsets_in(echo, of_prompt))
+            choice.echo_length += len(echo)
+            _append(part.logprobs, _logprobs(logprobs, [choice.echo_length + token.offset for token in logprobs]))
+        if self._body.return_token_ids:
+            part.token_ids = token_ids
+            part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].prompt_token_ids
+        choice.has_begun = True
+        return part
+
+    def _usage(self) -> Usage:
+        usage = self._account.usage
+        if self._body.max_tokens == 0:  # the one that each prompt was asked for is not told
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        account = self._account
+        return Completion(id=account.request_id, created=account.created, model=self._body.model, choices=choices)
+
+
+def _logprobs(tokens: Sequence[ScoredToken], offsets: Sequence[int]) -> CompletionLogprobs:
+    """`offsets`: where in the answer's text each token begins, in characters."""
+    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets))
+    for token in tokens:
+        text = token_text(token.content)
+        found.tokens.append(text)
+        if token.logprob is None:
+            found.token_logprobs.append(None)
+            found.top_logprobs.append(None)
+            continue
+        top = {token_text(content): finite(logprob) for content, logprob in token.top}
+        found.token_logprobs.append(finite(token.logprob))
+        found.top_logprobs.append({**top, text: finite(token.logprob)})
+    return found
+
+
+def _offsets_in(echo: str, tokens: Sequence[ScoredToken]) -> list[int]:
+    """Where in the prompt's text, as the client wrote it, its tokens begin. What is not in it, special tokens and all
+    but one of an item's, takes no room there."""
+    position, offsets, starts = 0, list[int](), CharacterStarts()
+    for token in tokens:
+        before = position - starts.num_chars
+        start, text = starts.feed(token.content)
+        offsets.append(before + start)
+        if echo.startswith(text, position):
+            position += len(text)
+        elif echo.startswith(text.lstrip(), position):  # tokenizers that put a space before a text
+            position += len(text.lstrip())
+    return offsets
+
+
+def _append(found: CompletionLogprobs, more: CompletionLogprobs) -> None:
+    found.tokens += more.tokens
+    found.token_logprobs += more.token_logprobs
+    found.top_logprobs += more.top_logprobs
+    found.text_offset += more.text_offset
+
+
+def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    """The parts of one choice as a whole."""
+    whole = parts[0].model_copy(deep=True)
+    for part in parts[1:]:
+        whole.text += part.text
+        whole.finish_reason = part.finish_reason
+        if whole.token_ids is not None:
+            whole.token_ids += part.token_ids or []
+        if whole.logprobs is not None and part.logprobs is not None:
+            _append(whole.logprobs, part.logprobs)
+    return whole

@@ -1,0 +1,148 @@
+"""Errors in OpenAI's form: which status and body each one becomes."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from deployments.api.wire import ErrorBody, ErrorResponse
+from deployments.endpoint.admission import OverloadedError
+from deployments.pipeline.stage_calls import StageError, StageUnavailableError
+from preprocess.schema import InvalidRequestError
+
+_PART_TYPES = frozenset(
+    {
+        "text",
+        "refusal",
+        "image_url",
+        "video_url",
+        "input_image",
+        "image_embeds",
+        "input_text",
+        "output_text",
+        "message",
+        "function_call",
+        "function_call_output",
+        "reasoning",
+    }
+)
+_RETRY_SECONDS = 2.0
+"""When a stage that is not available may be again: about as long as a replica takes to be replaced."""
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503)
+}
+"""What a route may answer instead, for its documentation. (422 is never sent, but FastAPI would describe its own.)"""
+
+JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": "see ErrorResponse",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
+    }
+    for status in ERROR_RESPONSES
+}
+"""The same of a route that answers in another type than JSON, which FastAPI would say of its errors, too."""
+
+
+class AccessError(PermissionError):
+    """Who sends the request may not. `challenge`: what to send, as of the header WWW-Authenticate."""
+
+    def __init__(self, message: str, *, status: int, challenge: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.challenge = challenge
+
+
+def add_error_handlers(api: FastAPI) -> None:
+    """Makes every error that leaves a route a JSON body in OpenAI's form."""
+    api.add_exception_handler(InvalidRequestError, _on_error)
+    api.add_exception_handler(StageUnavailableError, _on_error)
+    api.add_exception_handler(OverloadedError, _on_error)
+    api.add_exception_handler(Exception, _on_error)
+    api.add_exception_handler(RequestValidationError, _on_invalid_body)
+    api.add_exception_handler(HTTPException, _on_http_error)
+
+
+def error_response(error: Exception) -> tuple[int, ErrorResponse]:
+    """Status and body for an error. Internals stay in the log."""
+    if isinstance(error, InvalidRequestError):
+        return error.status, _body(str(error), "invalid_request_error", param=error.field, code=error.code)
+    if isinstance(error, AccessError):
+        code = "invalid_api_key" if error.status == 401 else "forbidden"
+        return error.status, _body(str(error), "invalid_request_error", code=code)
+    if isinstance(error, OverloadedError):
+        return 429, _body(str(error), "rate_limit_error", code=f"overloaded_{error.reason}")
+    if isinstance(error, StageUnavailableError):
+        return 503, _body(f"{error}, try again", "server_error", code="stage_unavailable")
+    return 500, _body("internal error, see the server's log", "server_error")
+
+
+def error_kind(error: Exception) -> tuple[str, str]:
+    """Which stage an error is of, "ingress" where the client has to change something, and its code in the answer, else
+    its type: how it is counted."""
+    if isinstance(error, HTTPException):
+        return "ingress", f"http_{error.status_code}"
+    stage = error.stage if isinstance(error, StageError) else "ingress"
+    return stage, error_response(error)[1].error.code or type(error).__name__
+
+
+def response_for(error: Exception) -> JSONResponse:
+    """The whole answer to a request that fails with `error`."""
+    status, body = error_response(error)
+    headers = {}
+    if isinstance(error, AccessError) and error.challenge is not None:
+        headers["www-authenticate"] = error.challenge
+    if isinstance(error, OverloadedError | StageUnavailableError):
+        seconds = error.retry_after_s if isinstance(error, OverloadedError) else _RETRY_SECONDS
+        headers["retry-after"] = str(math.ceil(seconds))
+    return JSONResponse(body.model_dump(), status, headers)
+
+
+def _body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> ErrorResponse:
+    return ErrorResponse(error=ErrorBody(message=message, type=kind, param=param, code=code))
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    request.state.error = error  # for deployments.endpoint.access_log
+    return response_for(error)
+
+
+async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    """Names the field that is wrong; of a union's several complaints, the one that reached deepest."""
+    assert isinstance(error, RequestValidationError)
+    worst = max(error.errors(), key=lambda problem: len(problem["loc"]))
+    if worst["type"] == "json_invalid":
+        reason = f"not valid JSON: {worst['ctx']['error']}"
+        return await _on_error(request, InvalidRequestError(reason, field="body", code="invalid_json"))
+    field = _field_name(worst["loc"])
+    return await _on_error(request, InvalidRequestError(worst["msg"], field=field))
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    request.state.error = error
+    body = _body(str(error.detail), "invalid_request_error")
+    return JSONResponse(body.model_dump(), error.status_code, error.headers)
+
+
+def _field_name(location: tuple[int | str, ...]) -> str:
+    """("body", "messages", 0, "content", "list[...]", 1, "text", "text") -> "messages[0].content[1].text".
+
+    pydantic puts the names of union members between the fields: a type after a field, a tag after an index.
+    """
+    name = ""
+    for before, part in pairwise(location):
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif _is_field(part) and not (isinstance(before, int) and part in _PART_TYPES):
+            name += f".{part[:64]}" if name else part[:64]  # a client's own names may be of any length
+    return name or "body"
+
+
+def _is_field(part: str) -> bool:
+    """Not the name of a type among a union's: those of classes begin with a capital letter."""
+    return part.isidentifier() and part[0] == part[0].lower() and part not in ("str", "int")

@@ -1,0 +1,64 @@
+"""The routes of uploaded files: `/v1/files`."""
+
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Form, UploadFile
+from fastapi.responses import Response
+
+from deployments.api.files import DeletedFile, File, FileList
+from deployments.endpoint.call import HttpCall
+from deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
+from deployments.pipeline.uploads import Uploads
+
+
+class _Bytes(Response):
+    media_type = "application/octet-stream"
+
+
+class FileRoutes:
+    def __init__(self, uploads: Uploads) -> None:
+        self._uploads = uploads
+
+    def add_to(self, api: FastAPI) -> None:
+        for path, endpoint, method in (
+            ("/v1/files", self.upload, "POST"),
+            ("/v1/files", self.files, "GET"),
+            ("/v1/files/{file_id}", self.file, "GET"),
+            ("/v1/files/{file_id}", self.delete, "DELETE"),
+        ):
+            api.add_api_route(path, endpoint, methods=[method], responses=ERROR_RESPONSES)
+        path = "/v1/files/{file_id}/content"
+        api.add_api_route(path, self.content, methods=["GET"], response_class=_Bytes, responses=JSON_ERROR_RESPONSES)
+
+    async def upload(
+        self,
+        call: HttpCall,
+        file: UploadFile,
+        purpose: Annotated[str, Form(max_length=64)] = "vision",
+        expires_after_anchor: Annotated[Literal["created_at"], Form(alias="expires_after[anchor]")] = "created_at",
+        expires_after_seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1)] = None,
+    ) -> File:
+        """Keeps a picture or a video for later requests of the same API key, which name it by its id: as `file_id` of
+        `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens how long."""
+        name, content = (file.filename or "")[:256], await file.read()
+        return File.of(
+            await self._uploads.add(call.tenant_salt, name, purpose, content, max_age_s=expires_after_seconds)
+        )
+
+    async def files(self, call: HttpCall) -> FileList:
+        """The files of this API key, oldest first."""
+        return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.tenant_salt)])
+
+    async def file(self, file_id: str, call: HttpCall) -> File:
+        """What is known of a file of this API key."""
+        return File.of(await self._uploads.get(call.tenant_salt, file_id))
+
+    async def content(self, file_id: str, call: HttpCall) -> Response:
+        """The file itself, never to be shown by a browser as anything."""
+        content = await self._uploads.read(call.tenant_salt, file_id)
+        return _Bytes(content, headers={"x-content-type-options": "nosniff"})
+
+    async def delete(self, file_id: str, call: HttpCall) -> DeletedFile:
+        """Deletes a file of this API key; requests that have read it go on."""
+        await self._uploads.delete(call.tenant_salt, file_id)
+        return DeletedFile(id=file_id)

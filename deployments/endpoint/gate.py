@@ -1,0 +1,248 @@
+"""What every HTTP request passes before its route: who sends it, and how much. ASGI middleware.
+
+Nothing of a body is read before its sender is known, and no more of it is kept than there is room for.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.config import AdmissionConfig
+from deployments.endpoint.access_log import AccessLog, listed
+from deployments.endpoint.admission import Admission, OverloadedError, Ticket, Weight
+from deployments.endpoint.api_keys import ApiKeys, Caller
+from deployments.endpoint.errors import AccessError, response_for
+from deployments.pipeline.long_texts import LongTexts
+from preprocess.schema import InvalidRequestError
+
+_OPEN_PATHS = frozenset({"/health", "/ping"})
+_PAGE = "/"
+_MAX_JSON_PARTS = 2**18
+"""Commas and brackets of a JSON body: what its size in memory and the time to check it grow with, far beyond bytes."""
+_MAX_JSON_BYTES = 32 * 2**20
+"""Of a JSON body without its long texts: parsing it keeps everybody else waiting, a millisecond for each megabyte."""
+_INLINE_BYTES = 2**20
+_MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
+_PORT = re.compile(r":[0-9]*$")
+_IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
+_PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
+"""Which no registry gives away: of RFC 6761, 6762 and 8375, ICANN's for private use, and what routers use."""
+_IGNORED_HEADER = b"x-raylens-ignored-fields"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Gate:
+    """`scope["state"]` gets what `deployments.endpoint.call` makes a Call of; errors leave in OpenAI's form."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        admission: Admission,
+        config: AdmissionConfig,
+        origins: Sequence[str],
+        hosts: Sequence[str],
+        access_log: AccessLog,
+    ) -> None:
+        """`origins`: those whose pages may call, besides the server's own. `hosts`: its names in public DNS."""
+        self._app = app
+        self._origins = frozenset(origins)
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._keys = keys
+        self._admission = admission
+        self._config = config
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        headers = Headers(scope=scope)
+        state["request_id"] = _request_id(headers)
+        with self._access_log.entry(scope) as entry:
+            try:
+                await self._pass(scope, headers, receive, _naming_ignored(state, entry.noting(send)))
+            except Exception as error:
+                state["error"] = error  # which a middleware outside of this one answers
+                raise
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        try:
+            _check_headers(headers)
+            if scope["path"] in _OPEN_PATHS:
+                await self._app(scope, receive, send)
+                return
+            caller = self._caller(headers, scope["path"])
+        except (AccessError, InvalidRequestError) as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        with self._admission.ticket(caller) as ticket:
+            scope["state"]["ticket"] = ticket
+            try:
+                body, scope["state"]["texts"] = await self._body(headers, receive, ticket)
+            except (InvalidRequestError, OverloadedError) as error:
+                await self._refuse(error, scope, receive, send, closes=True)  # what else the client sends is not read
+                return
+            finally:
+                scope["state"]["num_body_bytes"] = ticket.held.bytes
+            await self._app(scope, _replayed(body, receive), send)
+
+    async def _refuse(
+        self, error: Exception, scope: Scope, receive: Receive, send: Send, *, closes: bool = False
+    ) -> None:
+        scope["state"]["error"] = error
+        response = response_for(error)
+        if closes:
+            response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+    def _caller(self, headers: Headers, path: str) -> Caller:
+        """Raises AccessError."""
+        key, is_basic = _key_in(headers.get("authorization", ""))
+        caller = self._keys.find(key)
+        if caller is None:
+            reason = "no API key was sent" if key is None else "the API key is not valid"
+            raise AccessError(reason, status=401, challenge=_challenge(is_page=path == _PAGE or is_basic))
+        if self._is_foreign(headers, is_basic=is_basic):
+            raise AccessError("pages of other sites may not call this server, see ingress.cors_origins", status=403)
+        if self._keys.is_open and not self._is_own(headers.get("host", "")):
+            reason = "a server without API keys answers to public names only that are in ingress.allowed_hosts"
+            raise AccessError(reason, status=403)
+        return caller
+
+    def _is_own(self, host: str) -> bool:
+        """Whether nobody else can have made the host a name of this server. Who registers a name may let it resolve to
+        an address of a private network, and a browser then takes the server for a part of his site (DNS rebinding)."""
+        name = _PORT.sub("", host).lower().rstrip(".")
+        is_address = name.startswith("[") or _IPV4.fullmatch(name) is not None
+        return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self._hosts
+
+    def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
+        """Whether another site's page sends this, which a browser says of itself: in its name it might call a server
+        of the private network, or use a key that the browser adds."""
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins:
+            return origin.partition("://")[2] != headers.get("host", "")
+        return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+
+    async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> tuple[bytes, LongTexts]:
+        """The body, of JSON without its long texts, and these.
+
+        Raises InvalidRequestError for one too large or too slow, OverloadedError where there is no room for it.
+        """
+        claimed = headers.get("content-length", "0")
+        if claimed.isdecimal():
+            self._check_size(int(claimed))
+        chunks: list[bytes] = []
+        texts = LongTexts()
+        num_bytes = num_parts = num_kept = 0
+        is_json = not headers.get("content-type", "").startswith("multipart/")
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    chunk, is_last = message.get("body", b""), not message.get("more_body", False)
+                    num_bytes += len(chunk)
+                    self._check_size(num_bytes)
+                    ticket.take(Weight(bytes=len(chunk)))
+                    if is_json:
+                        chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
+                        num_parts += _count_parts(chunk)
+                        num_kept += len(chunk)
+                        _check_json(num_parts, num_kept)
+                    chunks.append(chunk)
+                    if is_last:
+                        break
+        except TimeoutError:
+            reason = f"{num_bytes} bytes came in {self._config.body_timeout_s:g} s, which is the limit for all of them"
+            raise InvalidRequestError(reason, field="body", code="body_timeout", status=408) from None
+        if num_kept < _INLINE_BYTES:
+            return b"".join(chunks), texts
+        return await asyncio.to_thread(b"".join, chunks), texts
+
+    def _check_size(self, num_bytes: int) -> None:
+        limit = self._config.max_body_bytes
+        if num_bytes > limit:
+            reason = f"{num_bytes} bytes or more, the limit is {limit}"
+            raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
+
+
+def _request_id(headers: Headers) -> str:
+    """The one that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _naming_ignored(state: dict[str, Any], send: Send) -> Send:
+    """`send`, with a header about the fields of the body that were left unread."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start" and (names := state.get("ignored_fields")):
+            value = listed([quote(name, safe="[].") for name in names])
+            message = {**message, "headers": [*message.get("headers", ()), (_IGNORED_HEADER, value.encode())]}
+        await send(message)
+
+    return named
+
+
+def _count_parts(chunk: bytes) -> int:
+    return sum(chunk.count(mark) for mark in (b",", b"{", b"["))
+
+
+def _check_json(num_parts: int, num_bytes: int) -> None:
+    if num_parts > _MAX_JSON_PARTS:
+        reason = f"{num_parts} commas and brackets or more, the limit is {_MAX_JSON_PARTS}"
+    elif num_bytes > _MAX_JSON_BYTES:
+        reason = f"{num_bytes} bytes or more beside media in base64 without line breaks, the limit is {_MAX_JSON_BYTES}"
+    else:
+        return
+    raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
+
+
+def _check_headers(headers: Headers) -> None:
+    num_bytes = sum(len(name) + len(value) for name, value in headers.raw)
+    for number, unit, limit in ((len(headers.raw), "headers", _MAX_HEADERS), (num_bytes, "bytes", _MAX_HEADER_BYTES)):
+        if number > limit:
+            reason = f"{number} {unit}, the limit is {limit}"
+            raise InvalidRequestError(reason, field="headers", code="headers_too_large", status=431)
+
+
+def _key_in(authorization: str) -> tuple[str | None, bool]:
+    """The key of a header, and whether it came as a browser sends it: as the password to any user name."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip() or None, False
+    if scheme.lower() == "basic":
+        try:
+            _, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None, True
+        return password or None, True
+    return None, False
+
+
+def _challenge(*, is_page: bool) -> str:
+    """What a client is told to send; only a browser that shows the page is to ask its user."""
+    return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` once more from the beginning."""
+    first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return first.pop() if first else await receive()
+
+    return replay

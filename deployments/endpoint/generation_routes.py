@@ -1,0 +1,187 @@
+"""The routes that generate text: chat completions, completions and responses."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response, StreamingResponse
+
+from deployments.api.chat import ChatCompletion, ChatCompletionRequest
+from deployments.api.completions import Completion, CompletionRequest
+from deployments.api.generation import AnyGenerationFields
+from deployments.api.responses import ResponseObject, ResponsesRequest
+from deployments.endpoint.accounting import RequestAccount
+from deployments.endpoint.answer import Answer
+from deployments.endpoint.call import Call, HttpCall
+from deployments.endpoint.chat_answer import ChatAnswer
+from deployments.endpoint.completion_answer import CompletionAnswer
+from deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from deployments.endpoint.request_weight import WeighedRequests
+from deployments.endpoint.response_answer import ResponseAnswer
+from deployments.endpoint.served import Served
+from deployments.endpoint.tool_calls import forced_call
+from deployments.metrics import IngressMetrics
+from deployments.pipeline.merged_pieces import merged
+from deployments.pipeline.pipeline import Pipeline
+from deployments.pipeline.stage_calls import StageUnavailableError
+from deployments.stages.stage_messages import GeneratedText, Pieces
+from preprocess.media import MediaLimits
+from preprocess.schema import InvalidRequestError
+
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
+
+
+class GenerationRoutes:
+    """Takes requests in, sends them through the pipeline and gives their answers the form of the API."""
+
+    def __init__(
+        self,
+        served: Served,
+        pipeline: Pipeline,
+        metrics: IngressMetrics,
+        limits: MediaLimits,
+        first_token_timeout_s: float,
+    ) -> None:
+        self._served = served
+        self._pipeline = pipeline
+        self._metrics = metrics
+        self._weighed = WeighedRequests(limits)
+        self._first_token_timeout_s = first_token_timeout_s
+
+    def add_to(self, api: FastAPI) -> None:
+        events = {"text/event-stream": {"schema": {"type": "object", "description": "where `stream` is true"}}}
+        answers = {200: {"content": events}, **ERROR_RESPONSES}
+
+        def post(path: str, endpoint: Any, model: Any) -> None:
+            api.add_api_route(path, endpoint, methods=["POST"], response_model=model, responses=answers)
+
+        post("/v1/chat/completions", self.chat_completions, ChatCompletion)
+        post("/v1/completions", self.completions, Completion)
+        post("/v1/responses", self.responses, ResponseObject)
+
+    async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
+        """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
+        account = RequestAccount(self._metrics, f"chatcmpl-{body.request_id or call.request_id}")
+        async with _noting_end(body, account):
+            call.check_fields(body)
+            self._served.check_model(body.model)
+            form = self._served.tool_calls if body.offered.tools else None
+            params = body.sampling_params(forced_call(form, body.offered))
+            account.requests = [self._weighed(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
+            account.num_answers = params.n
+            await self._enter(call, body, account)
+            return await self._answer(call, body, account, ChatAnswer(body, account, form))
+
+    async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
+        """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
+        account = RequestAccount(self._metrics, f"cmpl-{body.request_id or call.request_id}")
+        async with _noting_end(body, account):
+            call.check_fields(body)
+            self._served.check_model(body.model)
+            params = body.sampling_params()
+            account.requests = [
+                self._weighed(call, f"{account.request_id}-{number}", body, params, one)
+                for number, one in enumerate(body.prompts_and_media())
+            ]
+            account.num_answers = params.n
+            await self._enter(call, body, account)
+            echoes = await self._echoes(body) if body.echo else None
+            return await self._answer(call, body, account, CompletionAnswer(body, account, echoes))
+
+    async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
+        """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
+        account = RequestAccount(self._metrics, f"resp_{body.request_id or call.request_id}")
+        async with _noting_end(body, account):
+            call.check_fields(body)
+            self._served.check_model(body.model)
+            form = self._served.tool_calls if body.offered.tools else None
+            params = body.sampling_params(forced_call(form, body.offered))
+            account.requests = [self._weighed(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
+            await self._enter(call, body, account)
+            return await self._answer(call, body, account, ResponseAnswer(body, account, form))
+
+    async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
+        """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
+        self._served.ready_processor()  # before it waits
+        priority = body.priority + call.caller.priority
+        for request in account.requests:
+            request.priority = priority
+        await call.ticket.enter(self._weighed.weigh(account.requests, self._served.max_model_len), priority)
+
+    async def _echoes(self, body: CompletionRequest) -> list[str]:
+        """The text of each prompt, as it was sent."""
+        return [
+            prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
+        ]
+
+    async def _answer(self, call: Call, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
+        async with AsyncExitStack() as stack:
+            pieces = self._pieces(account)
+            await stack.enter_async_context(aclosing(pieces))
+            # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
+            pieces = _from_first(await self._first(pieces), pieces)
+            if body.stream:
+                events = self._events(call, body, account, answer, pieces, stack.pop_all())
+                return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
+            completion = await answer.complete(pieces)
+            account.finish()
+        return Response(completion.model_dump_json(), media_type="application/json")
+
+    async def _pieces(self, account: RequestAccount) -> Pieces:
+        """The pieces of all answers to all prompts, accounted for."""
+        processor = self._served.ready_processor()
+        streams = [self._pipeline.run(request, processor) for request in account.requests]
+        async with aclosing(merged(streams, num_answers=account.num_answers)) as pieces:
+            async for piece in pieces:
+                account.add(piece)
+                yield piece
+
+    async def _first(self, pieces: Pieces) -> GeneratedText:
+        try:
+            async with asyncio.timeout(self._first_token_timeout_s):
+                return await anext(pieces)
+        except TimeoutError:
+            raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
+
+    async def _events(
+        self,
+        call: Call,
+        body: AnyGenerationFields,
+        account: RequestAccount,
+        answer: Answer,
+        pieces: Pieces,
+        stack: AsyncExitStack,
+    ) -> AsyncIterator[str]:
+        """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
+        async with stack:
+            try:
+                async with _noting_end(body, account):
+                    async for event in answer.events(pieces):
+                        yield event
+                    account.finish()
+            except Exception as error:
+                call.fail(error)
+                yield answer.error_event(error_response(error)[1])
+            yield answer.last_event
+
+
+async def _from_first(first: GeneratedText, rest: Pieces) -> AsyncGenerator[GeneratedText]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+@asynccontextmanager
+async def _noting_end(body: AnyGenerationFields, account: RequestAccount) -> AsyncIterator[None]:
+    """What the client is to mend is named as it wrote it; a client that leaves is accounted for."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise body.named(error) from error
+    except Exception:
+        raise
+    except BaseException:
+        account.abort()
+        raise

@@ -1,0 +1,55 @@
+"""Whether every stage is alive, asked in the background so that `/health` answers at once."""
+
+import asyncio
+import time
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.stages.stage_messages import Heartbeat, ServedModel
+
+
+class StageMonitor:
+    """Asks each stage for its heartbeat every `period_s`; a stage is ready while the last one is recent and its
+    engine was moving then. Create it on a running event loop."""
+
+    def __init__(self, stages: dict[str, DeploymentHandle[Any]], *, period_s: float, timeout_s: float) -> None:
+        self._period_s = period_s
+        self._timeout_s = timeout_s
+        self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
+        self.served: ServedModel | None = None
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch(name, handle)) for name, handle in stages.items()]
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def saw(self, stage: str) -> None:
+        """Notes that a stage has answered a request: under load a heartbeat may have to queue behind the work."""
+        self._last_seen[stage] = time.monotonic()
+
+    def states(self) -> dict[str, str]:
+        """ "ready", "starting" (never seen) or "unresponsive" for each stage."""
+        now = time.monotonic()
+        return {name: self._state(seen, now) for name, seen in self._last_seen.items()}
+
+    @property
+    def is_ready(self) -> bool:
+        return all(state == "ready" for state in self.states().values())
+
+    def _state(self, seen: float | None, now: float) -> str:
+        if seen is None:
+            return "starting"
+        return "ready" if now - seen < self._timeout_s else "unresponsive"
+
+    async def _watch(self, name: str, handle: DeploymentHandle[Any]) -> None:
+        while True:
+            # A call to a stage without replicas waits, and one to a dying replica fails: both are no sign of life.
+            try:
+                beat: Heartbeat = await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s)
+                self._last_seen[name] = max(time.monotonic() - beat.age_s, self._last_seen[name] or 0.0)
+                self.served = beat.served or self.served
+            except Exception:  # whatever it is, the stage did not answer
+                pass
+            await asyncio.sleep(self._period_s)

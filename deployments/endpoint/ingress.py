@@ -1,0 +1,152 @@
+"""The HTTP endpoint: which routes there are, and what they share."""
+
+import asyncio
+import importlib.metadata
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from ray.serve.handle import DeploymentHandle
+
+from deployments.api.models import Health, ModelCard, ModelList, Version
+from deployments.config import AppConfig
+from deployments.endpoint.access_log import AccessLog
+from deployments.endpoint.admission import Admission
+from deployments.endpoint.api_keys import ApiKeys
+from deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES, add_error_handlers
+from deployments.endpoint.file_routes import FileRoutes
+from deployments.endpoint.gate import Gate
+from deployments.endpoint.generation_routes import GenerationRoutes
+from deployments.endpoint.health import StageMonitor
+from deployments.endpoint.json_route import JsonRoute
+from deployments.endpoint.metrics_export import export_metrics
+from deployments.endpoint.page_route import Page
+from deployments.endpoint.served import Served
+from deployments.endpoint.token_routes import TokenRoutes
+from deployments.metrics import IngressMetrics
+from deployments.pipeline.pipeline import Pipeline
+from deployments.pipeline.uploads import Uploads
+from deployments.server_log import join_server_log
+from deployments.stages.garbage_collection import skip_startup_objects
+
+
+class Ingress:
+    """One replica of the endpoint. Wrapped by `serve.ingress` in `deployments.app`."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        preprocess: DeploymentHandle[Any],
+        encode: DeploymentHandle[Any],
+        generate: DeploymentHandle[Any],
+    ) -> None:
+        join_server_log("ingress")
+        self._config = config
+        self._keys = ApiKeys(config.auth.keys_file)
+        self._metrics = IngressMetrics()
+        self._monitor = StageMonitor(
+            {"preprocess": preprocess, "generate": generate}
+            | ({} if config.encoder == "inline" else {"encode": encode}),
+            period_s=config.ingress.health_period_s,
+            timeout_s=config.ingress.health_timeout_s,
+        )
+        self._served = Served(config.model_name, self._monitor)
+        limits = config.media.limits()
+        self._uploads = Uploads(config.uploads, limits)
+        # Whoever encodes is seen when it does.
+        homes = {"encode": "generate"} if config.encoder == "inline" else {}
+        self._pipeline = Pipeline(
+            config,
+            preprocess,
+            encode,
+            generate,
+            self._metrics,
+            self._uploads,
+            on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
+        )
+        timeout_s = config.ingress.first_token_timeout_s
+        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
+            GenerationRoutes(self._served, self._pipeline, self._metrics, limits, timeout_s),
+            TokenRoutes(self._served, self._pipeline, limits),
+            FileRoutes(self._uploads),
+        ]
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """What Ray Serve calls once the replica is made: the routes, bound to this object."""
+        api = FastAPI(
+            title="Raylens",
+            description="Vision-language models behind an OpenAI-compatible API.",
+            lifespan=self._lifespan,
+            docs_url=None,  # its page takes scripts from elsewhere
+            redoc_url=None,
+        )
+        api.router.route_class = JsonRoute
+        for routes in self._routes:
+            routes.add_to(api)
+        route = api.add_api_route
+        route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
+        route("/v1/models/{model:path}", self.model, methods=["GET"], responses=ERROR_RESPONSES)
+        unhealthy: dict[int | str, dict[str, Any]] = {503: {"model": Health}}
+        for path in ("/health", "/ping"):
+            route(path, self.health, methods=["GET"], response_model=Health, responses=unhealthy)
+            route(path, self.health, methods=["HEAD"], include_in_schema=False)
+        route("/version", self.version, methods=["GET"], responses=ERROR_RESPONSES)
+        errors = JSON_ERROR_RESPONSES
+        route("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=errors)
+        Page().add_to(api)
+        add_error_handlers(api)
+        admission = Admission(self._config.admission, self._metrics.count_rejection)
+        origins = self._config.ingress.cors_origins
+        api.add_middleware(
+            Gate,
+            keys=self._keys,
+            admission=admission,
+            config=self._config.admission,
+            origins=origins,
+            hosts=self._config.ingress.allowed_hosts,
+            access_log=AccessLog(self._metrics.count_error),
+        )
+        if origins:
+            api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        return api
+
+    @asynccontextmanager
+    async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
+        reporter = asyncio.create_task(self._report_caches_forever())
+        skip_startup_objects()
+        yield
+        reporter.cancel()
+        self._monitor.close()
+        await self._pipeline.close()
+        self._uploads.close()
+
+    async def models(self) -> ModelList:
+        """The one model that is served."""
+        return ModelList(data=[self._served.card])
+
+    async def model(self, model: str) -> ModelCard:
+        """The model that is served, by its name; 404 for any other."""
+        self._served.check_model(model)
+        return self._served.card
+
+    async def health(self) -> JSONResponse:
+        """200 when every stage is ready, else 503; the body says which is not. Needs no API key."""
+        health = Health(ready=self._monitor.is_ready, stages=self._monitor.states())
+        return JSONResponse(health.model_dump(), 200 if health.ready else 503)
+
+    async def version(self) -> Version:
+        """Of this server's software."""
+        return Version(version=importlib.metadata.version("raylens"))
+
+    async def metrics(self) -> Response:
+        """All stages' metrics, for Prometheus."""
+        return Response(await export_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _report_caches_forever(self) -> None:
+        while True:
+            self._metrics.mm_cache.report(self._pipeline.items.processed.stats)
+            self._metrics.encoder_cache.report(self._pipeline.items.embeddings.stats)
+            await asyncio.sleep(1.0)

@@ -1,0 +1,100 @@
+"""The web page at `/`: one file, and headers by which a browser runs and loads nothing but what is in it. The pictures
+that it offers to ask about are at `/examples`."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header
+from fastapi.responses import Response
+
+from checkpoints import PICTURES
+from preprocess.data_url import data_url
+
+_FILE = Path(__file__).parent / "page" / "index.html"
+
+
+class Page:
+    """The page and its examples as read at the start. Raises ValueError when the page has not exactly one script and
+    one style sheet."""
+
+    def __init__(self, file: Path = _FILE, pictures: Path = PICTURES) -> None:
+        page = file.read_bytes()
+        policy = {"Content-Security-Policy": content_security_policy(page.decode())}
+        self._documents = {
+            "/": _Document(page, "text/html", policy),
+            "/examples": _Document(json.dumps(read_examples(pictures)).encode(), "application/json", {}),
+        }
+
+    def add_to(self, api: FastAPI) -> None:
+        for path, document in self._documents.items():
+            methods = ["GET", "HEAD"]
+            api.add_api_route(path, document.respond, methods=methods, response_model=None, include_in_schema=False)
+
+
+class _Document:
+    """What is the same for everybody who asks."""
+
+    def __init__(self, content: bytes, media_type: str, headers: dict[str, str]) -> None:
+        self._content = content
+        self._media_type = media_type
+        self._etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        self._headers = headers | {
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+            "ETag": self._etag,
+        }
+
+    async def respond(self, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+        """The content, or 304 where the browser has it already."""
+        known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
+        if known & {self._etag, "*"}:
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._content, media_type=self._media_type, headers=self._headers)
+
+
+def read_examples(folder: Path) -> list[dict[str, Any]]:
+    """The first question about each set of pictures in the folder's questions.json, with the pictures as `data:` URLs.
+    A question lacks where one of its pictures does."""
+    file = folder / "questions.json"
+    if not file.is_file():
+        return []
+    examples: dict[frozenset[str], dict[str, Any]] = {}
+    for entry in json.loads(file.read_text()):
+        pictures = [folder / name for name in entry["pictures"]]
+        if all(picture.is_file() for picture in pictures):
+            example = {"question": entry["question"], "pictures": [data_url(file.read_bytes()) for file in pictures]}
+            examples.setdefault(frozenset(entry["pictures"]), example)
+    return list(examples.values())
+
+
+def content_security_policy(page: str) -> str:
+    """Only the script and the style sheet that are in `page` itself, known by their hashes; no address but the page's
+    own origin; and no text becomes markup (Trusted Types)."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_hash(page, 'script')}'",
+            f"style-src '{_hash(page, 'style')}'",
+            "img-src data: blob:",
+            "media-src data: blob:",
+            "connect-src 'self'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _hash(page: str, tag: str) -> str:
+    """The source expression for the content of the one `<tag>` of the page."""
+    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    if len(contents) != 1:
+        raise ValueError(f"the page has {len(contents)} <{tag}> elements, not one")
+    return "sha256-" + base64.b64encode(hashlib.sha256(contents[0].encode()).digest()).decode()

@@ -1,0 +1,101 @@
+"""What a request will take, told before anything of it is decoded: pixels by headers, tokens by characters."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from deployments.api.generation import MediaFields
+from deployments.endpoint.admission import Weight
+from deployments.endpoint.call import Call
+from deployments.pipeline.media_items import PipelineRequest
+from deployments.pipeline.media_source import MediaSource
+from llm.sampling_params import SamplingParams
+from preprocess.media import MediaLimits
+from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt
+
+_UNKNOWN_MAX_TOKENS = 1024
+"""What is reckoned for an answer that may be as long as the context has room for."""
+
+_CHARS_PER_TOKEN = 4
+_SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
+"""Bytes of an item that are looked at, the second for a picture whose header is longer. Every other request waits
+meanwhile: for the first some microseconds, for the second milliseconds."""
+
+
+class WeighedRequests:
+    """Makes the pipeline's requests of a client's, and tells what they take. `limits`: what one may bring."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits = limits
+
+    def __call__(
+        self,
+        call: Call,
+        request_id: str,
+        body: MediaFields,
+        params: SamplingParams,
+        prompt_and_media: tuple[Prompt, list[MediaSource]],
+    ) -> PipelineRequest:
+        """One that takes more of the call's budgets for each item that was not in its body, once that is fetched."""
+        prompt, media = prompt_and_media
+        return PipelineRequest(
+            request_id=request_id,
+            prompt=prompt,
+            media=[replace(source, texts=call.texts) for source in media],
+            params=params,
+            options=body.mm_processor_kwargs or {},
+            tenant_salt=call.tenant_salt,
+            max_prompt_tokens=body.max_prompt_tokens(params.max_tokens),
+            on_fetched=lambda source, content: call.ticket.take(self._of_fetched(source, content)),
+        )
+
+    def weigh(self, requests: Sequence[PipelineRequest], max_model_len: int) -> Weight:
+        """What a client's request takes, each of its prompts one, without what its URLs hold. An answer is at most
+        `max_model_len` tokens long, however many are asked for: the engine refuses more, and says why."""
+        tokens = sum(
+            _num_prompt_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
+        )
+        pixels = sum(_data_url_pixels(source, self._limits) for request in requests for source in request.media)
+        return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
+
+    def _of_fetched(self, source: MediaSource, content: bytes) -> Weight:
+        pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
+        return Weight(bytes=len(content), pixels=pixels)
+
+
+def weigh_text(num_chars: int) -> Weight:
+    """What tokenising a text takes."""
+    return Weight(requests=1, tokens=num_chars // _CHARS_PER_TOKEN)
+
+
+def _num_answer_tokens(request: PipelineRequest, max_model_len: int) -> int:
+    return request.params.n * min(request.params.max_tokens or _UNKNOWN_MAX_TOKENS, max_model_len)
+
+
+def _num_prompt_tokens(prompt: Prompt) -> int:
+    if isinstance(prompt, ChatPrompt):
+        num_chars = prompt.num_chars
+    elif isinstance(prompt, TextPrompt):
+        num_chars = len(prompt.text)
+    elif isinstance(prompt, InterleavedPrompt):
+        num_chars = sum(len(part or "") for part in prompt.parts)
+    else:
+        return len(prompt.token_ids)
+    return num_chars // _CHARS_PER_TOKEN
+
+
+def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
+    """0 for what is not in the body, or malformed, which is refused when it is loaded."""
+    data = source.data
+    if data is None or source.is_precomputed:
+        return 0
+    if source.modality == "video":
+        head = data.head(_HEAD_BYTES)
+        return work_pixels("video", head, limits) * -(-data.num_bytes // _HEAD_BYTES)
+    head = data.head(_SHORT_HEAD_BYTES)
+    if is_cut_off(head) and data.num_bytes > _SHORT_HEAD_BYTES:
+        head = data.head(_HEAD_BYTES)
+    pixels = header_pixels(head)
+    if head and pixels is None and data.num_bytes > _HEAD_BYTES:
+        return limits.max_image_pixels  # what stands before the size may be there to hide it
+    return min(pixels or data.num_bytes, limits.max_image_pixels) if head else 0

@@ -1,0 +1,170 @@
+"""An answer of the Responses API out of the pieces of its text: messages, and calls of tools between them.
+
+The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+from deployments.api.response_items import ChosenFunction
+from deployments.api.responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ResponseError,
+    ResponseEvent,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from deployments.api.tools import ToolCall
+from deployments.api.wire import ErrorResponse
+from deployments.endpoint.accounting import RequestAccount
+from deployments.endpoint.answer import sent_event
+from deployments.endpoint.tool_calls import AnswerText
+from deployments.stages.stage_messages import Pieces
+from preprocess.schema import ToolCallFormat
+
+
+class ResponseAnswer:
+    """See `deployments.endpoint.answer.Answer`. `tool_calls`: how calls look in the text, where there may be any."""
+
+    def __init__(self, body: ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
+        self._body = body
+        self._account = account
+        self._parts = AnswerText(tool_calls, body.offered)
+        self._begins_with_text = tool_calls is None
+        self._output: list[OutputItem] = []
+        self._num_events = 0
+
+    async def complete(self, pieces: Pieces) -> ResponseObject:
+        async for _ in self.events(pieces):
+            pass
+        return self._finished()
+
+    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
+        yield self._event("response.created", response=self._response("in_progress"))
+        yield self._event("response.in_progress", response=self._response("in_progress"))
+        if self._begins_with_text:
+            for event in self._open_message():
+                yield event
+        async for piece in pieces:
+            for event in self._told(*self._parts.add(piece)):
+                yield event
+        if not self._output:
+            for event in self._open_message():
+                yield event
+        for event in self._close_message(self._status):
+            yield event
+        finished = self._finished()
+        yield self._event(f"response.{finished.status}", response=finished)
+
+    def error_event(self, error: ErrorResponse) -> str:
+        failed = self._response("failed")
+        failed.error = ResponseError(code=error.error.code or "server_error", message=error.error.message)
+        return self._event("response.failed", response=failed)
+
+    @property
+    def last_event(self) -> str:
+        return ""
+
+    def _told(self, text: str, calls: list[ToolCall]) -> Iterator[str]:
+        """The events of text and of the calls behind it."""
+        if text:
+            if self._message is None:
+                yield from self._open_message()
+            message = self._message
+            assert message is not None
+            message.content[0].text += text
+            yield self._event("response.output_text.delta", delta=text, logprobs=[], **self._at(message))
+        for call in calls:
+            yield from self._close_message("completed")
+            yield from self._call(call)
+
+    @property
+    def _message(self) -> OutputMessage | None:
+        """The one that text goes into."""
+        last = self._output[-1] if self._output else None
+        return last if isinstance(last, OutputMessage) and last.status == "in_progress" else None
+
+    def _open_message(self) -> Iterator[str]:
+        number = len(self._output)
+        item_id = self._account.request_id.replace("resp_", "msg_", 1) + (f"_{number}" if number else "")
+        begun = OutputMessage(id=item_id, status="in_progress", content=[])
+        yield self._event("response.output_item.added", output_index=number, item=begun)
+        message = OutputMessage(id=item_id, status="in_progress", content=[OutputText(text="")])
+        self._output.append(message)
+        yield self._event("response.content_part.added", part=OutputText(text=""), **self._at(message))
+
+    def _close_message(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
+        """Nothing where there is none."""
+        message = self._message
+        if message is None:
+            return
+        (part,) = message.content
+        yield self._event("response.output_text.done", text=part.text, logprobs=[], **self._at(message))
+        yield self._event("response.content_part.done", part=part, **self._at(message))
+        message.status = status
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=message)
+
+    def _at(self, message: OutputMessage) -> dict[str, Any]:
+        return {"item_id": message.id, "output_index": len(self._output) - 1, "content_index": 0}
+
+    def _call(self, call: ToolCall) -> Iterator[str]:
+        """A call comes whole, as in chat completions."""
+        name, arguments = call.function.name, call.function.arguments
+        item_id = call.id.replace("call_", "fc_", 1)
+        begun = OutputCall(id=item_id, call_id=call.id, name=name, arguments="", status="in_progress")
+        at: dict[str, Any] = {"item_id": item_id, "output_index": len(self._output)}
+        yield self._event("response.output_item.added", output_index=len(self._output), item=begun)
+        yield self._event("response.function_call_arguments.delta", delta=arguments, **at)
+        yield self._event("response.function_call_arguments.done", name=name, arguments=arguments, **at)
+        made = OutputCall(id=item_id, call_id=call.id, name=name, arguments=arguments, status="completed")
+        yield self._event("response.output_item.done", output_index=len(self._output), item=made)
+        self._output.append(made)
+
+    @property
+    def _status(self) -> Literal["completed", "incomplete"]:
+        return "completed" if self._account.finish_reason(0) == "stop" else "incomplete"
+
+    def _finished(self) -> ResponseObject:
+        response = self._response(self._status)
+        response.output = self._output
+        if response.status == "incomplete":
+            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+        usage = self._account.usage
+        response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        )
+        if self._body.stage_timings:
+            response.stage_timings = self._account.timings()
+        return response
+
+    def _response(self, status: Literal["in_progress", "completed", "incomplete", "failed"]) -> ResponseObject:
+        body, choice = self._body, self._body.tool_choice
+        return ResponseObject(
+            id=self._account.request_id,
+            created_at=self._account.created,
+            status=status,
+            model=body.model,
+            output=[],
+            instructions=body.instructions,
+            metadata=body.metadata,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            max_output_tokens=body.max_output_tokens,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            tool_choice=choice.model_dump() if isinstance(choice, ChosenFunction) else choice or "auto",
+            tools=[{"strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or ()],
+        )
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
+        self._num_events += 1
+        return sent_event(event, name=kind)

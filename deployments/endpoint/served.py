@@ -1,0 +1,53 @@
+"""The model that is served, as far as its stages have told."""
+
+import time
+
+from deployments.api.models import ModelCard
+from deployments.endpoint.health import StageMonitor
+from deployments.pipeline.stage_calls import StageUnavailableError
+from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFormat
+
+
+class Served:
+    """`name` in the API; `created` in seconds since 1970."""
+
+    def __init__(self, name: str, monitor: StageMonitor) -> None:
+        self.name = name
+        self.created = int(time.time())
+        self._monitor = monitor
+
+    def ready_processor(self) -> ProcessorIdentity:
+        """Raises StageUnavailableError while the stages start."""
+        if self._monitor.served is None:
+            raise StageUnavailableError("preprocess", "the stages are still starting")
+        return self._monitor.served.processor
+
+    @property
+    def tool_calls(self) -> ToolCallFormat | None:
+        return None if self._monitor.served is None else self._monitor.served.tool_calls
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens; 0 while the stages start."""
+        return 0 if self._monitor.served is None else self._monitor.served.max_model_len
+
+    @property
+    def card(self) -> ModelCard:
+        """As the API tells of it; what the stages say is missing while they start."""
+        served = self._monitor.served
+        return ModelCard(
+            id=self.name,
+            created=self.created,
+            max_model_len=None if served is None else served.max_model_len,
+            modalities=None if served is None else list(served.modalities),
+        )
+
+    def check_model(self, model: str | None) -> None:
+        """Raises InvalidRequestError, with status 404, for another's name."""
+        if model is not None and model != self.name:
+            raise InvalidRequestError(
+                f"{model[:100]!r} is not served here, only {self.name!r}",
+                field="model",
+                code="model_not_found",
+                status=404,
+            )

@@ -1,0 +1,119 @@
+"""Calls of tools in a model's text: how they are found while it streams, and how one is forced."""
+
+import json
+import uuid
+from collections.abc import Sequence
+
+from deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
+from deployments.stages.stage_messages import GeneratedText
+from llm.detokenizer import overlap
+from llm.structured_output import StructuredOutput
+from preprocess.schema import ToolCallFormat
+
+# As models write JSON. Where they may put any blanks, one in doubt goes on with blanks.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class ToolCallParser:
+    """Takes the calls out of one answer's text. What only looks like a call, or calls what was not offered, is text."""
+
+    def __init__(self, form: ToolCallFormat, names: set[str]) -> None:
+        self._start, self._end = form.start.strip(), form.end.strip()
+        self._names = names
+        self._held_back = ""
+        self._is_behind_call = False
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that `text`, the next of the answer's, makes certain."""
+        rest = self._held_back + text
+        told, calls = "", list[ToolCall]()
+        while (start := rest.find(self._start)) >= 0:
+            found = self._call_at(rest, start + len(self._start))
+            if found is None:
+                break
+            call, end = found
+            if call is None:
+                # No call begins here, but one may further on.
+                told += self._text(rest[:end])
+            else:
+                told += self._text(rest[:start].rstrip("\n"))
+                calls.append(call)
+                self._is_behind_call = True
+            rest = rest[end:]
+        certain = start if start >= 0 else len(rest) - overlap(rest, self._start)
+        certain = len(rest[:certain].rstrip("\n"))  # newlines before a call are part of it
+        self._held_back = rest[certain:]
+        return told + self._text(rest[:certain]), calls
+
+    def _text(self, text: str) -> str:
+        """Without the newlines between a call and what follows it."""
+        if self._is_behind_call:
+            text = text.lstrip("\n")
+            self._is_behind_call = not text
+        return text
+
+    def flush(self) -> str:
+        """What was held back of an answer that has ended."""
+        text, self._held_back = self._text(self._held_back), ""
+        return text
+
+    def _call_at(self, text: str, start: int) -> tuple[ToolCall | None, int] | None:
+        """The call whose JSON begins at `start`, and where what follows it begins; where there is no call, that is
+        behind the tag. None while more text may tell."""
+        end = text.find(self._end, start)
+        while end >= 0:
+            try:
+                return self._call(json.loads(text[start:end])), end + len(self._end)
+            except json.JSONDecodeError as error:
+                if not error.msg.startswith("Unterminated string"):
+                    return None, start
+                end = text.find(self._end, end + 1)  # that tag was in a string
+            except (ValueError, RecursionError):  # no call, or more digits than Python takes
+                return None, start
+        return None
+
+    def _call(self, call: object) -> ToolCall:
+        """Raises ValueError for what calls nothing that is on offer, or is no JSON that may be sent."""
+        if not isinstance(call, dict):
+            raise ValueError("no JSON object")
+        name, arguments = call.get("name"), call.get("arguments")
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+            raise ValueError("no call of an offered tool")
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=text))
+
+
+class AnswerText:
+    """One answer's pieces, told apart into its text and the calls in it."""
+
+    def __init__(self, form: ToolCallFormat | None, offered: OfferedTools) -> None:
+        """`form`: how calls look in the text, None where there can be none."""
+        names = {tool.function.name for tool in offered.tools}
+        self._parser = None if form is None else ToolCallParser(form, names)
+
+    def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the piece makes certain."""
+        if self._parser is None:
+            return piece.text, []
+        text, calls = self._parser.feed(piece.text)
+        return text + (self._parser.flush() if piece.finish_reason is not None else ""), calls
+
+
+def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> StructuredOutput | None:
+    """The form of an answer that has to call a tool, None where it need not. `form`: the model's, if it has one."""
+    if form is None or not offered.forced:
+        return None
+    return call_grammar(form, offered.forced, is_single=offered.is_single)
+
+
+def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:
+    """The form of an answer that calls one of `tools`, or, unless `is_single`, several calls one after another."""
+    rules = []
+    for index, tool in enumerate(tools):
+        schema = json.dumps({**(tool.function.parameters or {"type": "object"}), "x-guidance": _SPACING})
+        opening = json.dumps('{"name": ' + json.dumps(tool.function.name) + ', "arguments": ')
+        rules.append(f'call_{index}: {opening} args_{index} "}}"\nargs_{index}: %json {schema}')
+    any_call = " | ".join(f"call_{index}" for index in range(len(tools)))
+    call = f"call: {json.dumps(form.start)} ({any_call}) {json.dumps(form.end)}"
+    start = "start: call" if is_single else 'start: call ("\\n" call)*'
+    return StructuredOutput(grammar="\n".join(["%llguidance {}", start, call, *rules]))

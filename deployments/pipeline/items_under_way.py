@@ -1,0 +1,92 @@
+"""The items of one request on their way to embeddings, and what can be done meanwhile."""
+
+import asyncio
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from deployments.pipeline.media_items import LoadedItem, MediaItems, PipelineRequest, StoredItem, all_or_none
+from deployments.stages.hand_over import ItemEmbeddings
+from preprocess.schema import ItemInfo
+
+ResultT = TypeVar("ResultT")
+
+
+class _Item:
+    """What is known of one item: it `has_started` once somebody makes its embeddings, or they are there."""
+
+    def __init__(self) -> None:
+        self.has_started = asyncio.Event()
+        self.stored: StoredItem | None = None
+        self.is_pending = True
+
+    def start(self, stored: StoredItem) -> None:
+        self.stored = stored
+        self.has_started.set()
+
+    async def run(self, embeddings: Awaitable[StoredItem]) -> None:
+        stored = await embeddings
+        self.is_pending = False
+        self.start(stored)
+
+
+class ItemsUnderWay:
+    """Starts when the block is entered; whatever is still under way when it is left is cancelled."""
+
+    def __init__(self, media: MediaItems, request: PipelineRequest, items: list[LoadedItem]) -> None:
+        self._media = media
+        self._request = request
+        self._loaded = items
+        self._items = [_Item() for _ in items]
+
+    async def __aenter__(self) -> Self:
+        work = [
+            item.run(self._media.embeddings_of(self._request, loaded, item.start))
+            for item, loaded in zip(self._items, self._loaded, strict=True)
+        ]
+        self._all = asyncio.create_task(all_or_none(work))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._all.cancel()
+        await asyncio.wait([self._all])
+        if not self._all.cancelled():
+            self._all.exception()  # somebody has seen it, or needs it no more
+
+    async def started(self) -> list[ItemInfo]:
+        """Waits until every item is known, and its embeddings are there or being made."""
+        await self.meanwhile(self._wait_for_starts())
+        return [stored.info for stored in self._stored()]
+
+    def embeddings(self) -> list[ItemEmbeddings]:
+        """As they are known now, that is all of them once they have `started`."""
+        return [
+            ItemEmbeddings(stored.ref, item.is_pending)
+            for stored, item in zip(self._stored(), self._items, strict=True)
+        ]
+
+    async def finished(self) -> None:
+        """Waits until all embeddings are there. Raises what kept one from it, as do the others."""
+        await asyncio.shield(self._all)
+
+    async def meanwhile(self, work: Awaitable[ResultT]) -> ResultT:
+        """The result of `work`, or the failure of an item as soon as there is one."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, self._all], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await self.finished()
+            return await task
+        finally:
+            # Not left before it has ended, for it may be the next step of a generator that is closed then.
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _wait_for_starts(self) -> None:
+        for item in self._items:
+            await item.has_started.wait()
+
+    def _stored(self) -> list[StoredItem]:
+        return [item.stored for item in self._items if item.stored is not None]

@@ -1,0 +1,314 @@
+"""From what a client sent to embeddings: loading, hashing, both caches, Preprocess and Encode.
+
+Holds references, never tensors. The caches live here, in the ingress, because what a stage returns belongs to the
+process that asked for it: the cached data lies in the object store, one copy a node, and outlives the replica that
+made it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray import ObjectRef
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import AppConfig
+from deployments.metrics import IngressMetrics
+from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
+from deployments.pipeline.named_contents import NamedContents
+from deployments.pipeline.stage_calls import StageCalls, StageFailedError, tensors_and_info
+from deployments.pipeline.uploads import Uploads
+from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
+from llm.sampling_params import SamplingParams
+from preprocess.cache import ItemCache
+from preprocess.hasher import content_hash, mm_hash
+from preprocess.local_media import LocalMedia
+from preprocess.media_fetch import MediaFetcher
+from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Prompt
+
+
+@dataclass(slots=True)
+class PipelineRequest:
+    """What the pipeline needs of a request, which has one prompt. Prompt ids, stage times (seconds) and cache hits
+    (items) are filled in on the way. Items of requests with different `tenant_salt` are never shared. Those of a lower
+    `priority` go first.
+
+    `max_prompt_tokens`: see `PromptRenderer.render`. `on_fetched` is told the content of each item that was not in the
+    request itself; what it raises ends the request."""
+
+    request_id: str
+    prompt: Prompt
+    media: list[MediaSource]
+    params: SamplingParams
+    options: dict[str, Any] = field(default_factory=dict)
+    tenant_salt: str = ""
+    priority: int = 0
+    max_prompt_tokens: int | None = None
+    on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    num_processor_cache_hits: int = 0
+    num_embedding_cache_hits: int = 0
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Items run side by side: a stage's time is that of its slowest item."""
+        self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedItem:
+    """An item with its cache key; without `content` it must be in a cache, for the client only named it."""
+
+    source: MediaSource
+    content: bytes | None
+    hashed_content: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item's metadata and the reference to its tensors or its embeddings; what both caches hold. Behind one that is
+    not cached yet there may be nothing yet."""
+
+    info: ItemInfo
+    ref: ObjectRef
+
+
+class MediaItems:
+    """Loads and prepares the items of requests, each only once."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        preprocess: DeploymentHandle[Any],
+        encode: DeploymentHandle[Any],
+        calls: StageCalls,
+        metrics: IngressMetrics,
+        uploads: Uploads,
+    ) -> None:
+        self._limits = config.media.limits()
+        self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
+        self._uploads = uploads
+        local_root = config.media.local_root
+        self._local = LocalMedia(None if local_root is None else Path(local_root), self._limits)
+        self._preprocess = preprocess
+        self._encode = encode
+        self._calls = calls
+        self._metrics = metrics
+        self._named = NamedContents(config.ingress.max_named_items)
+        self.processed: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
+        self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+
+    async def load(self, request: PipelineRequest, processor: ProcessorIdentity) -> list[LoadedItem]:
+        """Fetches, checks and hashes the request's items. Raises InvalidRequestError."""
+        if len(request.media) > self._limits.max_items:
+            raise InvalidRequestError(
+                f"{len(request.media)} media items, the limit is {self._limits.max_items} per request",
+                field="messages",
+                code="too_many_items",
+            )
+        self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
+        started = time.perf_counter()
+        contents = await self._contents(request)
+        items = [
+            await self._hashed(request, source, content, processor)
+            for source, content in zip(request.media, contents, strict=True)
+        ]
+        if items:
+            request.add_seconds("media_fetch", time.perf_counter() - started)
+        for item in items:
+            self._metrics.mm_items.inc(tags={"modality": item.source.modality})
+        return items
+
+    async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
+        """The item processed but not encoded; for prompts that are only rendered."""
+        try:
+            processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
+        except _ContentMissingError:
+            raise _not_cached(item.source) from None
+        except InvalidRequestError as error:
+            raise _of_item(error, item.source) from error
+        request.num_processor_cache_hits += is_cached
+        return processed
+
+    async def embeddings_of(
+        self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[StoredItem], None]
+    ) -> StoredItem:
+        """The item with its embeddings. `on_pending` gets it as soon as they are being made, once more for each time
+        that they are made anew because who made them died."""
+
+        async def create() -> tuple[StoredItem, int]:
+            processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
+            request.num_processor_cache_hits += is_cached
+            if processed.info.is_encoded:
+                return processed, processed.info.num_bytes
+            return await self._encode_item(request, item, processed)
+
+        try:
+            encoded, is_cached = await self._get_or_create(item, create, on_pending)
+        except InvalidRequestError as error:
+            raise _of_item(error, item.source) from error
+        request.num_embedding_cache_hits += is_cached
+        if item.source.uuid is not None and item.content is not None:
+            self._named.remember(request.tenant_salt, item.source.uuid, item.hashed_content)
+        return encoded
+
+    async def _get_or_create(
+        self,
+        item: LoadedItem,
+        create: Callable[[], Awaitable[tuple[StoredItem, int]]],
+        on_pending: Callable[[StoredItem], None],
+    ) -> tuple[StoredItem, bool]:
+        while True:
+            try:
+                return await self.embeddings.get_or_create(item.key, create, on_pending)
+            except _ContentMissingError:
+                if item.content is None:
+                    raise _not_cached(item.source) from None
+                # That was another request's attempt, which had only the item's name.
+
+    def forget(self, items: list[LoadedItem]) -> None:
+        """Drops items from both caches, because the node that held their data is gone."""
+        for item in items:
+            self.processed.discard(item.key)
+            self.embeddings.discard(item.key)
+
+    def _check_total_bytes(self, num_bytes: int) -> None:
+        if num_bytes > self._limits.max_total_bytes:
+            raise InvalidRequestError(
+                f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request",
+                field="messages",
+                code="media_too_large",
+            )
+
+    async def _contents(self, request: PipelineRequest) -> list[bytes | None]:
+        """All contents side by side; the first failure, too many bytes in all among them, ends the others."""
+        num_bytes = 0
+
+        async def load(source: MediaSource) -> bytes | None:
+            nonlocal num_bytes
+            content = await self._content(request, source)
+            num_bytes += len(content or b"")
+            self._check_total_bytes(num_bytes)
+            return content
+
+        return await all_or_none([load(source) for source in request.media])
+
+    async def _content(self, request: PipelineRequest, source: MediaSource) -> bytes | None:
+        if source.url is None:
+            return None
+        try:
+            if (data := source.data) is not None:
+                return await data.decode(self._limits)
+            if source.url.startswith(UPLOAD_SCHEME):
+                file_id = source.url.removeprefix(UPLOAD_SCHEME)
+                content = await self._uploads.read(request.tenant_salt, file_id)
+            elif source.url.startswith("file:"):
+                content = await self._local.read(source.url)
+            else:
+                content = await self._fetcher.fetch(source.url)
+                self._metrics.mm_media_download_bytes.inc(len(content))
+        except InvalidRequestError as error:
+            raise _of_item(error, source) from error
+        request.on_fetched(source, content)
+        return content
+
+    async def _hashed(
+        self, request: PipelineRequest, source: MediaSource, content: bytes | None, processor: ProcessorIdentity
+    ) -> LoadedItem:
+        if content is not None:
+            hashed_content = await asyncio.to_thread(content_hash, content)
+        else:
+            assert source.uuid is not None
+            found = self._named.find(request.tenant_salt, source.uuid)
+            if found is None:
+                raise _not_cached(source)
+            hashed_content = found
+        key = mm_hash(
+            hashed_content,
+            modality=source.modality,
+            processor_fingerprint=processor.fingerprint,
+            options=request.options,
+            is_among_others=source.modality in processor.count_dependent and _num_alike(request, source) > 1,
+            is_precomputed=source.is_precomputed,
+            tenant_salt=request.tenant_salt,
+        )
+        if content is None and key not in self.embeddings and key not in self.processed:
+            raise _not_cached(source)
+        return LoadedItem(source, content, hashed_content, key)
+
+    async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
+        source, content = item.source, item.content
+        if content is None:
+            raise _ContentMissingError
+        job = ItemJob(source.modality, content, _num_alike(request, source), request.options, source.is_precomputed)
+        # The same item goes to the same replica, from any ingress: what it needs is on that node.
+        process_item = self._preprocess.options(stream=True, session_id=item.key).process_item
+        tensors, info = await self._calls.send("preprocess", lambda: tensors_and_info(process_item.remote(job)))
+        assert isinstance(info, ItemInfo)
+        request.add_seconds("media_decode", info.decode_seconds)
+        request.add_seconds("processor", info.process_seconds)
+        return StoredItem(info, tensors), info.num_bytes
+
+    async def _encode_item(
+        self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
+    ) -> tuple[StoredItem, int]:
+        encode = self._encode.options(stream=True, session_id=item.key).encode
+        item_id = f"{request.request_id}-{item.key}"
+
+        def announce(embeddings: ObjectRef) -> None:
+            self.embeddings.announce(item.key, StoredItem(processed.info, embeddings))
+
+        async def call() -> tuple[ObjectRef, Any]:
+            response = encode.remote(item_id, item.source.modality, processed.ref, time.time())
+            return await tensors_and_info(response, announce)
+
+        try:
+            embeddings, info = await self._calls.send("encode", call)
+        except StageFailedError as error:
+            raise StageFailedError("encode", f"the encode stage failed on {item.source.field}") from error
+        assert isinstance(info, EmbeddingInfo)
+        request.add_seconds("transfer_pixels", info.transfer_seconds)
+        request.add_seconds("encode_queue", info.queue_seconds)
+        request.add_seconds("encode", info.encode_seconds)
+        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, tags={"edge": "preprocess_encode"})
+        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
+        return StoredItem(processed.info, embeddings), info.num_bytes
+
+
+class _ContentMissingError(Exception):
+    """An item has to be made anew, but the client has only named it."""
+
+
+async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Runs them side by side. The first that fails ends the others, and is what is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in coroutines]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _num_alike(request: PipelineRequest, source: MediaSource) -> int:
+    """The number of items of the source's modality in the request, itself included."""
+    return sum(other.modality == source.modality for other in request.media)
+
+
+def _of_item(error: InvalidRequestError, source: MediaSource) -> InvalidRequestError:
+    """The libraries' error about a media item, with the client's name for it."""
+    return error.for_field(source.field) if error.field in ("media", "file_id") else error
+
+
+def _not_cached(source: MediaSource) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"no item is kept under the uuid {(source.uuid or '')[:100]!r} (any more): send it once again",
+        field=source.field,
+        code="media_not_cached",
+    )

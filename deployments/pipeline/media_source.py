@@ -1,0 +1,34 @@
+"""An item of media as a client sent it."""
+
+from dataclasses import dataclass
+
+from deployments.pipeline.long_texts import LongTexts
+from preprocess.data_url import DataUrl, is_data_url
+
+UPLOAD_SCHEME = "upload:"
+"""Begins URLs that stand for files which were uploaded before."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """A URL (data:, http(s):, file: or upload:), a name for it (`uuid`), or both. A name alone stands for the item that
+    was last sent with it. `field` names the item in errors. `is_precomputed`: the content is no media file but
+    tensors, see `preprocess.precomputed`. `texts`: of the body that it came with."""
+
+    url: str | None
+    field: str
+    modality: str = "image"
+    is_precomputed: bool = False
+    uuid: str | None = None
+    texts: LongTexts | None = None
+
+    @property
+    def data(self) -> DataUrl | None:
+        """The content, where it is in the URL itself."""
+        if self.url is None or not is_data_url(self.url):
+            return None
+        return DataUrl([self.url.encode()] if self.texts is None else self.texts.pieces(self.url))
+
+
+def upload_url(file_id: str) -> str:
+    return UPLOAD_SCHEME + file_id

@@ -1,0 +1,41 @@
+"""The answers to several prompts, which are worked on side by side, as one stream."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from deployments.stages.stage_messages import GeneratedText, Pieces
+
+
+async def merged(streams: Sequence[Pieces], *, num_answers: int) -> Pieces:
+    """Pieces as they come; answer i to prompt p gets the index p * num_answers + i. The first failure ends all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as alone:
+            async for piece in alone:
+                yield piece
+        return
+    ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
+
+    async def pass_on(number: int, stream: Pieces) -> None:
+        async with aclosing(stream):
+            async for piece in stream:
+                ready.put_nowait(replace(piece, index=piece.index + number * num_answers))
+
+    async def pass_all_on() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, stream in enumerate(streams):
+                group.create_task(pass_on(number, stream))
+
+    work = asyncio.create_task(pass_all_on())
+    work.add_done_callback(lambda _: ready.put_nowait(None))
+    try:
+        while (next_piece := await ready.get()) is not None:
+            yield next_piece
+        try:
+            await work
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    finally:
+        work.cancel()
+        await asyncio.wait([work])

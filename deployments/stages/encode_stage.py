@@ -1,0 +1,100 @@
+"""The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is inline."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from deployments.config import AppConfig, VisionPartConfig
+from deployments.metrics import EncodeMetrics
+from deployments.server_log import join_server_log
+from deployments.stages.engine_loop import EngineLoop
+from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.preprocess_stage import load_model_processor
+from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
+from deployments.stages.tensor_wire import PackedItem, PackedTensor
+from deployments.stages.torch_setup import set_up_torch
+
+if TYPE_CHECKING:
+    from encoder.config import PartConfig
+    from encoder.schema import EncodeOutput
+
+PROFILED_IMAGE = (448, 448)
+"""Height and width of the picture by which activations are measured; the model's processor brings it to its sizes."""
+
+
+class Encode:
+    """Batches waiting items through the vision half."""
+
+    def __init__(self, config: AppConfig) -> None:
+        if config.encoder != "inline":
+            join_server_log("encode")
+            give_way_to_answers()
+        set_up_torch(config.encoder_num_cpus)
+        from encoder.config import EncoderConfig
+        from encoder.engine import EncoderEngine
+
+        settings = config.encode
+        engine = EncoderEngine(
+            EncoderConfig(
+                config.model,
+                config.revision,
+                tower=part_config(config, settings.tower),
+                projector=part_config(config, settings.projector),
+                max_batch_patches=settings.max_batch_patches,
+            )
+        )
+        _, blank = load_model_processor(config).items.blank_item("image", PROFILED_IMAGE)
+        engine.bound_activations("image", blank, settings.activation_bytes)
+        self._engine = engine
+        self._loop: EngineLoop[EncodeOutput] = EngineLoop(
+            engine, name="encoder-engine", step_timeout_s=settings.step_timeout_s
+        )
+        self._metrics = EncodeMetrics()
+        skip_startup_objects()
+
+    async def encode(
+        self, request_id: str, modality: str, item: PackedItem, sent_at: float
+    ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
+        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at` is wall time."""
+        transfer_seconds = max(0.0, time.time() - sent_at)
+        tensors = {name: tensor.unpack() for name, tensor in item.items()}
+        status = "aborted"
+        try:
+            async with aclosing(
+                self._loop.stream(request_id, lambda id_: self._engine.add_request(id_, modality, tensors))
+            ) as outputs:
+                (output,) = await anext(outputs)
+            status = "ok" if output.error is None else "error"
+        except Exception:
+            status = "error"
+            raise
+        finally:
+            self._metrics.items_total.inc(tags={"modality": modality, "status": status})
+        if output.error is not None:
+            raise output.error
+        assert output.embeddings is not None
+        self._metrics.batch_size.observe(output.batch_size)
+        yield PackedTensor.pack(output.embeddings)
+        yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._loop.heartbeat_age)
+
+    def check_health(self) -> None:
+        self._loop.check_health()
+
+
+def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
+    """The encoder's settings for the tower or the projector, nothing of them left to choose."""
+    import torch
+
+    from encoder.config import PartConfig
+    from modeling.packed_linear import packable_dtypes
+
+    device, dtype = config.part_device(part), getattr(torch, config.part_dtype_name(part))
+    linear = part.linear
+    if linear == "auto":
+        linear = "packed" if device == "cpu" and dtype in packable_dtypes() else "plain"
+    return PartConfig(dtype, device, linear)

@@ -1,0 +1,199 @@
+"""The ranks of one Generate replica: rank 0 lives in the replica, each other one in an actor of its placement group.
+
+The actors belong to the replica: however it ends, Ray ends them. When one of them ends first the replica is told and
+has to be replaced: ranks that have lost each other cannot go on.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deployments.config import GenerateConfig
+from deployments.server_log import join_server_log
+from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.torch_setup import set_up_torch
+
+if TYPE_CHECKING:
+    from llm.config import EngineConfig
+    from llm.engine import LLMEngine
+    from llm.parallel import ParallelConfig, ProcessGroup
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+T = TypeVar("T")
+_LOOPBACK = "127.0.0.1"
+# How much longer than the fastest rank the slowest may take to load. A step that takes too long is a matter of the
+# replica's health check, and a rank that ends is noticed at once.
+_LOAD_TIMEOUT_SECONDS = 1800.0
+# What a rank died of may be told so much later than the others notice that it is gone.
+_REASON_SECONDS = 10.0
+# For the ranks to end by themselves; afterwards Ray ends them.
+_STOP_SECONDS = 2.0
+
+
+class GenerateRank:
+    """A rank other than 0, to be made an actor. `num_cpus` are its threads."""
+
+    def __init__(self, num_cpus: float) -> None:
+        join_server_log("generate rank")
+        give_way_to_answers()
+        set_up_torch(num_cpus)
+
+    def node_address(self) -> str:
+        return _node_address()
+
+    def load(self, config: "EngineConfig", parallel: "ParallelConfig", address: str, port: int) -> None:
+        """Meets the other ranks where rank 0 listens and loads this one's part of the model."""
+        import torch
+
+        from llm.model_runner import ModelRunner
+        from llm.parallel import ProcessGroup, connect
+
+        store = connect(parallel, address, port)
+        self._group = ProcessGroup(parallel, store, torch.device(config.device))
+        self._runner = ModelRunner(config, self._group)
+        skip_startup_objects()
+
+    def run(self) -> None:
+        """Takes part in every step until rank 0 says stop."""
+        from llm.lockstep import serve_steps
+
+        serve_steps(self._runner, self._group)
+
+
+class RankActors:
+    """The ranks other than 0 of the replica that makes it. Their processes start at once, side by side."""
+
+    def __init__(self, settings: GenerateConfig) -> None:
+        placement_group = ray.util.get_current_placement_group()
+        assert placement_group is not None, "the deployment reserves a bundle for each rank"
+        self._world_size = settings.tensor_parallel_size
+        self._actors: dict[int, Any] = {
+            rank: ray.remote(GenerateRank)
+            .options(
+                num_cpus=settings.num_cpus,
+                num_gpus=settings.num_gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=placement_group, placement_group_bundle_index=rank
+                ),
+            )
+            .remote(settings.num_cpus)
+            for rank in range(1, self._world_size)
+        }
+        self._runs: list[Future[None]] = []
+        self._is_stopping = False
+
+    def load_engine(self, config: "EngineConfig") -> "LLMEngine":
+        """The engine of rank 0, when all ranks have loaded their parts, at the same time. Raises RuntimeError."""
+        from llm.parallel import listen
+
+        places = self._places()
+        store = listen(places[0])
+        address = places[0].host
+        others: dict[int, Future[Any]] = {
+            rank: actor.load.remote(config, places[rank], address, store.port).future()
+            for rank, actor in self._actors.items()
+        }
+        # On a thread of its own: it would wait for a rank that never comes.
+        own = _in_thread(partial(_load_rank_0, config, places[0], store))
+        _results({0: own, **others})
+        self._group, engine = own.result()
+        return engine
+
+    def run(self, on_end: Callable[[Exception], None]) -> None:
+        """Lets the other ranks follow rank 0. `on_end` is called, on another thread, when one ends before `stop`."""
+        for rank, actor in self._actors.items():
+            run: Future[None] = actor.run.remote().future()
+            self._runs.append(run)
+            run.add_done_callback(partial(self._tell, rank, on_end))
+
+    def stop(self) -> None:
+        """Lets the other ranks end in good order; to be called when rank 0 will run no other step."""
+        from llm.lockstep import stop_ranks
+        from llm.parallel import RankDiedError
+
+        self._is_stopping = True
+        if self._runs:
+            with contextlib.suppress(RankDiedError):
+                stop_ranks(self._group)
+            wait(self._runs, timeout=_STOP_SECONDS)
+
+    def _places(self) -> "list[ParallelConfig]":
+        """By rank."""
+        from llm.parallel import ParallelConfig
+
+        addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
+        hosts = meeting_hosts([_node_address(), *_results(addresses)])
+        return [ParallelConfig(rank, self._world_size, host, _LOAD_TIMEOUT_SECONDS) for rank, host in enumerate(hosts)]
+
+    def _tell(self, rank: int, on_end: Callable[[Exception], None], run: "Future[None]") -> None:
+        if self._is_stopping:
+            return
+        error = run.exception()
+        reason = "it was told to stop" if error is None else _in_one_line(error)
+        logger.error("rank %d ended: %s", rank, reason)
+        on_end(RuntimeError(f"rank {rank} ended: {reason}"))
+
+
+def meeting_hosts(node_addresses: list[str]) -> list[str]:
+    """Where each rank talks to the others: over loopback on one node, else over the addresses that Ray uses."""
+    return [_LOOPBACK] * len(node_addresses) if len(set(node_addresses)) == 1 else node_addresses
+
+
+def _load_rank_0(config: "EngineConfig", place: "ParallelConfig", store: Any) -> "tuple[ProcessGroup, LLMEngine]":
+    import torch
+
+    from llm.engine import LLMEngine
+    from llm.parallel import ProcessGroup
+
+    group = ProcessGroup(place, store, torch.device(config.device))
+    return group, LLMEngine(config, group)
+
+
+def _node_address() -> str:
+    address: str = ray.util.get_node_ip_address()
+    return address
+
+
+def _results(futures: dict[int, Future[T]]) -> list[T]:
+    """What each rank gives. Raises RuntimeError as soon as one fails, whatever the others do."""
+    from llm.parallel import RankDiedError
+
+    done, pending = wait(futures.values(), return_when=FIRST_EXCEPTION)
+    if all(isinstance(future.exception(), RankDiedError | None) for future in done):
+        # Those that lost a rank say only that, and often sooner than it.
+        wait(pending, timeout=_REASON_SECONDS)
+    errors = {rank: error for rank, future in futures.items() if future.done() and (error := future.exception())}
+    if not errors:
+        return [future.result() for future in futures.values()]
+    rank, error = min(errors.items(), key=lambda item: isinstance(item[1], RankDiedError))
+    raise RuntimeError(f"rank {rank} could not load: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Type and message; for an error within an actor's method, that error's own."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
+
+
+def _in_thread(function: Callable[[], T]) -> "Future[T]":
+    """Unlike an executor's, the thread does not keep the process from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return future

@@ -1,0 +1,180 @@
+"""The Generate deployment: a plain class, wrapped by `deployments.app`."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from deployments.config import AppConfig
+from deployments.metrics import GenerateMetrics
+from deployments.server_log import join_server_log
+from deployments.stages.encode_stage import Encode
+from deployments.stages.engine_loop import EngineLoop
+from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.generate_ranks import RankActors
+from deployments.stages.hand_over import HandOver, ItemEmbeddings
+from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.pieces import PieceMaker
+from deployments.stages.preprocess_stage import load_model_processor
+from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
+from deployments.stages.tensor_wire import PackedItem, PackedTensor
+from deployments.stages.torch_setup import set_up_torch
+from llm.sampling_params import SamplingParams
+from preprocess.schema import ProcessedPrompt
+
+if TYPE_CHECKING:
+    from llm.outputs import EngineStats, RequestOutput
+
+
+class Generate:
+    """Stitches embeddings into the prompt and decodes; rank 0 where the model is divided among several. Where `encoder`
+    is inline it encodes, too, on a thread of its own."""
+
+    _ranks: RankActors | None = None  # also of one that could not load
+
+    def __init__(self, config: AppConfig) -> None:
+        join_server_log("generate")
+        give_way_to_answers()
+        settings = config.generate
+        # First: their processes start while this one imports.
+        ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
+        set_up_torch(settings.num_cpus)
+        # Before the language half, whose KV cache takes what memory is left; graphs may take as much as activations.
+        self._encoder = Encode(config) if config.encoder == "inline" else None
+        reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
+        import torch
+
+        from llm.config import EngineConfig
+        from llm.engine import LLMEngine
+
+        engine_config = EngineConfig(
+            model=config.model,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype_name(config.generate_device)),
+            device=config.generate_device,
+            block_size=settings.block_size,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            memory_fraction=settings.memory_fraction,
+            reserved_bytes=reserved_bytes,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            largest_item_tokens=_largest_picture_tokens(config),
+            prefix_caching=settings.prefix_caching,
+            quantization=settings.quantization,
+            kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
+        )
+        engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
+        self._engine = engine
+        self._loop: EngineLoop[RequestOutput] = EngineLoop(
+            engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
+        )
+        if ranks is not None:
+            ranks.run(on_end=self._loop.fail)
+        self._ranks = ranks
+        self._metrics = GenerateMetrics()
+        self._num_preemptions = 0
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+        skip_startup_objects()
+
+    def __del__(self) -> None:
+        """Called by Ray Serve when it stops a replica that is well, after its last request."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None and self._loop.close():
+            ranks.stop()
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams,
+        items: list[ItemEmbeddings],
+        *,
+        cache_salt: str,
+        priority: int,
+        sent_at: float,
+    ) -> AsyncGenerator[list[GeneratedText]]:
+        """Yields the answers piece by piece: tokens that are ready together go together, the first one at once.
+
+        Items that are encoded still are waited for one by one, while the prompt is computed up to the first of them;
+        raises EmbeddingsLostError when what was to come does not. Requests of different `cache_salt` share no prefix.
+        Those of a lower `priority` go first. `sent_at` is wall time.
+        """
+        hand_over = HandOver(items, sent_at)
+        embeddings = await hand_over.ready()
+        if params.structured_output is not None:
+            # Up to some seconds, in which nobody's stream may stand still; then the engine finds it compiled.
+            await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
+        if params.bad_words:
+            await asyncio.to_thread(self._spell, params.bad_words)
+        stream = self._loop.stream(
+            request_id,
+            lambda id_: self._engine.add_request(
+                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority
+            ),
+            hand_over.pending(self._engine.set_embeddings),
+        )
+        pieces_of = PieceMaker(
+            self._engine.byte_tokenizer,
+            lambda: self._engine.make_detokenizer(params, prompt),
+            None if params.prompt_logprobs is None else prompt.prompt_token_ids[0],
+            includes_stop=params.include_stop_str_in_output,
+        )
+        if params.logprobs is not None or params.prompt_logprobs is not None:
+            await asyncio.to_thread(pieces_of.prepare)
+        num_unfinished, is_first = params.n, True
+        async with aclosing(stream) as batches:
+            async for outputs in batches:
+                if error := next((output.error for output in outputs if output.error), None):
+                    raise error
+                pieces = pieces_of(outputs)
+                if is_first and items:
+                    pieces[0].seconds["transfer_embeddings"] = hand_over.transfer_seconds
+                is_first = False
+                yield pieces
+                num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
+                if num_unfinished == 0:
+                    return
+
+    def _spell(self, words: Sequence[str]) -> None:
+        """Makes ready what the engine will ask for, so that its thread, and with it everybody's stream, goes on."""
+        for word in words:
+            self._engine.byte_tokenizer.spellings(word)
+
+    async def encode(
+        self, request_id: str, modality: str, item: PackedItem, sent_at: float
+    ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
+        """See `Encode.encode`; only where `encoder` is inline."""
+        assert self._encoder is not None
+        async with aclosing(self._encoder.encode(request_id, modality, item, sent_at)) as objects:
+            async for one in objects:
+                yield one
+
+    async def heartbeat(self) -> Heartbeat:
+        encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()
+        return Heartbeat(max(self._loop.heartbeat_age, encoder.age_s))
+
+    def check_health(self) -> None:
+        self._loop.check_health()
+        if self._encoder is not None:
+            self._encoder.check_health()
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._report(self._engine.stats)
+            await asyncio.sleep(1.0)
+
+    def _report(self, stats: "EngineStats") -> None:
+        self._metrics.num_running.set(stats.num_running)
+        self._metrics.num_waiting.set(stats.num_waiting)
+        self._metrics.kv_cache_usage.set(stats.kv_cache_usage)
+        if stats.num_preemptions > self._num_preemptions:
+            self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
+            self._num_preemptions = stats.num_preemptions
+
+
+def _largest_picture_tokens(config: AppConfig) -> int:
+    """Positions that the largest picture takes in a prompt, as the model's processor is set."""
+    items = load_model_processor(config).items
+    options = items.rules("image").largest_options
+    return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

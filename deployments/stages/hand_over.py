@@ -1,0 +1,73 @@
+"""Item embeddings on their way from Encode to the language model, each as soon as it is there.
+
+Generate is called while items are still being encoded. It gets a reference to each item's embeddings, behind which
+there may be nothing yet, and computes the prompt as far as it can meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ray import ObjectRef
+
+from deployments.stages.tensor_wire import PackedTensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EmbeddingsLostError(RuntimeError):
+    """The embeddings of an item did not come: who makes them failed, or the node that held them is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemEmbeddings:
+    """A reference to the PackedTensor of one item; `is_pending` where it is still being made.
+
+    The reference is inside an object so that Ray does not wait for it before it makes the call.
+    """
+
+    ref: ObjectRef
+    is_pending: bool
+
+
+class HandOver:
+    """Receives the embeddings of one request; `sent_at`, wall time, is when they were sent at the earliest.
+
+    `transfer_seconds`: the longest way of those that have come, from ready to here.
+    """
+
+    def __init__(self, items: list[ItemEmbeddings], sent_at: float) -> None:
+        self._items = items
+        self._sent_at = sent_at
+        self.transfer_seconds = 0.0
+
+    async def ready(self) -> "list[torch.Tensor | None]":
+        """Of each item the embeddings, (num_embeds, embedding_size), None of one that is pending."""
+        indices = [index for index, item in enumerate(self._items) if not item.is_pending]
+        received = await asyncio.gather(*map(self._receive, indices))
+        found = dict(zip(indices, received, strict=True))
+        return [found.get(index) for index in range(len(self._items))]
+
+    def pending(
+        self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"
+    ) -> list[Callable[[], Awaitable[Callable[[str], None]]]]:
+        """For each item that is pending, what waits for it and says how to hand it to a request in the engine."""
+
+        async def receive(index: int) -> Callable[[str], None]:
+            embeddings = await self._receive(index)
+            return lambda request_id: set_embeddings(request_id, index, embeddings)
+
+        return [partial(receive, index) for index, item in enumerate(self._items) if item.is_pending]
+
+    async def _receive(self, index: int) -> "torch.Tensor":
+        try:
+            packed: PackedTensor = await self._items[index].ref
+        except Exception as error:
+            # Its own reason is known to whoever made the call; across processes it would come wrapped once more.
+            raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
+        self.transfer_seconds = max(self.transfer_seconds, time.time() - max(self._sent_at, packed.packed_at))
+        return packed.unpack()

@@ -1,0 +1,112 @@
+"""What the engine says, as it travels to the ingress: one piece for each answer of a request that has gone on."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from deployments.stages.character_starts import CharacterStarts
+from deployments.stages.stage_messages import GeneratedText, ScoredToken
+
+if TYPE_CHECKING:
+    from llm.byte_tokenizer import ByteTokenizer
+    from llm.detokenizer import Detokenizer
+    from llm.logprobs import TokenLogprobs
+    from llm.outputs import RequestOutput
+
+
+class PieceMaker:
+    """Of one request; the ingress has no tokenizer, so tokens become text here, and those that are named get their
+    bytes. It works beside the engine's next step."""
+
+    def __init__(
+        self,
+        tokenizer: "ByteTokenizer",
+        make_detokenizer: "Callable[[], Detokenizer]",
+        first_prompt_token: int | None,
+        *,
+        includes_stop: bool = False,
+    ) -> None:
+        """`first_prompt_token`: where the prompt's tokens are to be named. `includes_stop`: a stop token that ends an
+        answer is part of its text."""
+        self._tokenizer = tokenizer
+        self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
+        self._starts: defaultdict[int, CharacterStarts] = defaultdict(CharacterStarts)
+        self._first_prompt_token = first_prompt_token
+        self._includes_stop = includes_stop
+
+    def prepare(self) -> None:
+        """Takes up to a second the first time, after which naming tokens takes none."""
+        self._tokenizer.token_bytes(0)
+
+    def __call__(self, outputs: "Sequence[RequestOutput]") -> list[GeneratedText]:
+        """One piece out of the outputs of several steps for each answer, in the order of these."""
+        by_index: dict[int, list[RequestOutput]] = {}
+        for output in outputs:
+            by_index.setdefault(output.index, []).append(output)
+        return [self._merge(by_index[index]) for index in sorted(by_index)]
+
+    def _merge(self, outputs: "list[RequestOutput]") -> GeneratedText:
+        last = outputs[-1]
+        token_ids = [token_id for output in outputs for token_id in output.token_ids]
+        prompt_logprobs = [self._scored(one) for output in outputs for one in output.prompt_logprobs]
+        first = self._first_prompt_token
+        if first is not None and last.index == 0 and last.num_output_tokens == len(token_ids):
+            prompt_logprobs.insert(0, ScoredToken(first, self._tokenizer.token_bytes(first), None, []))
+        scored = [one for output in outputs for one in output.logprobs]
+        text, offsets = self._text(last, token_ids, tells_offsets=bool(scored))
+        return GeneratedText(
+            text=text,
+            token_ids=token_ids,
+            num_prompt_tokens=last.num_prompt_tokens,
+            num_cached_tokens=last.num_cached_tokens,
+            num_output_tokens=last.num_output_tokens,
+            # A plain string: the enumeration's module imports torch, which the ingress does without.
+            finish_reason=None if last.finish_reason is None else last.finish_reason.value,
+            seconds=_stage_seconds(last, len(token_ids)) if last.index == 0 else {},
+            index=last.index,
+            logprobs=[self._scored(one, offset) for one, offset in zip(scored, offsets, strict=True)],
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
+        """What `token_ids`, the answer's next up to `last`, add to its text, and the character in which each begins."""
+        detokenizer = self._detokenizers[last.index]
+        told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
+        text, offsets = "", list[int]()
+        if tells_offsets:
+            for token_id in token_ids:
+                offsets.append(self._offset(last.index, token_id))
+                if len(offsets) <= len(told):
+                    text += detokenizer.append([token_id])
+        else:
+            text = detokenizer.append(told)
+        if last.finish_reason is not None and not detokenizer.stopped:
+            text += detokenizer.flush()
+        return text, offsets
+
+    def _offset(self, index: int, token_id: int) -> int:
+        """Where answer `index`'s next token begins. Characters are counted as they are decoded, bytes only from where
+        one has begun that is not complete."""
+        detokenizer = self._detokenizers[index]
+        if detokenizer.is_whole:
+            self._starts[index] = CharacterStarts()
+        content = self._tokenizer.token_bytes(token_id) if detokenizer.tells(token_id) else b""
+        start, _ = self._starts[index].feed(content)
+        return detokenizer.num_chars + start
+
+    def _scored(self, token: "TokenLogprobs", offset: int = 0) -> ScoredToken:
+        top = [(self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]
+        return ScoredToken(token.token_id, self._tokenizer.token_bytes(token.token_id), token.logprob, top, offset)
+
+
+def _stage_seconds(last: "RequestOutput", num_tokens: int) -> dict[str, float]:
+    """Stage times go out with the token that ends the stage, which is among the `num_tokens` before `last`'s end."""
+    times = last.times
+    seconds: dict[str, float] = {}
+    first_index = last.num_output_tokens - num_tokens
+    if first_index == 0 and times.first_token is not None and times.first_scheduled is not None:
+        seconds["llm_queue"] = times.first_scheduled - times.arrival
+        seconds["prefill"] = times.first_token - times.first_scheduled
+    if first_index <= 1 < last.num_output_tokens and times.first_token is not None and times.second_token is not None:
+        seconds["first_decode"] = times.second_token - times.first_token
+    return seconds

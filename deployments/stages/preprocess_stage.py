@@ -1,0 +1,128 @@
+"""The Preprocess deployment: a plain class, wrapped by `deployments.app`.
+
+The library is imported where a replica starts: the controller and the ingress never load torch.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from deployments.config import AppConfig
+from deployments.metrics import PreprocessMetrics
+from deployments.server_log import join_server_log
+from deployments.stages.free_memory import give_back_free_memory
+from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.item_queue import ItemQueue
+from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.pixel_scaling import CALL_PIXELS, PendingWork
+from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
+from deployments.stages.tensor_wire import PackedItem, PackedTensor
+from deployments.stages.torch_setup import set_up_torch
+from preprocess.pixel_count import work_pixels
+from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, TextPrompt
+
+if TYPE_CHECKING:
+    from preprocess.processor import MultiModalProcessor
+    from preprocess.schema import ItemTensors
+
+ResultT = TypeVar("ResultT")
+
+_LARGE_PIXELS = 2**24
+"""More than photographs have. To give memory back takes little time next to an item of so many."""
+
+
+class Preprocess:
+    """Runs the model's Hugging Face processor. Items and prompts are worked on in a thread each, so that a prompt
+    is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
+
+    def __init__(self, config: AppConfig) -> None:
+        join_server_log("preprocess")
+        give_way_to_answers()
+        set_up_torch(config.preprocess.num_cpus)
+        self._limits = config.media.limits()
+        self._processor = load_model_processor(config)
+        # On Linux niceness belongs to a thread; those that torch starts from this one inherit it.
+        self._items = ItemQueue(
+            ThreadPoolExecutor(
+                max_workers=1, thread_name_prefix="items", initializer=os.nice, initargs=(config.preprocess.niceness,)
+            )
+        )
+        self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._pending = PendingWork()
+        self._metrics = PreprocessMetrics()
+        skip_startup_objects()
+
+    async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
+        """Yields the item's tensors (those that it has been encoded to already, if so), and its ItemInfo."""
+        # Tensors are taken as they are, without a pixel to decode. The block ends before the first yield: a generator
+        # that is dropped at one would go on counting until it is collected.
+        num_pixels = 0 if job.is_precomputed else work_pixels(job.modality, job.content, self._limits)
+        with self._pending.call(num_pixels):
+            info, tensors = await self._items.run(CALL_PIXELS + num_pixels, lambda: self._process(job, num_pixels))
+        packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
+        yield packed["embeddings"] if info.is_encoded else packed
+        yield info
+
+    def _process(self, job: ItemJob, num_pixels: int) -> "tuple[ItemInfo, ItemTensors]":
+        items = self._processor.items
+        number, options = job.num_in_prompt, job.options
+        if job.is_precomputed:
+            return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
+        try:
+            return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
+        finally:
+            if num_pixels >= _LARGE_PIXELS:
+                give_back_free_memory()
+
+    async def render(
+        self, prompt: Prompt, items: list[ItemInfo], hashes: list[str], max_prompt_tokens: int | None = None
+    ) -> ProcessedPrompt:
+        """See `PromptRenderer.render`."""
+        prompts = self._processor.prompts
+        return await self._on_prompt_thread(
+            lambda: prompts.render(prompt, items, hashes, max_prompt_tokens=max_prompt_tokens)
+        )
+
+    async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
+        prompts = self._processor.prompts
+        return await self._on_prompt_thread(lambda: prompts.tokenize(prompt, add_special_tokens=add_special_tokens))
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        return await self._on_prompt_thread(lambda: self._processor.prompts.detokenize(token_ids))
+
+    async def _on_prompt_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        with self._pending.call():
+            return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `deployments.stages.pixel_scaling` scales by; Serve asks about twice a second."""
+        self._metrics.pending_pixels.set(self._pending.num_pixels)
+        return self._pending.stats()
+
+    async def heartbeat(self) -> Heartbeat:
+        processor = self._processor
+        tool_calls = processor.prompts.tool_calls
+        served = ServedModel(processor.identity, processor.max_model_len, processor.items.modalities, tool_calls)
+        return Heartbeat(served=served)
+
+
+def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
+    """The processor of the model that is served; needs `set_up_torch`."""
+    import torch
+
+    from preprocess.processor import MultiModalProcessor, ProcessorConfig
+
+    return MultiModalProcessor(
+        ProcessorConfig(
+            model=config.model,
+            revision=config.revision,
+            image_backend=config.preprocess.image_backend,
+            jpeg_draft=config.preprocess.jpeg_draft,
+            dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
+            embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),
+            max_model_len=config.max_model_len,
+            limits=config.media.limits(),
+        )
+    )

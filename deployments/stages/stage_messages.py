@@ -1,0 +1,100 @@
+"""What the stages are told and what they answer, besides tensors.
+
+A stage that makes tensors answers with two objects: first the tensors, then what is known of them, which is the proof
+that they are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the second.
+Both are owned by the caller, so they outlive the replica that made them.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pickle import PickleBuffer
+from typing import Any, SupportsIndex
+
+from preprocess.schema import ProcessorIdentity, ToolCallFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the ingress has to know of the model: its processor's identity, the context in tokens, the kinds of items
+    that it takes, and how calls of tools look in its answers, None where its chat template knows no tools."""
+
+    processor: ProcessorIdentity
+    max_model_len: int
+    modalities: tuple[str, ...]
+    tool_calls: ToolCallFormat | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told."""
+
+    age_s: float = 0.0
+    served: ServedModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemJob:
+    """One item for the processor. `num_in_prompt`: items of its modality in the prompt; `options`: the client's
+    settings; `is_precomputed`: `content` is tensors, see `preprocess.precomputed`."""
+
+    modality: str
+    content: bytes
+    num_in_prompt: int
+    options: dict[str, Any]
+    is_precomputed: bool = False
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """With the content beside the pickled rest: Ray copies it into its object store while other threads go on."""
+        rest = (self.num_in_prompt, self.options, self.is_precomputed)
+        return _item_job, (self.modality, PickleBuffer(self.content), *rest)
+
+
+def _item_job(modality: str, content: memoryview, *rest: Any) -> ItemJob:
+    return ItemJob(modality, bytes(content), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """What is known of an item's embeddings besides the tensor. Times in seconds."""
+
+    num_bytes: int
+    transfer_seconds: float
+    queue_seconds: float
+    encode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token, what it stands for in bytes (maybe a part of a character), its log-probability in nats, None for the
+    first of a prompt, and the likeliest tokens at its place with theirs. `offset`, of an answer's: the character of its
+    text in which the token begins."""
+
+    token_id: int
+    content: bytes
+    logprob: float | None
+    top: list[tuple[bytes, float]]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A piece of answer `index` of a request. `seconds` holds the stage times that became known with it, by stage name.
+
+    `logprobs` of its tokens and, on the first piece of answer 0, `prompt_logprobs` of the prompt's, where they were
+    asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish_reason: str | None
+    seconds: dict[str, float]
+    index: int = 0
+    logprobs: list[ScoredToken] = field(default_factory=list)
+    prompt_logprobs: list[ScoredToken] = field(default_factory=list)
+
+
+Pieces = AsyncGenerator[GeneratedText]
+"""The answers to one request, as they are generated."""

@@ -1,0 +1,120 @@
+"""axe-core's view of the web page, in every look and in every state that a reader meets."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from checkpoints import PICTURES
+from tests.page_driver import CHAT, PHONE, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
+
+pytest_plugins = ("tests.page_fixtures",)
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "phone": {"color_scheme": "light", "viewport": PHONE, "has_touch": True, "is_mobile": True},
+    "dark phone": {"color_scheme": "dark", "viewport": PHONE, "has_touch": True, "is_mobile": True},
+}
+RICH = f"""See [the docs](https://example.com), **bold** and `code`:
+
+```
+{"a line of code that is wider than its place " * 3}
+```
+
+https://example.org/{"an-address-without-an-end-" * 9}"""
+
+
+WIDER_THAN_THEIR_PLACE = """() => [...document.querySelectorAll("html, main, dialog, .sheet, footer")]
+  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `${one.tagName} scrolls sideways`)"""
+
+
+@pytest.fixture(params=LOOKS)
+def look(request: pytest.FixtureRequest, browser: Browser, app_url: str) -> Iterator[Page]:
+    context = browser.new_context(**LOOKS[request.param])
+    expect.set_options(timeout=20_000)
+    yield open_page(context, app_url)
+    context.close()
+
+
+def findings(page: Page) -> list[str]:
+    """The grave ones, and whatever is wider than the window."""
+    results = Axe().run(page).response
+    assert results["testEngine"]["name"] == "axe-core"
+    assert tuple(int(part) for part in results["testEngine"]["version"].split(".")[:2]) >= (4, 10)
+    assert len(results["passes"]) > 10
+    grave = [
+        f"{violation['impact']} {violation['id']}: {node['target']} {node['failureSummary']}"
+        for violation in results["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+    wider: list[str] = page.evaluate(WIDER_THAN_THEIR_PLACE)
+    return grave + wider
+
+
+def test_the_empty_page(look: Page) -> None:
+    expect(look.locator(".example")).to_have_count(4)
+    assert findings(look) == []
+    look.locator("#status summary").click()
+    assert findings(look) == []
+
+
+def test_a_conversation(look: Page) -> None:
+    pick(look, PICTURES / "one.png")
+    expect(look.locator("#attached img")).to_have_count(1)
+    assert findings(look) == []
+    ask(look, "Describe the picture.")
+    ask(look, "What colour is the cross?")
+    assert findings(look) == []
+    look.locator(".measures summary").last.click()
+    expect(look.locator(".measures").last.locator(".chip")).to_have_count(2)
+    assert findings(look) == []
+    look.get_by_role("button", name="Edit the question").first.click()
+    expect(look.locator("#editing")).to_be_visible()
+    assert findings(look) == []
+
+
+def test_links_and_code(look: Page) -> None:
+    bring_in(look, turn(RICH, RICH))
+    expect(look.locator("article a")).to_have_count(4)
+    assert findings(look) == []
+
+
+def test_a_failed_question(look: Page) -> None:
+    trouble = openai_error(503, "still starting", **{"retry-after": "100"})
+    look.route(CHAT, lambda route: route.fulfill(**trouble))
+    pick(look, PICTURES / "one.png")
+    expect(look.locator("#attached img")).to_have_count(1)
+    send(look, "Who are you?")
+    look.get_by_role("button", name="Retry now").wait_for()
+    assert findings(look) == []
+    look.get_by_role("button", name="Retry now").click()
+    expect(look.locator("article.failed .problem")).to_be_visible()
+    look.set_input_files("#media-files", __file__)
+    expect(look.locator(".notice")).to_be_visible()
+    assert findings(look) == []
+
+
+def test_the_settings(look: Page) -> None:
+    look.get_by_role("button", name="Settings", exact=True).click()
+    look.fill("#temperature", "1")
+    assert findings(look) == []
+    look.fill("#temperature", "7")
+    assert findings(look) == []
+
+
+def test_the_list_of_conversations(look: Page) -> None:
+    open_list(look)
+    assert findings(look) == []
+    look.keyboard.press("Escape")
+    for question in ("One", "Two", "Three"):
+        bring_in(look, turn(f"{question} rather long question about very many things in a picture"))
+        expect(look.locator("article.user")).to_contain_text(question)
+    open_list(look)
+    assert findings(look) == []
+    look.get_by_role("button", name="Delete “One").click()
+    look.get_by_role("button", name="Rename “Two").click()
+    assert findings(look) == []

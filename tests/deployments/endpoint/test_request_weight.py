@@ -1,0 +1,80 @@
+"""What requests weigh, before anything of them is decoded."""
+
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from deployments.api.generation import MediaFields
+from deployments.config import AdmissionConfig
+from deployments.endpoint.admission import Admission, Weight
+from deployments.endpoint.api_keys import Caller
+from deployments.endpoint.call import Call
+from deployments.endpoint.request_weight import WeighedRequests
+from deployments.pipeline.media_items import PipelineRequest
+from deployments.pipeline.media_source import MediaSource
+from llm.sampling_params import SamplingParams
+from preprocess.data_url import data_url
+from preprocess.media import MediaLimits
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
+from tests.pictures import encoded
+
+LIMITS = MediaLimits()
+MAX_MODEL_LEN = 4096
+TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
+
+
+def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
+    media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
+    return WeighedRequests(LIMITS).weigh([PipelineRequest("r", prompt, media, SamplingParams(**params))], MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        (TextPrompt("x" * 400), 100),
+        (TokensPrompt([1] * 100), 100),
+        (InterleavedPrompt(["x" * 200, None, "x" * 200]), 100),
+        (ChatPrompt([{"role": "user", "content": [{"type": "text", "text": "x" * 4000}]}]), 1006),
+        (ChatPrompt([{"role": "user", "content": []}], [TOOL]), 1012),
+    ],
+)
+def test_tokens_of_prompt_and_answers(prompt: Prompt, tokens: int) -> None:
+    assert weight(prompt, max_tokens=10, n=3).tokens == pytest.approx(tokens + 30, abs=8)
+    assert weight(prompt).tokens == pytest.approx(tokens + 1024, abs=8)
+
+
+def test_an_answer_is_at_most_as_long_as_the_context() -> None:
+    for number in (MAX_MODEL_LEN, 10**9, 10**30):
+        assert weight(TextPrompt("x" * 400), max_tokens=number, n=2).tokens == 100 + 2 * MAX_MODEL_LEN
+
+
+def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
+    picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
+    assert weight(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 2 * 60_000
+    assert weight(TextPrompt(""), data_url(picture), is_precomputed=True).pixels == 0
+    assert weight(TextPrompt(""), "https://example.com/a.jpg").pixels == 0, "is weighed when it has been fetched"
+    assert weight(TextPrompt(""), "data:image/png;base64,@@@").pixels == 0, "is refused when it is loaded"
+    assert weight(TextPrompt(""), data_url(b"\0" * 1000), modality="video").pixels == 16_000
+    unknown = data_url(b"\0" * 2_000_000)
+    assert weight(TextPrompt(""), unknown).pixels == pytest.approx(2_000_000, rel=0.001), "as many as its bytes"
+
+
+@pytest.mark.parametrize("num_segments", [1, 60])
+def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest(num_segments: int) -> None:
+    picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
+    segment = b"\xff\xe1\xff\xff" + b"\0" * 65533
+    hidden = picture[:2] + segment * num_segments + picture[2:]
+    is_seen = len(hidden) < 3 * 2**20
+    assert weight(TextPrompt(""), data_url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
+
+
+def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
+    picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
+    with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
+        source = MediaSource("https://example.com/a.jpg", "f")
+        request = WeighedRequests(LIMITS)(
+            Call("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
+        )
+        request.on_fetched(source, picture)
+        assert ticket.held == Weight(bytes=len(picture), pixels=60_000)

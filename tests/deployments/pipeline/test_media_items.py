@@ -1,0 +1,154 @@
+"""Items of concurrent requests: each is made once, and no request spoils another's. Stages are stand-ins here."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.config import AppConfig
+from deployments.pipeline.media_items import LoadedItem, MediaItems, PipelineRequest, StoredItem
+from deployments.pipeline.media_source import MediaSource
+from llm.sampling_params import SamplingParams
+from preprocess.data_url import data_url
+from preprocess.schema import (
+    ChatPrompt,
+    InvalidRequestError,
+    ItemExpansion,
+    ItemInfo,
+    PlaceholderRange,
+    ProcessorIdentity,
+)
+from tests.pictures import disc, encoded
+
+RED, BLUE = (data_url(encoded(disc(colour))) for colour in ("red", "blue"))
+PROCESSOR = ProcessorIdentity("fingerprint")
+
+
+def info(num_bytes: int = 10, is_encoded: bool = False) -> ItemInfo:
+    expansion = ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1))
+    return ItemInfo("image", expansion, num_bytes, is_encoded=is_encoded)
+
+
+class Items(MediaItems):
+    """With stages that answer at once, or when `may_go_on` is set."""
+
+    def __init__(self, **settings: Any) -> None:
+        metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
+        nothing: Any = None
+        super().__init__(AppConfig.model_validate({"ingress": settings}), nothing, nothing, nothing, metrics, nothing)
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.made: list[str] = []
+        self.is_encoded = False
+
+    async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
+        if item.content is None:
+            return await super()._process(request, item)
+        self.made.append(request.request_id)
+        found: Any = f"tensors of {item.key}"
+        return StoredItem(info(is_encoded=self.is_encoded), found), 10
+
+    async def _encode_item(
+        self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
+    ) -> tuple[StoredItem, int]:
+        found: Any = f"embeddings of {item.key}"
+        self.embeddings.announce(item.key, StoredItem(processed.info, found))
+        await self.may_go_on.wait()
+        return StoredItem(processed.info, found), 10
+
+
+@pytest.fixture
+async def items(request: pytest.FixtureRequest) -> AsyncIterator[Items]:
+    """Its parameter: settings of the ingress."""
+    made = Items(**getattr(request, "param", {}))
+    yield made
+    await made.close()
+
+
+def request(url: str | None, uuid: str | None = None, name: str = "r") -> PipelineRequest:
+    source = MediaSource(url, f"field of {name}", uuid=uuid)
+    return PipelineRequest(name, ChatPrompt([]), [source], SamplingParams())
+
+
+async def embeddings(items: Items, sent: PipelineRequest) -> Any:
+    (item,) = await items.load(sent, PROCESSOR)
+    return (await items.embeddings_of(sent, item, ignore)).ref
+
+
+def ignore(pending: StoredItem) -> None:
+    pass
+
+
+async def test_one_item_of_many_requests_is_made_once(items: Items) -> None:
+    found = await asyncio.gather(*(embeddings(items, request(RED, name=str(number))) for number in range(5)))
+    assert len(set(found)) == len(items.made) == 1
+
+
+@pytest.mark.parametrize("items", [{"embedding_cache_bytes": 0}], indirect=True)
+async def test_a_name_that_is_sent_anew_stays_with_the_new_content(items: Items) -> None:
+    """Also when a request that only named the old content ends later."""
+    old = await embeddings(items, request(RED, "mine"))
+    items.may_go_on.clear()
+    late = asyncio.create_task(embeddings(items, request(None, "mine")))
+    await asyncio.sleep(0.01)
+    newer = asyncio.create_task(embeddings(items, request(BLUE, "mine")))
+    await asyncio.sleep(0.01)
+    items.may_go_on.set()
+    new = await newer
+    assert await late == old != new
+    assert await embeddings(items, request(None, "mine")) == new
+
+
+async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_name(items: Items) -> None:
+    await embeddings(items, request(RED, "mine"))
+    (named,) = await items.load(request(None, "mine"), PROCESSOR)
+    items.forget([named])  # evicted meanwhile
+    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore)
+    with_content = embeddings(items, request(RED, "mine", "second"))
+    failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
+    assert isinstance(failed, InvalidRequestError)
+    assert failed.code == "media_not_cached"
+    assert str(found).startswith("embeddings of")
+
+
+@pytest.mark.parametrize("items", [{"embedding_cache_bytes": 25}], indirect=True)
+async def test_what_clients_encoded_counts_in_the_cache(items: Items) -> None:
+    items.is_encoded = True
+    for number in range(4):
+        url = data_url(encoded(disc("red", (100 + number, 100))))
+        await embeddings(items, request(url))
+    assert (items.embeddings.stats.num_bytes, items.embeddings.stats.evictions) == (20, 2)
+
+
+async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Items) -> None:
+    (item,) = await items.load(request(RED), PROCESSOR)
+    items.may_go_on.clear()
+    known: list[StoredItem] = []
+    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert [one.ref for one in known] == [f"embeddings of {item.key}"] * 2
+    items.may_go_on.set()
+    assert [await task for task in tasks] == known
+
+
+async def test_bytes_of_all_items_are_bounded_while_they_arrive(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = items._limits.max_total_bytes
+    ended: list[str] = []
+
+    async def content(request: PipelineRequest, source: MediaSource) -> bytes:
+        if source.uuid == "slow":
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append("slow")
+        return b"x" * (limit // 2 + 1)
+
+    monkeypatch.setattr(items, "_content", content)
+    sources = [MediaSource(RED, "f", uuid=name) for name in ("a", "slow", "b")]
+    sent = PipelineRequest("r", ChatPrompt([]), sources, SamplingParams())
+    with pytest.raises(InvalidRequestError, match="bytes of media"):
+        await asyncio.wait_for(items.load(sent, PROCESSOR), 5)
+    assert ended == ["slow"]

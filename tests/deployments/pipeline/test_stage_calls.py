@@ -1,0 +1,237 @@
+"""What a call of a stage does when Ray fails it: what is sent again, what is not, and what reaches the client."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+)
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+
+from deployments.pipeline.stage_calls import (
+    ItemLostError,
+    StageCalls,
+    StageError,
+    StageFailedError,
+    StageUnavailableError,
+    tensors_and_info,
+)
+from deployments.ray_session import ray_session
+from deployments.stages.engine_loop import EngineDiedError
+from preprocess.schema import InvalidRequestError
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.tags: list[dict[str, str]] = []
+
+    def inc(self, value: float = 1, tags: dict[str, str] | None = None) -> None:
+        self.tags.append(tags or {})
+
+
+def make_calls() -> tuple[StageCalls, Counter, list[str]]:
+    recomputed = Counter()
+    replies: list[str] = []
+    metrics: Any = SimpleNamespace(items_recomputed=recomputed)
+    return StageCalls(metrics, replies.append), recomputed, replies
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: real_sleep(min(seconds, 0.001)))
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("encode", "traceback", cause)
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+DEATHS = [
+    ActorDiedError(),
+    ActorUnavailableError("gone", None),
+    DeploymentUnavailableError("Encode"),
+    task_error(EngineDiedError("stopped")),
+    caused_by(RayServeException("upstream crashed"), ActorDiedError()),
+]
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda error: type(error).__name__)
+async def test_a_call_that_died_is_sent_again(death: Exception) -> None:
+    calls, recomputed, replies = make_calls()
+    failures = [death, death]
+
+    async def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    assert await calls.send("encode", call) == "answer"
+    assert [tags["stage"] for tags in recomputed.tags] == ["encode", "encode"]
+    assert replies == ["encode"]
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda error: type(error).__name__)
+async def test_a_stage_that_keeps_dying_is_unavailable(death: Exception) -> None:
+    calls, recomputed, replies = make_calls()
+
+    async def call() -> str:
+        raise death
+
+    with pytest.raises(StageUnavailableError) as caught:
+        await calls.send("encode", call)
+    assert caught.value.stage == "encode"
+    assert len(recomputed.tags) == 3
+    assert replies == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (task_error(ValueError("a bug")), StageFailedError),
+        (task_error(InvalidRequestError("too small", field="media")), InvalidRequestError),
+        (task_error(ObjectLostError("00" * 28, None, "")), ItemLostError),
+        (ObjectLostError("00" * 28, None, ""), ItemLostError),
+        (caused_by(RayServeException("upstream crashed"), ObjectLostError("00" * 28, None, "")), ItemLostError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
+)
+async def test_an_answer_is_final(error: Exception, expected: type[Exception]) -> None:
+    calls, recomputed, _ = make_calls()
+
+    async def call() -> str:
+        raise error
+
+    with pytest.raises(expected) as caught:
+        await calls.send("encode", call)
+    assert recomputed.tags == []
+    assert isinstance(caught.value, StageError | InvalidRequestError)
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    with ray_session(num_cpus=2):
+        yield
+
+
+async def stage(ending: str) -> AsyncGenerator[Any]:
+    """A stage's two objects, or what is left of them when it ends before, or in between."""
+    await asyncio.sleep(0.3)
+    if ending == "error at once":
+        raise ValueError("a bug")
+    yield "tensors"
+    if ending == "error":
+        raise ValueError("a bug")
+    if ending == "death":
+        os._exit(1)
+    yield "info"
+
+
+class Stage:
+    async def run(self, ending: str) -> AsyncGenerator[Any]:
+        async for one in stage(ending):
+            yield one
+
+
+class NextStage:
+    async def receive(self, refs: list[ray.ObjectRef]) -> list[Any]:
+        return [await ref for ref in refs]
+
+
+def actor(kind: type) -> Any:
+    return ray.remote(num_cpus=0)(kind).remote()
+
+
+class Response:
+    """As much of Serve's response as is used."""
+
+    def __init__(self, ending: str) -> None:
+        self._actor = actor(Stage)
+        self._refs = self._actor.run.options(num_returns="streaming").remote(ending)
+
+    async def _to_object_ref_gen(self) -> Any:
+        return self._refs
+
+
+class Cancelled:
+    """A call that Ray cancels, as it does when a replica dies, or that never answers."""
+
+    def __init__(self, *, by_ray: bool) -> None:
+        self._by_ray = by_ray
+        self.is_cancelled = False
+
+    async def _to_object_ref_gen(self) -> Any:
+        if self._by_ray:
+            raise asyncio.CancelledError
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
+    calls, recomputed, _ = make_calls()
+    sent = [Cancelled(by_ray=True) for _ in range(4)]
+    unsent = list[Any](sent)
+    with pytest.raises(StageUnavailableError):
+        await calls.send("encode", lambda: tensors_and_info(unsent.pop()))
+    assert [tags["reason"] for tags in recomputed.tags] == ["TaskCancelledError"] * 3
+    assert all(one.is_cancelled for one in sent)
+
+
+async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
+    calls, recomputed, _ = make_calls()
+    call: Any = Cancelled(by_ray=False)
+    task = asyncio.create_task(calls.send("encode", lambda: tensors_and_info(call)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+    assert call.is_cancelled
+    assert recomputed.tags == []
+
+
+async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:
+    response: Any = Response("none")
+    tensors, info = await asyncio.wait_for(tensors_and_info(response), 60)
+    assert info == "info"
+    assert isinstance(tensors, ray.ObjectRef)
+    del response
+    assert await tensors == "tensors", "it lives as long as its reference"
+
+
+@pytest.mark.parametrize("ending", ["error at once", "error", "death"])
+async def test_a_stage_that_ends_before_both_are_there_gives_none(local_ray: None, ending: str) -> None:
+    response: Any = Response(ending)
+    with pytest.raises(RayError, match=None if ending == "death" else "a bug"):
+        await asyncio.wait_for(tensors_and_info(response), 60)
+
+
+@pytest.mark.parametrize("ending", ["none", "error at once"])
+async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(local_ray: None, ending: str) -> None:
+    response: Any = Response(ending)
+    pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
+    work = asyncio.create_task(tensors_and_info(response, pending.set_result))
+    received = actor(NextStage).receive.remote([await asyncio.wait_for(pending, 60)])
+    assert not work.done()
+    if ending == "none":
+        assert await received == ["tensors"]
+        assert await work == (pending.result(), "info")
+    else:
+        for waiting in (received, work):
+            with pytest.raises(RayError, match="a bug"):
+                await waiting

@@ -1,0 +1,139 @@
+"""What the engine's outputs become on their way to the ingress, with a real tokenizer."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.stages.pieces import PieceMaker
+from deployments.stages.stage_messages import GeneratedText
+from llm.byte_tokenizer import ByteTokenizer
+from llm.detokenizer import Detokenizer, decoder_of
+from llm.logprobs import TokenLogprobs
+from llm.outputs import RequestOutput
+from llm.sequence import FinishReason, SequenceTimes
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shapes: str) -> Any:
+    return AutoTokenizer.from_pretrained(shapes)
+
+
+class Asked:
+    """A request whose answers may end in `stop`."""
+
+    def __init__(self, tokenizer: Any, *stop: str, includes_stop: bool = False) -> None:
+        self._tokenizer = tokenizer
+        byte_tokenizer = ByteTokenizer(tokenizer, len(tokenizer), frozenset())
+        self.maker = PieceMaker(
+            byte_tokenizer,
+            lambda: Detokenizer(decoder_of(tokenizer), stop, includes_stop=includes_stop),
+            None,
+            includes_stop=includes_stop,
+        )
+
+    def token_ids(self, text: str) -> list[int]:
+        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def outputs(
+        self, text: str, *, index: int = 0, has_stop_token: bool = False, is_scored: bool = False
+    ) -> list[RequestOutput]:
+        """An output for each token of the text, the last of which ends the answer."""
+        token_ids = self.token_ids(text)
+        return [
+            RequestOutput(
+                "a",
+                index=index,
+                token_ids=[token_id],
+                logprobs=[TokenLogprobs(token_id, -1.0, 1, [])] if is_scored else [],
+                prompt_logprobs=[],
+                num_prompt_tokens=1,
+                num_cached_tokens=0,
+                num_output_tokens=position,
+                finish_reason=FinishReason.STOP if position == len(token_ids) else None,
+                has_stop_token=has_stop_token and position == len(token_ids),
+                times=SequenceTimes(0.0, 1.0, 2.0, 3.0),
+            )
+            for position, token_id in enumerate(token_ids, 1)
+        ]
+
+
+def joined(pieces: list[GeneratedText]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+@settings(deadline=None)
+@given(text=st.text("ab é日😀", min_size=1, max_size=30), cuts=st.sets(st.integers(1, 60)))
+def test_text_is_the_same_however_many_steps_a_piece_is_of(tokenizer: Any, text: str, cuts: set[int]) -> None:
+    asked = Asked(tokenizer)
+    outputs = asked.outputs(text)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(outputs)), len(outputs)]
+    pieces = [piece for start, end in itertools.pairwise(bounds) for piece in asked.maker(outputs[start:end])]
+    assert joined(pieces) == tokenizer.decode(asked.token_ids(text))
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == asked.token_ids(text)
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+
+
+def test_a_stop_token_is_told_but_no_text(tokenizer: Any) -> None:
+    asked = Asked(tokenizer)
+    outputs = asked.outputs("a red circle", has_stop_token=True)
+    (piece,) = asked.maker(outputs)
+    assert piece.token_ids == asked.token_ids("a red circle")
+    assert "a red circle".startswith(piece.text)
+    assert 0 < len(piece.text) < len("a red circle")
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_text_ends_before_a_stop_string(tokenizer: Any, size: int) -> None:
+    asked = Asked(tokenizer, "circle")
+    outputs = asked.outputs("a red circle")
+    pieces = [piece for start in range(0, len(outputs), size) for piece in asked.maker(outputs[start : start + size])]
+    assert joined(pieces) == "a red "
+
+
+def test_each_answer_has_a_text_of_its_own(tokenizer: Any) -> None:
+    asked = Asked(tokenizer)
+    first, second = asked.outputs("a red circle"), asked.outputs("two blue squares", index=1)
+    told = ["", ""]
+    for outputs in (second[:1], [*first[:2], *second[1:]], first[2:]):
+        for piece in asked.maker(outputs):
+            told[piece.index] += piece.text
+    assert told == ["a red circle", "two blue squares"]
+
+
+def test_a_stop_token_is_text_where_stops_are(tokenizer: Any) -> None:
+    asked = Asked(tokenizer, includes_stop=True)
+    (piece,) = asked.maker(asked.outputs("a red circle", has_stop_token=True))
+    assert piece.text == "a red circle"
+
+
+@settings(deadline=None)
+@given(text=st.text("ab é日😀", min_size=1, max_size=30), cuts=st.sets(st.integers(1, 60)))
+def test_scored_tokens_begin_in_the_character_of_their_first_byte(tokenizer: Any, text: str, cuts: set[int]) -> None:
+    asked = Asked(tokenizer)
+    outputs = asked.outputs(text, is_scored=True)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(outputs)), len(outputs)]
+    pieces = [piece for start, end in itertools.pairwise(bounds) for piece in asked.maker(outputs[start:end])]
+    told = joined(pieces)
+    scored = [token for piece in pieces for token in piece.logprobs]
+    owners = [index for index, character in enumerate(told) for _ in character.encode()]
+    # The tokenizer's blank before a text is the first token's and no part of the text.
+    position = len(owners) - sum(len(token.content) for token in scored)
+    assert position in (0, -1)
+    for token in scored:
+        assert token.offset == [*owners, len(told)][max(position, 0)]
+        position += len(token.content)
+
+
+def test_text_behind_a_stop_string_is_held_back_and_counted(tokenizer: Any) -> None:
+    text = "é red, é circle"
+    asked = Asked(tokenizer, "red, é square")
+    (piece,) = asked.maker(asked.outputs(text, is_scored=True))
+    told = [token.content for token in piece.logprobs]
+    assert piece.text == text
+    for number, token in enumerate(piece.logprobs):
+        assert token.offset == len(b"".join(told[:number]).decode(errors="ignore").lstrip())
