@@ -29,9 +29,10 @@ from checkpoints import BUNDLED_MODEL
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.models import FAMILIES, LanguageFamily
+from llm.models.family import LanguageFamily
 from llm.parallel import ProcessGroup
 from llm.sampling_params import SamplingParams
+from modeling.families import load_family
 from preprocess.schema import ProcessedPrompt
 
 TEXT_CONFIG = {
@@ -104,7 +105,7 @@ def make_folder(folder: Path) -> None:
 def random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tuple[PreTrainedModel, LanguageFamily]:
     """Stands in for `load_language_half`. Weights are spread so that hidden states keep their size."""
     register_paged_attention()
-    family = FAMILIES["llava"]
+    family = load_family("llm", "llava")
     hf_config = AutoConfig.from_pretrained(config.model)
     with torch.device(config.device):
         half = family.model_class._from_config(

@@ -25,9 +25,9 @@ import torch
 from PIL import Image
 
 from benchmarks.document import publish
+from modeling.families import load_family
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.models import FAMILIES
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import ItemInfo, ItemTensors, TextPrompt, TokensPrompt
 from tests.preprocess.small_processors import prompt_placeholder, save_processor
@@ -81,7 +81,7 @@ def contest(model_type: str, folder: Path, backend: ImageBackend) -> Contest:
     return Contest(
         MultiModalProcessor(config),
         MultiModalProcessor(replace(config, jpeg_draft=True)),
-        load_processor(FAMILIES[model_type], str(folder), backend=backend),
+        load_processor(load_family("preprocess", model_type), str(folder), backend=backend),
         f"Look at this: {prompt_placeholder(model_type)} What is in the picture, and why?",
     )
 

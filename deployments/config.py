@@ -7,32 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from preprocess.media import MediaLimits, VideoLimits
 from preprocess.media_fetch import FetchPolicy
 
-SERVED_FAMILIES = frozenset(
-    {
-        "aria",
-        "blip-2",
-        "chameleon",
-        "deepseek_vl",
-        "fuyu",
-        "gemma3",
-        "gemma3n",
-        "idefics3",
-        "internvl",
-        "janus",
-        "llava",
-        "llava_next",
-        "llava_onevision",
-        "mistral3",
-        "molmo2",
-        "paligemma",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_vl",
-        "smolvlm",
-    }
-)
-"""The `model_type`s that every stage knows, by name only: their code loads torch."""
-
 
 class Settings(BaseModel):
     """A misspelt field is an error, not a default."""

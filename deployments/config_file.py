@@ -10,8 +10,9 @@ import yaml
 from pydantic import ValidationError
 
 from checkpoints import BUNDLED_MODEL
-from deployments.config import SERVED_FAMILIES, AppConfig
+from deployments.config import AppConfig
 from deployments.endpoint.api_keys import ApiKeysError, read_keys
+from modeling.families import SERVED_FAMILIES
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
 

@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from encoder.config import EncoderConfig
-from encoder.models import VisionFamily
+from encoder.models.family import VisionFamily
 from encoder.overlapped_staging import CudaTransfers, OverlappedStaging
 from encoder.staging import DirectStaging, Staging
 from encoder.tower_graphs import TowerGraphs

@@ -12,7 +12,7 @@ from encoder.accelerator import make_graphs, make_staging
 from encoder.activation_memory import peak_activation_bytes
 from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
-from encoder.models import VisionModality
+from encoder.models.family import VisionModality
 from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
 from encoder.staging import PendingEmbeddings

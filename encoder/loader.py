@@ -4,9 +4,10 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from encoder.config import EncoderConfig
-from encoder.models import FAMILIES, VisionFamily
+from encoder.models.family import VisionFamily
 from encoder.packed_attention import use_packed_attention
 from encoder.parts import place_parts
+from modeling.families import load_family
 from modeling.half_model import load_half
 
 
@@ -16,11 +17,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
     Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
     """
     hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
-    if hf_config.model_type not in FAMILIES:
-        raise ValueError(
-            f"model_type {hf_config.model_type!r} of {config.model} is not supported, only {sorted(FAMILIES)}"
-        )
-    family = FAMILIES[hf_config.model_type]
+    family: VisionFamily = load_family("encoder", hf_config.model_type)
     model = load_half(
         family.model_class,
         config.model,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from encoder.config import PartConfig
-from encoder.models import VisionFamily
+from encoder.models.family import VisionFamily
 from modeling.half_model import is_within
 from modeling.packed_linear import pack_linear_layers
 from modeling.packed_patches import pack_patch_convolutions

@@ -7,9 +7,10 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
-from llm.models import FAMILIES, LanguageFamily
+from llm.models.family import LanguageFamily
 from llm.parallel import ProcessGroup
 from llm.sharded_loading import sharded_class
+from modeling.families import load_family
 from modeling.half_model import load_half
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -26,15 +27,11 @@ def load_language_half(
     Raises ValueError for an unsupported family or text model and for a checkpoint that lacks a weight.
     """
     hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
-    if hf_config.model_type not in FAMILIES:
-        raise ValueError(
-            f"model_type {hf_config.model_type!r} of {config.model} is not supported, only {sorted(FAMILIES)}"
-        )
+    family: LanguageFamily = load_family("llm", hf_config.model_type)
     text_config = hf_config.get_text_config()
     if reason := _why_unsupported(text_config):
         raise ValueError(f"the text model of {config.model} ({text_config.model_type}) is not supported: {reason}")
     register_paged_attention()
-    family = FAMILIES[hf_config.model_type]
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
     model = load_half(
         model_class,

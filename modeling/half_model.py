@@ -1,9 +1,32 @@
 """Hugging Face models without some of their parts, so that a stage loads its half of a checkpoint and no more."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfModel:
+    """A half of a Hugging Face model.
+
+    `whole`: the name in transformers of the model's class, whose module is imported when the half is first used.
+    `unused`: paths of the modules and parameters that the half does without.
+    """
+
+    whole: str
+    unused: tuple[str, ...]
+
+    @property
+    def whole_class(self) -> type[PreTrainedModel]:
+        found: type[PreTrainedModel] = getattr(transformers, self.whole)
+        return found
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        return without(self.whole_class, *self.unused)
 
 
 def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoConfig
 
+from modeling.families import load_family
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.items import ItemProcessor
 from preprocess.media import MediaLimits
-from preprocess.models import FAMILIES
 from preprocess.models.family import HFProcessor, ProcessorFamily
 from preprocess.prompt_tokenizer import PromptTokenizer
 from preprocess.prompts import PromptRenderer
@@ -43,11 +43,7 @@ class MultiModalProcessor:
 
     def __init__(self, config: ProcessorConfig) -> None:
         hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
-        family = FAMILIES.get(hf_config.model_type)
-        if family is None:
-            raise ValueError(
-                f"model_type {hf_config.model_type!r} of {config.model} is not supported, only {sorted(FAMILIES)}"
-            )
+        family: ProcessorFamily = load_family("preprocess", hf_config.model_type)
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
         text_config = hf_config.get_text_config()
         self.max_model_len: int = config.max_model_len or text_config.max_position_embeddings

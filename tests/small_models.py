@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from encoder.models import FAMILIES
+from modeling.families import load_family
 from preprocess.schema import LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import Vocabulary, save_processor
@@ -23,7 +23,7 @@ VOCABULARY: Vocabulary = "byte_level"
 
 def whole_class(model_type: str) -> type[PreTrainedModel]:
     """transformers' own class, vision half and all."""
-    whole: type[PreTrainedModel] = FAMILIES[model_type].model_class.__mro__[1]
+    whole: type[PreTrainedModel] = load_family("encoder", model_type).whole_class
     return whole
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import ChameleonForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -23,7 +22,8 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 CHAMELEON = VisionFamily(
-    model_class=without(ChameleonForConditionalGeneration, "model.layers", "model.norm", "model.rotary_emb", "lm_head"),
+    whole="ChameleonForConditionalGeneration",
+    unused=("model.layers", "model.norm", "model.rotary_emb", "lm_head"),
     tower="model.vqmodel.encoder",
     projector=(),
     modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from modeling.half_model import HalfModel
 from preprocess.schema import ItemTensors
 
 
@@ -37,15 +38,16 @@ class VisionModality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisionFamily:
-    """`model_class`: the Hugging Face class without its language half, see `modeling.half_model`.
+class VisionFamily(HalfModel):
+    """The vision half of a model, see `HalfModel`.
+
     `tower`: the path of the module that an item's pixels go into first.
     `projector`: paths of the modules and parameters behind the tower, which bring features to the language model's
     size; all others are the tower's, also where a path leads into it.
     `has_tiles`: whether the tower gets one tensor whose first axis counts tiles of one size, each encoded by itself.
     `is_packed`: whether the tower takes pictures of all sizes on one axis, see `encoder.packed_attention`."""
 
-    model_class: type[PreTrainedModel]
+    unused: tuple[str, ...] = ("model.language_model", "lm_head")
     tower: str
     projector: tuple[str, ...]
     modalities: Mapping[str, VisionModality]

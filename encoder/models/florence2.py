@@ -3,11 +3,10 @@
 import math
 from dataclasses import replace
 
-from transformers import Florence2ForConditionalGeneration, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from encoder.models.family import VisionFamily
 from encoder.models.tiles import IMAGE
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -22,7 +21,7 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 FLORENCE2 = VisionFamily(
-    model_class=without(Florence2ForConditionalGeneration, "model.language_model", "lm_head"),
+    whole="Florence2ForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={"image": replace(IMAGE, num_patches=_num_patches)},

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import FuyuForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -21,7 +20,7 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 FUYU = VisionFamily(
-    model_class=without(FuyuForCausalLM, "model.language_model", "lm_head"),
+    whole="FuyuForCausalLM",
     tower="model.vision_embed_tokens",
     projector=(),
     modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from transformers import Gemma3nForConditionalGeneration, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from encoder.models.family import VisionFamily
 from encoder.models.tiles import IMAGE
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 _PATCH_SIZE = 16
@@ -19,8 +18,8 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 GEMMA3N = VisionFamily(
-    model_class=without(
-        Gemma3nForConditionalGeneration,
+    whole="Gemma3nForConditionalGeneration",
+    unused=(
         "model.language_model",
         "lm_head",
         # Of tokens for pictures that are text.

@@ -3,15 +3,10 @@
 from collections.abc import Hashable, Sequence
 
 import torch
-from transformers import (
-    Idefics3ForConditionalGeneration,
-    PreTrainedModel,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
 from encoder.models.pixels import count_patches, joined_tiles
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -28,17 +23,19 @@ def _tile_size(item: ItemTensors) -> Hashable:
     return tuple(item["pixel_values"].shape[-2:])
 
 
-_MODALITY = VisionModality(encode=_encode, num_patches=count_patches("pixel_values"), batch_key=_tile_size)
 _LANGUAGE = ("model.text_model", "lm_head")
+_MODALITY = VisionModality(encode=_encode, num_patches=count_patches("pixel_values"), batch_key=_tile_size)
 
 IDEFICS3 = VisionFamily(
-    model_class=without(Idefics3ForConditionalGeneration, *_LANGUAGE),
+    whole="Idefics3ForConditionalGeneration",
+    unused=_LANGUAGE,
     tower="model.vision_model",
     projector=("model.connector",),
     modalities={"image": _MODALITY},
 )
 SMOLVLM = VisionFamily(
-    model_class=without(SmolVLMForConditionalGeneration, *_LANGUAGE),
+    whole="SmolVLMForConditionalGeneration",
+    unused=_LANGUAGE,
     tower="model.vision_model",
     projector=("model.connector",),
     modalities={"image": _MODALITY, "video": _MODALITY},

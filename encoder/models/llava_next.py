@@ -3,15 +3,10 @@
 from collections.abc import Hashable, Sequence
 
 import torch
-from transformers import (
-    LlavaNextForConditionalGeneration,
-    LlavaOnevisionForConditionalGeneration,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality, row_shapes
 from encoder.models.pixels import count_patches, joined_tiles
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -50,7 +45,7 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
 _PROJECTOR = ("model.multi_modal_projector", "model.image_newline")
 
 LLAVA_NEXT = VisionFamily(
-    model_class=without(LlavaNextForConditionalGeneration, "model.language_model", "lm_head"),
+    whole="LlavaNextForConditionalGeneration",
     tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={
@@ -61,7 +56,7 @@ LLAVA_NEXT = VisionFamily(
     has_tiles=True,
 )
 LLAVA_ONEVISION = VisionFamily(
-    model_class=without(LlavaOnevisionForConditionalGeneration, "model.language_model", "lm_head"),
+    whole="LlavaOnevisionForConditionalGeneration",
     tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={

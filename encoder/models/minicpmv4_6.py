@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import MiniCPMV4_6ForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality, all_together
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -22,7 +21,7 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 MINICPMV4_6 = VisionFamily(
-    model_class=without(MiniCPMV4_6ForConditionalGeneration, "model.language_model", "lm_head"),
+    whole="MiniCPMV4_6ForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.merger",),
     modalities={

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
-from transformers import Mistral3ForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality, all_together
 from encoder.models.pixels import count_patches
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 _MAX_PADDED = 2
@@ -49,7 +48,7 @@ def _encode_padded(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
 
 
 MISTRAL3 = VisionFamily(
-    model_class=without(Mistral3ForConditionalGeneration, "model.language_model", "lm_head"),
+    whole="Mistral3ForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from transformers import Molmo2ForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -46,7 +45,7 @@ def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 MOLMO2 = VisionFamily(
-    model_class=without(Molmo2ForConditionalGeneration, "model.language_model", "lm_head"),
+    whole="Molmo2ForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={

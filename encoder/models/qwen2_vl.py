@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import get_max_seqlen
 from transformers.vision_utils import (
     get_vision_attention_seqlens,
@@ -20,7 +14,6 @@ from transformers.vision_utils import (
 )
 
 from encoder.models.family import VisionFamily, VisionModality
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -82,9 +75,9 @@ def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
     return len(item["pixel_values_videos"])
 
 
-def _family(whole: type[PreTrainedModel], *more_projector: str) -> VisionFamily:
+def _family(whole: str, *more_projector: str) -> VisionFamily:
     return VisionFamily(
-        model_class=without(whole, "model.language_model", "lm_head"),
+        whole=whole,
         tower="model.visual",
         projector=("model.visual.merger", *more_projector),
         modalities={
@@ -99,6 +92,6 @@ def _family(whole: type[PreTrainedModel], *more_projector: str) -> VisionFamily:
     )
 
 
-QWEN2_VL = _family(Qwen2VLForConditionalGeneration)
-QWEN2_5_VL = _family(Qwen2_5_VLForConditionalGeneration)
-QWEN3_VL = _family(Qwen3VLForConditionalGeneration, "model.visual.deepstack_merger_list")
+QWEN2_VL = _family("Qwen2VLForConditionalGeneration")
+QWEN2_5_VL = _family("Qwen2_5_VLForConditionalGeneration")
+QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "model.visual.deepstack_merger_list")

@@ -3,21 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import (
-    AriaForConditionalGeneration,
-    Blip2ForConditionalGeneration,
-    DeepseekVLForConditionalGeneration,
-    Gemma3ForConditionalGeneration,
-    InternVLForConditionalGeneration,
-    JanusForConditionalGeneration,
-    LlavaForConditionalGeneration,
-    PaliGemmaForConditionalGeneration,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
 from encoder.models.pixels import count_patches, joined_tiles, split_tiles
-from modeling.half_model import without
 from preprocess.schema import ItemTensors
 
 
@@ -39,17 +28,17 @@ def _encode_masked(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
 
 
 IMAGE = _tiles("pixel_values")
-_LANGUAGE = ("model.language_model", "lm_head")
 _GENERATION = ("model.vqmodel", "model.generation_embeddings", "model.generation_aligner", "model.generation_head")
 
 ARIA = VisionFamily(
-    model_class=without(AriaForConditionalGeneration, *_LANGUAGE),
+    whole="AriaForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={"image": VisionModality(encode=_encode_masked, num_patches=count_patches("pixel_values"))},
 )
 BLIP_2 = VisionFamily(
-    model_class=without(Blip2ForConditionalGeneration, "language_model"),
+    whole="Blip2ForConditionalGeneration",
+    unused=("language_model",),
     tower="vision_model",
     projector=("query_tokens", "qformer", "language_projection"),
     modalities={"image": IMAGE},
@@ -57,12 +46,11 @@ BLIP_2 = VisionFamily(
 )
 
 
-def _family(
-    whole: type[PreTrainedModel], tower: str, projector: str, *unused: str, **more: VisionModality
-) -> VisionFamily:
+def _family(whole: str, tower: str, projector: str, *unused: str, **more: VisionModality) -> VisionFamily:
     """Pictures of tiles, and `more` kinds of items; of the model without its language half and `unused` parts."""
     return VisionFamily(
-        model_class=without(whole, *_LANGUAGE, *unused),
+        whole=whole,
+        unused=("model.language_model", "lm_head", *unused),
         tower=tower,
         projector=(projector,),
         modalities={"image": IMAGE, **more},
@@ -73,10 +61,10 @@ def _family(
 _TOWER = ("model.vision_tower", "model.multi_modal_projector")
 _DEEPSEEK = ("model.vision_model", "model.aligner")
 
-DEEPSEEK_VL = _family(DeepseekVLForConditionalGeneration, *_DEEPSEEK)
-GEMMA3 = _family(Gemma3ForConditionalGeneration, *_TOWER)
+DEEPSEEK_VL = _family("DeepseekVLForConditionalGeneration", *_DEEPSEEK)
+GEMMA3 = _family("Gemma3ForConditionalGeneration", *_TOWER)
 # A frame is a tile.
-INTERNVL = _family(InternVLForConditionalGeneration, *_TOWER, video=_tiles("pixel_values_videos"))
-JANUS = _family(JanusForConditionalGeneration, *_DEEPSEEK, *_GENERATION)
-LLAVA = _family(LlavaForConditionalGeneration, *_TOWER)
-PALIGEMMA = _family(PaliGemmaForConditionalGeneration, *_TOWER)
+INTERNVL = _family("InternVLForConditionalGeneration", *_TOWER, video=_tiles("pixel_values_videos"))
+JANUS = _family("JanusForConditionalGeneration", *_DEEPSEEK, *_GENERATION)
+LLAVA = _family("LlavaForConditionalGeneration", *_TOWER)
+PALIGEMMA = _family("PaliGemmaForConditionalGeneration", *_TOWER)

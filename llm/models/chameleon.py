@@ -5,10 +5,9 @@ them: the vision half looks them up, so that to this half an item is embeddings 
 """
 
 import torch
-from transformers import ChameleonForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from llm.models.family import LanguageFamily, output_head
-from modeling.half_model import without
 
 
 def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -19,5 +18,5 @@ def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 
 CHAMELEON = LanguageFamily(
-    model_class=without(ChameleonForConditionalGeneration, "model.vqmodel"), decoder="model", logits=_logits
+    whole="ChameleonForConditionalGeneration", unused=("model.vqmodel",), decoder="model", logits=_logits
 )

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from llm.prompt_layout import PLAIN, PromptLayout
+from modeling.half_model import HalfModel
 from preprocess.schema import ProcessedPrompt
 
 
@@ -36,8 +37,9 @@ def capped_output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageFamily:
-    """`model_class`: the Hugging Face class without its vision half, see `modeling.half_model`.
+class LanguageFamily(HalfModel):
+    """The language half of a model, see `HalfModel`.
+
     `decoder`: the path in it of the decoder, which takes `inputs_embeds` and `position_ids`.
     `layout`: how the positions of a prompt relate; raises InvalidRequestError where items and prompt do not fit.
     `embed_tokens`: token ids (num_tokens,) to embeddings (num_tokens, hidden_size).
@@ -52,7 +54,7 @@ class LanguageFamily:
     `logits`: (num_rows, hidden_size) to (num_rows, vocab), all that the Hugging Face class does behind its decoder.
     """
 
-    model_class: type[PreTrainedModel]
+    unused: tuple[str, ...] = ("model.vision_tower", "model.multi_modal_projector")
     decoder: str = "model.language_model"
     layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = plain_layout
     embed_tokens: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = embed_tokens

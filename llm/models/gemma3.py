@@ -2,11 +2,10 @@
 
 from itertools import groupby
 
-from transformers import Gemma3ForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from llm.models.family import LanguageFamily
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from modeling.half_model import without
 from preprocess.schema import ProcessedPrompt
 
 
@@ -20,7 +19,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 
 
 GEMMA3 = LanguageFamily(
-    model_class=without(Gemma3ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    whole="Gemma3ForConditionalGeneration",
     layout=_layout,
     has_spans=True,
 )

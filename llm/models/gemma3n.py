@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from transformers import Gemma3nForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from llm.models.family import LanguageFamily, capped_output_head
-from modeling.half_model import without
 
 
 def _embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tensor:
@@ -29,8 +28,8 @@ def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[s
 
 
 GEMMA3N = LanguageFamily(
-    model_class=without(
-        Gemma3nForConditionalGeneration,
+    whole="Gemma3nForConditionalGeneration",
+    unused=(
         "model.vision_tower",
         "model.embed_vision.soft_embedding_norm",
         "model.audio_tower",

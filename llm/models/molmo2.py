@@ -2,11 +2,10 @@
 
 from itertools import chain
 
-from transformers import Molmo2ForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from llm.models.family import LanguageFamily
 from llm.prompt_layout import PLAIN, BidirectionalSpan, PromptLayout
-from modeling.half_model import without
 from preprocess.schema import ProcessedPrompt
 
 
@@ -24,7 +23,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 
 
 MOLMO2 = LanguageFamily(
-    model_class=without(Molmo2ForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    whole="Molmo2ForConditionalGeneration",
     layout=_layout,
     has_spans=True,
     adds_embeddings=True,

@@ -1,10 +1,9 @@
 """PaliGemma and PaliGemma 2: all of a prompt sees itself; positions count from 1."""
 
-from transformers import PaliGemmaForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from llm.models.family import LanguageFamily, capped_output_head
 from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from modeling.half_model import without
 from preprocess.schema import ProcessedPrompt
 
 
@@ -14,7 +13,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
 
 
 PALIGEMMA = LanguageFamily(
-    model_class=without(PaliGemmaForConditionalGeneration, "model.vision_tower", "model.multi_modal_projector"),
+    whole="PaliGemmaForConditionalGeneration",
     layout=_layout,
     has_spans=True,
     windows_cut_spans=False,

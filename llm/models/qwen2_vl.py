@@ -5,17 +5,10 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from llm.models.family import LanguageFamily
 from llm.prompt_layout import PromptLayout
-from modeling.half_model import without
 from preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
@@ -68,13 +61,14 @@ def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator
 
 
 QWEN2_VL = LanguageFamily(
-    model_class=without(Qwen2VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
+    whole="Qwen2VLForConditionalGeneration", unused=("model.visual",), layout=_layout, num_rope_axes=3
 )
 QWEN2_5_VL = LanguageFamily(
-    model_class=without(Qwen2_5_VLForConditionalGeneration, "model.visual"), layout=_layout, num_rope_axes=3
+    whole="Qwen2_5_VLForConditionalGeneration", unused=("model.visual",), layout=_layout, num_rope_axes=3
 )
 QWEN3_VL = LanguageFamily(
-    model_class=without(Qwen3VLForConditionalGeneration, "model.visual"),
+    whole="Qwen3VLForConditionalGeneration",
+    unused=("model.visual",),
     layout=_layout,
     num_rope_axes=3,
     num_deepstack_levels=lambda config: len(config.vision_config.deepstack_visual_indexes),

@@ -8,10 +8,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-import encoder.models
-import llm.models
-import preprocess.models
-from deployments.config import SERVED_FAMILIES, AppConfig
+from deployments.config import AppConfig
 from deployments.local_cluster import LOGGING, RAY_ENVIRONMENT
 from deployments.stages.encode_stage import part_config
 from modeling.packed_linear import packable_dtypes
@@ -97,11 +94,6 @@ def test_an_inline_encoder_is_where_the_language_model_is() -> None:
     config = AppConfig.model_validate({"encoder": "inline", "generate": {"num_gpus": 1}, "encode": {"num_cpus": 7}})
     assert config.part_device(config.encode.tower) == "cuda"
     assert config.num_reserved_cpus == AppConfig().num_reserved_cpus - AppConfig().encode.num_cpus
-
-
-def test_the_served_families_are_those_of_every_stage() -> None:
-    families = set(encoder.models.FAMILIES) & set(llm.models.FAMILIES) & set(preprocess.models.FAMILIES)
-    assert families == SERVED_FAMILIES
 
 
 def test_every_rank_reserves_its_cpus() -> None:

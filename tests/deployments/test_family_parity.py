@@ -15,9 +15,9 @@ from safetensors.torch import save
 
 from deployments.config import AppConfig
 from deployments.local_cluster import deployed_app, free_port, local_ray
+from modeling.families import load_family
 from preprocess.data_url import data_url
 from preprocess.hf_processor import load_processor
-from preprocess.models import FAMILIES
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.page_driver import ask, make_endless, open_page
 from tests.pictures import encoded, user_message
@@ -61,7 +61,7 @@ class Served:
         self.url = url
         self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
         self.items = MultiModalProcessor(ProcessorConfig(checkpoint)).items
-        self._processor = load_processor(FAMILIES[model_type], checkpoint, backend="torchvision")
+        self._processor = load_processor(load_family("preprocess", model_type), checkpoint, backend="torchvision")
         self._model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     def ask(

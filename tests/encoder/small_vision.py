@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from encoder.models import FAMILIES, VisionFamily, VisionModality
+from encoder.models.family import VisionFamily, VisionModality
+from modeling.families import load_family
 from preprocess.schema import ItemInfo, ItemTensors
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.video_parity import items_of, one_shot, prompt_of
@@ -44,7 +45,8 @@ class Small:
 
     @property
     def family(self) -> VisionFamily:
-        return FAMILIES[self.model_type]
+        family: VisionFamily = load_family("encoder", self.model_type)
+        return family
 
     def modality(self, prompt: Prompt) -> VisionModality:
         return self.family.modalities[prompt.modality]

@@ -11,9 +11,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from encoder import packed_attention as module
 from encoder.config import EncoderConfig, PartConfig
 from encoder.loader import load_vision_half
-from encoder.models import FAMILIES
 from encoder.models.mistral3 import _groups
 from encoder.packed_attention import has_kernel, packed_attention
+from modeling.families import known_to, load_family
 from tests.encoder.small_vision import Small, make_small
 from tests.small_models import make_checkpoint, whole_class
 
@@ -21,7 +21,7 @@ LENGTHS = [5, 1, 12, 3]
 NUM_HEADS, HEAD_DIM, SCALING = 2, 8, 0.3
 
 
-@pytest.fixture(scope="module", params=[name for name, family in FAMILIES.items() if family.is_packed])
+@pytest.fixture(scope="module", params=[name for name in known_to("encoder") if load_family("encoder", name).is_packed])
 def packing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Small:
     return make_small(request.param, tmp_path_factory.mktemp("model"))
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from encoder.config import EncoderConfig, PartConfig
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
-from encoder.models import FAMILIES
 from encoder.tower_graphs import SIZES, TowerGraphs
 from modeling.cuda_graphs import CudaCapture
+from modeling.families import known_to, load_family
 from tests.encoder.small_vision import Small, make_small
 
 Replay = Callable[[], Any]
@@ -47,7 +47,7 @@ class Recorder:
         return replay
 
 
-@pytest.fixture(scope="module", params=[name for name, family in FAMILIES.items() if family.has_tiles])
+@pytest.fixture(scope="module", params=[name for name in known_to("encoder") if load_family("encoder", name).has_tiles])
 def tiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Small:
     return make_small(request.param, tmp_path_factory.mktemp("model"))
 

@@ -16,11 +16,9 @@ from transformers import PreTrainedModel
 
 from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
-from encoder.models import FAMILIES
 from llm.config import EngineConfig
 from llm.loader import load_language_half
-from llm.models import FAMILIES as LANGUAGE_FAMILIES
-from preprocess.models import FAMILIES as PROCESSOR_FAMILIES
+from modeling.families import SERVED_FAMILIES, known_to, load_family
 from preprocess.schema import ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
 from tests.encoder.small_vision import Prompt, Small
@@ -43,14 +41,10 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-WITHOUT_DECODER = {"florence2", "minicpmv4_6"}
-"""Families of which the vision half is all that there is here."""
-
-
 def test_all_that_preprocess_makes_for_the_decoder_is_encoded() -> None:
-    assert FAMILIES.keys() == LANGUAGE_FAMILIES.keys() | WITHOUT_DECODER
-    for model_type, family in FAMILIES.items():
-        assert family.modalities.keys() == PROCESSOR_FAMILIES[model_type].modalities.keys(), model_type
+    for model_type in known_to("encoder"):
+        vision, processor = load_family("encoder", model_type), load_family("preprocess", model_type)
+        assert vision.modalities.keys() == processor.modalities.keys(), model_type
 
 
 def test_an_item_alone_equals_the_whole_models(small: Small, half: PreTrainedModel) -> None:
@@ -98,7 +92,7 @@ def test_items_of_all_sizes_together_equal_each_alone(small: Small, half: PreTra
 def test_pictures_that_stay_their_size_are_encoded_only_with_their_like() -> None:
     item = {"pixel_values": torch.zeros(3, 56, 56)}
     larger = {"pixel_values": torch.zeros(3, 56, 70)}
-    key = FAMILIES["llava"].modalities["image"].batch_key
+    key = load_family("encoder", "llava").modalities["image"].batch_key
     assert key(item) == key(dict(item)) != key(larger)
 
 
@@ -142,7 +136,9 @@ def test_what_is_left_of_a_side_is_no_patch() -> None:
     """As of SigLIP's 384 pixels by 14."""
     config = SimpleNamespace(vision_config=SimpleNamespace(patch_size=14))
     item = {"pixel_values": torch.zeros(2, 3, 384, 384)}
-    assert FAMILIES["llava_onevision"].modalities["image"].num_patches(cast(Any, config), item) == 2 * 27**2
+    assert (
+        load_family("encoder", "llava_onevision").modalities["image"].num_patches(cast(Any, config), item) == 2 * 27**2
+    )
 
 
 SHARED = {
@@ -168,7 +164,7 @@ def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def language_parameters(small: Small, whole: PreTrainedModel) -> set[str]:
     """Those of the half that the decoder loads, or would."""
-    if small.model_type not in WITHOUT_DECODER:
+    if small.model_type in SERVED_FAMILIES:
         return set(parameters(load_language_half(EngineConfig(small.checkpoint))[0]))
     return {name for name in parameters(whole) if name.startswith(LANGUAGE)}
 

@@ -9,7 +9,7 @@ from llm.cache_size import bytes_left_for_cache, worst_step
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
-from llm.models import FAMILIES
+from modeling.families import load_family
 from tests.small_models import make_checkpoint
 
 DEVICE = torch.device("cuda", 0)
@@ -52,9 +52,9 @@ def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, mod
         num_tokens=24,
         num_positions=50,
         num_logits=9,
-        num_rope_axes=FAMILIES[model_type].num_rope_axes,
+        num_rope_axes=load_family("llm", model_type).num_rope_axes,
         block_size=4,
-        is_span=FAMILIES[model_type].has_spans,
+        is_span=load_family("llm", model_type).has_spans,
     )
     assert (step.query_lengths, step.context_lengths) == ([24], [50])
     assert set(step.block_tables[0]) == {0}

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from modeling.families import load_family
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.models import FAMILIES
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt, TokensPrompt
 from tests.pictures import encoded
@@ -42,7 +42,7 @@ class Pair:
         save_processor(model_type, vocabulary, folder)
         self._cache: dict[str, tuple[ItemInfo, ItemTensors]] = {}
         self.model_type = model_type
-        self.family = FAMILIES[model_type]
+        self.family = load_family("preprocess", model_type)
         self.placeholder = prompt_placeholder(model_type)
         self.ours = MultiModalProcessor(ProcessorConfig(str(folder), image_backend=backend, max_model_len=200_000))
         self.theirs = load_processor(self.family, str(folder), backend=backend)

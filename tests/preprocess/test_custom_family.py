@@ -1,7 +1,9 @@
 """A model that transformers has no processor for: a processor class and a kind of media of one's own, plugged in."""
 
 import dataclasses
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,10 @@ import torch
 from transformers import CLIPImageProcessorPil, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
+from modeling.families import FAMILIES, Family, load_family
 from preprocess.field_layout import Flat, Outputs
 from preprocess.media import MediaLimits
-from preprocess.models import FAMILIES, Modality
-from preprocess.models.family import HFProcessor, Kwargs
+from preprocess.models.family import HFProcessor, Kwargs, Modality
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.prompt_updates import PromptReplacement
 from preprocess.schema import ChatPrompt, InvalidRequestError, TextPrompt
@@ -72,12 +74,14 @@ WAVES = Modality(
 
 @pytest.fixture
 def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MultiModalProcessor:
-    llava = FAMILIES["llava"]
+    llava = load_family("preprocess", "llava")
     image = dataclasses.replace(
         llava.modalities["image"], run=run_whole, expansion=lambda processor, outputs, index, kwargs: "<image>" * 8
     )
     family = dataclasses.replace(llava, processor_class=MyProcessor, modalities={"image": image, "wave": WAVES})
-    monkeypatch.setitem(FAMILIES, "llava", family)
+    module = SimpleNamespace(FAMILY=family)
+    monkeypatch.setitem(sys.modules, "preprocess.models.of_ones_own", module)
+    monkeypatch.setitem(FAMILIES, "llava", Family("of_ones_own:FAMILY"))
     return MultiModalProcessor(ProcessorConfig(save_processor("llava", "metaspace", tmp_path, chat_template=False)))
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modeling.families import known_to, load_family
 from preprocess.hf_processor import ImageBackend
-from preprocess.models import FAMILIES
 from preprocess.schema import ChatPrompt, InvalidRequestError
 from tests.preprocess.parity import EDGES, Pair, pair, picture
 from tests.preprocess.small_processors import Vocabulary
 
 VOCABULARIES: tuple[Vocabulary, ...] = ("byte_level", "metaspace")
-IMAGE_FAMILIES = sorted(name for name, family in FAMILIES.items() if "image" in family.modalities)
-BACKENDS = [(name, backend) for name in IMAGE_FAMILIES for backend in FAMILIES[name].backends]
+IMAGE_FAMILIES = [name for name in known_to("preprocess") if "image" in load_family("preprocess", name).modalities]
+BACKENDS = [(name, backend) for name in IMAGE_FAMILIES for backend in load_family("preprocess", name).backends]
 
 
 @pytest.fixture(scope="session", params=IMAGE_FAMILIES)
@@ -29,11 +29,11 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
 
 @pytest.fixture
 def families(model_type: str, vocabulary: Vocabulary) -> Pair:
-    return pair(model_type, vocabulary, FAMILIES[model_type].backends[0])
+    return pair(model_type, vocabulary, load_family("preprocess", model_type).backends[0])
 
 
 def max_items(model_type: str) -> int:
-    return FAMILIES[model_type].modalities["image"].max_items or 3
+    return load_family("preprocess", model_type).modalities["image"].max_items or 3
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -58,7 +58,7 @@ def test_every_image_back_end(model_type: str, backend: ImageBackend) -> None:
 
 
 def test_cached_and_new_pictures_in_every_order(model_type: str) -> None:
-    families = pair(model_type, "byte_level", FAMILIES[model_type].backends[0])
+    families = pair(model_type, "byte_level", load_family("preprocess", model_type).backends[0])
     pictures = [0, 1, 2][: max_items(model_type)]
     for order in itertools.permutations(pictures):
         for num_cached in range(len(order) + 1):
@@ -107,7 +107,7 @@ def test_text_alone(families: Pair) -> None:
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_random_prompts(model_type: str, vocabulary: Vocabulary, data: st.DataObject) -> None:
-    families = pair(model_type, vocabulary, FAMILIES[model_type].backends[0])
+    families = pair(model_type, vocabulary, load_family("preprocess", model_type).backends[0])
     pictures = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=max_items(model_type)))
     texts = data.draw(st.lists(st.sampled_from(EDGES), min_size=len(pictures) + 1, max_size=len(pictures) + 1))
     items = families.cached_items(pictures) if data.draw(st.booleans()) else families.items(pictures)

@@ -15,8 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from modeling.families import load_family
 from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.models import FAMILIES
 from preprocess.models.phi4_multimodal import PHI4_MULTIMODAL
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import InvalidRequestError, ItemInfo, Prompt, TextPrompt, TokensPrompt
@@ -49,7 +49,7 @@ def changed(
     config = folder / file
     config.write_text(json.dumps(json.loads(config.read_text()) | settings))
     ours = MultiModalProcessor(ProcessorConfig(str(folder), image_backend="torchvision"))
-    return ours, load_processor(FAMILIES[model_type], str(folder), backend="torchvision")
+    return ours, load_processor(load_family("preprocess", model_type), str(folder), backend="torchvision")
 
 
 @pytest.mark.parametrize("backend", ["pil", "torchvision"])
@@ -147,7 +147,7 @@ def test_no_picture_takes_more_tokens_than_the_largest_of_a_real_minicpm() -> No
     """Its slices are of more patches than those of the small checkpoint."""
     image_processor = type(pair("minicpmv4_6", "byte_level", "torchvision").theirs.image_processor)()
     processor = SimpleNamespace(image_processor=image_processor)
-    rules = FAMILIES["minicpmv4_6"].modalities["image"]
+    rules = load_family("preprocess", "minicpmv4_6").modalities["image"]
 
     def num_patches(size: tuple[int, ...]) -> int:
         return int(rules.size_outputs(processor, *size, {})["target_sizes"].prod(-1).sum())

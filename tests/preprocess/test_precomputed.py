@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from modeling.families import known_to, load_family
 from preprocess.media import MediaLimits
-from preprocess.models import FAMILIES
 from preprocess.precomputed import EMBEDDINGS, read_precomputed
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import InvalidRequestError, ItemTensors, TextPrompt
@@ -24,9 +24,9 @@ def content(size: tuple[int, int], tensors: ItemTensors) -> bytes:
     return save({"size": torch.tensor(size), **{name: value.contiguous() for name, value in tensors.items()}})
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+@pytest.fixture(scope="module", params=known_to("preprocess"))
 def families(request: pytest.FixtureRequest) -> Pair:
-    return pair(request.param, "byte_level", FAMILIES[request.param].backends[0])
+    return pair(request.param, "byte_level", load_family("preprocess", request.param).backends[0])
 
 
 def test_the_models_own_tensors_are_taken_as_they_are(families: Pair) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.models import FAMILIES
+from modeling.families import known_to, load_family
 from preprocess.prompt_tokenizer import token_ids
 from preprocess.prompt_truncation import Extent, truncate_left
 from preprocess.schema import InterleavedPrompt, InvalidRequestError, PlaceholderRange, TextPrompt
@@ -16,10 +16,10 @@ TEXTS = ["Look at this: ", " and that ", ", what is it?\n"]
 PICTURES = [0, 1]
 
 
-@pytest.fixture(params=sorted(FAMILIES.keys() - {"florence2"}))
+@pytest.fixture(params=sorted({*known_to("preprocess")} - {"florence2"}))
 def families(request: pytest.FixtureRequest) -> Pair:
     model_type: str = request.param
-    return pair(model_type, "byte_level", FAMILIES[model_type].backends[0])
+    return pair(model_type, "byte_level", load_family("preprocess", model_type).backends[0])
 
 
 def texts_and_pictures(families: Pair) -> tuple[list[str], list[int]]:

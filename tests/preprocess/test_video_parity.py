@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modeling.families import known_to, load_family
 from preprocess.media import MediaLimits, VideoLimits
-from preprocess.models import FAMILIES
+from preprocess.models.family import ProcessorFamily
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
 from tests.preprocess.parity import EDGES, Pair, in_prompt_order, pair
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder
@@ -86,11 +87,14 @@ def video_pair(model_type: str, vocabulary: Vocabulary = "byte_level") -> Pair:
 
 
 def takes_one(model_type: str) -> bool:
-    return FAMILIES[model_type].modalities["video"].max_items == 1
+    family: ProcessorFamily = load_family("preprocess", model_type)
+    return family.modalities["video"].max_items == 1
 
 
 def test_every_checkpoint_with_a_video_processor_takes_videos() -> None:
-    assert {name for name, family in FAMILIES.items() if "video" in family.modalities} == VIDEO_FAMILIES
+    assert {
+        name for name in known_to("preprocess") if "video" in load_family("preprocess", name).modalities
+    } == VIDEO_FAMILIES
 
 
 @pytest.mark.parametrize("index", range(len(CLIPS)))
@@ -122,7 +126,7 @@ def test_a_video_between_pictures(families: Pair) -> None:
 
 
 def test_the_pillow_back_end(model_type: str) -> None:
-    if "pil" in FAMILIES[model_type].backends:
+    if "pil" in load_family("preprocess", model_type).backends:
         check(pair(model_type, "byte_level", "pil"), ["a", "b", "c"], [("video", 1), ("image", 1)])
 
 
@@ -311,7 +315,7 @@ def test_the_largest_video_of_real_qwens(model_type: str, cap_pixels_per_frame: 
     """Their limits let other shapes be the largest than those of the small checkpoints."""
     video_class = type(video_pair(model_type).theirs.video_processor)
     processor = SimpleNamespace(video_processor=video_class(cap_pixels_per_frame=cap_pixels_per_frame))
-    rules = FAMILIES[model_type].modalities["video"]
+    rules = load_family("preprocess", model_type).modalities["video"]
 
     def num_tokens(*size: int) -> int:
         return int(rules.size_outputs(processor, *size, {})["video_grid_thw"].prod()) // 4

@@ -1,0 +1,67 @@
+"""The model families that Raylens knows, and where each stage finds what it has to be told about one.
+
+Plain data: nothing is imported for a family before a stage loads a model of it. See docs/add-a-model.md.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+Stage = Literal["preprocess", "encoder", "llm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`: "module:NAME", the module
+    being one of the stage's `models`. None: the stage does not know the family, which is not served then."""
+
+    preprocess: str
+    encoder: str | None = None
+    llm: str | None = None
+
+    @property
+    def is_served(self) -> bool:
+        return self.encoder is not None and self.llm is not None
+
+
+FAMILIES: dict[str, Family] = {
+    "aria": Family("aria:ARIA", "tiles:ARIA", "causal:ARIA"),
+    "blip-2": Family("blip_2:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
+    "chameleon": Family("chameleon:CHAMELEON", "chameleon:CHAMELEON", "chameleon:CHAMELEON"),
+    "deepseek_vl": Family("deepseek_vl:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
+    "florence2": Family("florence2:FLORENCE2", "florence2:FLORENCE2"),
+    "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", "causal:FUYU"),
+    "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "gemma3:GEMMA3"),
+    "gemma3n": Family("gemma3n:GEMMA3N", "gemma3n:GEMMA3N", "gemma3n:GEMMA3N"),
+    "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", "causal:IDEFICS3"),
+    "internvl": Family("internvl:INTERNVL", "tiles:INTERNVL", "causal:INTERNVL"),
+    "janus": Family("janus:JANUS", "tiles:JANUS", "causal:JANUS"),
+    "llava": Family("llava:LLAVA", "tiles:LLAVA", "causal:LLAVA"),
+    "llava_next": Family("llava_next:LLAVA_NEXT", "llava_next:LLAVA_NEXT", "causal:LLAVA_NEXT"),
+    "llava_onevision": Family("llava_next:LLAVA_ONEVISION", "llava_next:LLAVA_ONEVISION", "causal:LLAVA_ONEVISION"),
+    "minicpmv4_6": Family("minicpmv4_6:MINICPMV4_6", "minicpmv4_6:MINICPMV4_6"),
+    "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", "causal:MISTRAL3"),
+    "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "molmo2:MOLMO2"),
+    "paligemma": Family("paligemma:PALIGEMMA", "tiles:PALIGEMMA", "paligemma:PALIGEMMA"),
+    "phi4_multimodal": Family("phi4_multimodal:PHI4_MULTIMODAL"),
+    "qwen2_5_vl": Family("qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL"),
+    "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
+    "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
+    "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", "causal:SMOLVLM"),
+}
+"""By the `model_type` of a checkpoint's config.json."""
+
+SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
+
+
+def known_to(stage: Stage) -> list[str]:
+    """The `model_type`s that the stage knows, sorted."""
+    return sorted(name for name, family in FAMILIES.items() if getattr(family, stage) is not None)
+
+
+def load_family(stage: Stage, model_type: str) -> Any:
+    """Imports what the stage has to be told about a family. Raises ValueError for one that it does not know."""
+    if model_type not in known_to(stage):
+        raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")
+    module, _, name = getattr(FAMILIES[model_type], stage).partition(":")
+    return getattr(import_module(f"{stage}.models.{module}"), name)

@@ -1,0 +1,59 @@
+"""The table of model families names what is there, all of it, and loads no more than is used."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from encoder.models.family import VisionFamily
+from llm.models.family import LanguageFamily
+from modeling.families import FAMILIES, SERVED_FAMILIES, Stage, known_to, load_family
+from preprocess.models.family import ProcessorFamily
+
+ROOT = Path(__file__).parent.parent.parent
+CLASSES: dict[Stage, type] = {"preprocess": ProcessorFamily, "encoder": VisionFamily, "llm": LanguageFamily}
+
+
+@pytest.mark.parametrize("stage", CLASSES)
+def test_the_table_names_every_family_that_a_stage_declares(stage: Stage) -> None:
+    named = [load_family(stage, model_type) for model_type in known_to(stage)]
+    assert all(isinstance(family, CLASSES[stage]) for family in named)
+    for file in (ROOT / stage / "models").glob("*.py"):
+        module = importlib.import_module(f"{stage}.models.{file.stem}")
+        declared = [one for one in vars(module).values() if isinstance(one, CLASSES[stage])]
+        assert all(any(one is family for family in named) for one in declared), file
+
+
+def test_a_family_is_served_when_every_stage_knows_it() -> None:
+    assert set(known_to("llm")) & set(known_to("encoder")) == SERVED_FAMILIES
+    assert FAMILIES.keys() - SERVED_FAMILIES == {"florence2", "minicpmv4_6", "phi4_multimodal"}
+
+
+def test_a_family_that_a_stage_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'bert' is not supported, only \['aria'"):
+        load_family("encoder", "bert")
+    with pytest.raises(ValueError, match="'florence2' is not supported"):
+        load_family("llm", "florence2")
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a new interpreter has loaded after `code`."""
+    command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)"]
+    return set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_table_itself_loads_neither_torch_nor_transformers() -> None:
+    assert not modules_after("import modeling.families") & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("stage", ["encoder", "llm"])
+def test_a_half_loads_the_models_of_its_own_family_only(stage: Stage) -> None:
+    """What the class of LLaVA itself imports of transformers, and the configurations that `AutoConfig` knows of it."""
+    setup = "from preprocess.torchvision_build import make_importable\nmake_importable()"
+    whole = modules_after(f"{setup}\nfrom transformers import AutoConfig, LlavaForConditionalGeneration")
+    use = f"from modeling.families import load_family\nload_family({stage!r}, 'llava').model_class"
+    half = modules_after(f"{setup}\nimport {stage}.engine\n{use}")
+    models = {name for name in half - whole if name.startswith("transformers.models.") and "modeling_" in name}
+    assert models == set()
