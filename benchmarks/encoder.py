@@ -179,7 +179,7 @@ class _AllTogether(ItemsUnderWay):
     """Says that items have started only when the last of them is there."""
 
     async def started(self) -> list[ItemInfo]:
-        await self.finished()
+        await self._finished()
         return await super().started()
 
 

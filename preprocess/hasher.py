@@ -24,7 +24,7 @@ def mm_hash(
     options: Mapping[str, object] | None = None,
     is_among_others: bool = False,
     is_precomputed: bool = False,
-    tenant_salt: str = "",
+    cache_salt: str = "",
 ) -> str:
     """SHA-256 (64 hex digits) over an item's content hash and everything else that changes its result.
 
@@ -34,7 +34,7 @@ def mm_hash(
     """
     settings = json.dumps([dict(options or {}), is_among_others, is_precomputed], sort_keys=True)
     digest = hashlib.sha256()
-    for part in (modality, processor_fingerprint, settings, tenant_salt, hashed_content):
+    for part in (modality, processor_fingerprint, settings, cache_salt, hashed_content):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little"))
         digest.update(encoded)

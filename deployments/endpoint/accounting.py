@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
 from deployments.metrics import IngressMetrics
-from deployments.pipeline.media_items import PipelineRequest
+from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import StageFailedError
 from deployments.stages.stage_messages import GeneratedText
 
@@ -69,8 +69,8 @@ class RequestAccount:
             seconds=self._stage_seconds(),
             time_to_first_token=(self._first_token or self._last_token) - self._arrival,
             total=self._last_token - self._arrival,
-            processor_cache_hits=sum(request.num_processor_cache_hits for request in self.requests),
-            embedding_cache_hits=sum(request.num_embedding_cache_hits for request in self.requests),
+            processor_cache_hits=sum(request.trace.num_processor_cache_hits for request in self.requests),
+            embedding_cache_hits=sum(request.trace.num_embedding_cache_hits for request in self.requests),
         )
 
     def abort(self) -> None:
@@ -103,7 +103,7 @@ class RequestAccount:
         """Prompts run side by side: a stage's time is that of its slowest."""
         seconds: dict[str, float] = {}
         for request in self.requests:
-            for stage, value in request.stage_seconds.items():
+            for stage, value in request.trace.stage_seconds.items():
                 seconds[stage] = max(value, seconds.get(stage, 0.0))
         return seconds
 

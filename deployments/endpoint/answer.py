@@ -6,7 +6,10 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from deployments.api.wire import ErrorResponse
-from deployments.stages.stage_messages import Pieces
+from deployments.stages.stage_messages import GeneratedText
+
+Pieces = AsyncIterator[GeneratedText]
+"""The answers to a client's request, as they are generated."""
 
 
 class Answer(Protocol):

@@ -40,11 +40,11 @@ class ApiKey(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request. Requests of callers with different `tenant_salt` share nothing that one could find out of
+    """Who sends a request. Requests of callers with different `cache_salt` share nothing that one could find out of
     the other. `name` is None where anybody may call."""
 
     name: str | None
-    tenant_salt: str
+    cache_salt: str
     max_requests: int | None = None
     priority: int = 0
 

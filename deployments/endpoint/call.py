@@ -33,8 +33,8 @@ class Call:
         return self.ticket.caller
 
     @property
-    def tenant_salt(self) -> str:
-        return self.caller.tenant_salt
+    def cache_salt(self) -> str:
+        return self.caller.cache_salt
 
     def check_fields(self, body: RequestBody) -> None:
         """Tells of the fields of `body` that are not known here. Raises InvalidRequestError, where it asks for that."""

@@ -17,9 +17,9 @@ from deployments.api.chat import (
 )
 from deployments.api.tools import ToolCall
 from deployments.endpoint.accounting import RequestAccount, usage_so_far
-from deployments.endpoint.answer import Chunks, sent_event
+from deployments.endpoint.answer import Chunks, Pieces, sent_event
 from deployments.endpoint.tool_calls import AnswerText
-from deployments.stages.stage_messages import GeneratedText, Pieces, ScoredToken
+from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import ToolCallFormat
 
 _MIN_LOGPROB = -9999.0
@@ -70,7 +70,7 @@ class ChatAnswer(Chunks):
             usage=self._account.usage,
         )
         if self._body.return_token_ids:
-            completion.prompt_token_ids = self._account.requests[0].prompt_token_ids
+            completion.prompt_token_ids = self._account.requests[0].trace.prompt_token_ids
         if self._body.stage_timings:
             completion.stage_timings = self._account.timings()
         return completion
@@ -107,7 +107,7 @@ class ChatAnswer(Chunks):
             choice.has_begun = True
             opening = self._chunk([ChunkChoice(index=index, delta=Delta(role="assistant", content=""))])
             if self._body.return_token_ids:
-                opening.prompt_token_ids = self._account.requests[0].prompt_token_ids
+                opening.prompt_token_ids = self._account.requests[0].trace.prompt_token_ids
             chunks.append(opening)
         num_calls = len(choice.calls)
         text, calls = choice.add(piece)

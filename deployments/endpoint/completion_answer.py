@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from deployments.api.wire import Usage
 from deployments.endpoint.accounting import RequestAccount, usage_so_far
-from deployments.endpoint.answer import Chunks, sent_event
+from deployments.endpoint.answer import Chunks, Pieces, sent_event
 from deployments.endpoint.chat_answer import finite, token_text
 from deployments.stages.character_starts import CharacterStarts
-from deployments.stages.stage_messages import GeneratedText, Pieces, ScoredToken
+from deployments.stages.stage_messages import GeneratedText, ScoredToken
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class CompletionAnswer(Chunks):
             _append(part.logprobs, _logprobs(logprobs, [choice.echo_length + token.offset for token in logprobs]))
         if self._body.return_token_ids:
             part.token_ids = token_ids
-            part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].prompt_token_ids
+            part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].trace.prompt_token_ids
         choice.has_begun = True
         return part
 

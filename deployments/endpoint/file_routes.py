@@ -42,23 +42,23 @@ class FileRoutes:
         `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens how long."""
         name, content = (file.filename or "")[:256], await file.read()
         return File.of(
-            await self._uploads.add(call.tenant_salt, name, purpose, content, max_age_s=expires_after_seconds)
+            await self._uploads.add(call.cache_salt, name, purpose, content, max_age_s=expires_after_seconds)
         )
 
     async def files(self, call: HttpCall) -> FileList:
         """The files of this API key, oldest first."""
-        return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.tenant_salt)])
+        return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.cache_salt)])
 
     async def file(self, file_id: str, call: HttpCall) -> File:
         """What is known of a file of this API key."""
-        return File.of(await self._uploads.get(call.tenant_salt, file_id))
+        return File.of(await self._uploads.get(call.cache_salt, file_id))
 
     async def content(self, file_id: str, call: HttpCall) -> Response:
         """The file itself, never to be shown by a browser as anything."""
-        content = await self._uploads.read(call.tenant_salt, file_id)
+        content = await self._uploads.read(call.cache_salt, file_id)
         return _Bytes(content, headers={"x-content-type-options": "nosniff"})
 
     async def delete(self, file_id: str, call: HttpCall) -> DeletedFile:
         """Deletes a file of this API key; requests that have read it go on."""
-        await self._uploads.delete(call.tenant_salt, file_id)
+        await self._uploads.delete(call.cache_salt, file_id)
         return DeletedFile(id=file_id)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
@@ -13,7 +13,7 @@ from deployments.api.completions import Completion, CompletionRequest
 from deployments.api.generation import AnyGenerationFields
 from deployments.api.responses import ResponseObject, ResponsesRequest
 from deployments.endpoint.accounting import RequestAccount
-from deployments.endpoint.answer import Answer
+from deployments.endpoint.answer import Answer, Pieces
 from deployments.endpoint.call import Call, HttpCall
 from deployments.endpoint.chat_answer import ChatAnswer
 from deployments.endpoint.completion_answer import CompletionAnswer
@@ -23,12 +23,15 @@ from deployments.endpoint.response_answer import ResponseAnswer
 from deployments.endpoint.served import Served
 from deployments.endpoint.tool_calls import forced_call
 from deployments.metrics import IngressMetrics
+from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.pipeline import Pipeline
+from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import StageUnavailableError
-from deployments.stages.stage_messages import GeneratedText, Pieces
+from deployments.stages.stage_messages import GeneratedText
+from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
-from preprocess.schema import InvalidRequestError
+from preprocess.schema import InvalidRequestError, Prompt
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
@@ -69,7 +72,7 @@ class GenerationRoutes:
             self._served.check_model(body.model)
             form = self._served.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
-            account.requests = [self._weighed(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
+            account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             account.num_answers = params.n
             await self._enter(call, body, account)
             return await self._answer(call, body, account, ChatAnswer(body, account, form))
@@ -82,7 +85,7 @@ class GenerationRoutes:
             self._served.check_model(body.model)
             params = body.sampling_params()
             account.requests = [
-                self._weighed(call, f"{account.request_id}-{number}", body, params, one)
+                self._request(call, f"{account.request_id}-{number}", body, params, one)
                 for number, one in enumerate(body.prompts_and_media())
             ]
             account.num_answers = params.n
@@ -98,17 +101,25 @@ class GenerationRoutes:
             self._served.check_model(body.model)
             form = self._served.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
-            account.requests = [self._weighed(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
+            account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             await self._enter(call, body, account)
             return await self._answer(call, body, account, ResponseAnswer(body, account, form))
 
     async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         self._served.ready_processor()  # before it waits
-        priority = body.priority + call.caller.priority
-        for request in account.requests:
-            request.priority = priority
-        await call.ticket.enter(self._weighed.weigh(account.requests, self._served.max_model_len), priority)
+        weight = self._weighed.weigh(account.requests, self._served.max_model_len)
+        await call.ticket.enter(weight, _priority(call, body))
+
+    def _request(
+        self,
+        call: Call,
+        request_id: str,
+        body: AnyGenerationFields,
+        params: SamplingParams,
+        prompt_and_media: tuple[Prompt, list[MediaSource]],
+    ) -> PipelineRequest:
+        return self._weighed(call, request_id, body, params, prompt_and_media, priority=_priority(call, body))
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
         """The text of each prompt, as it was sent."""
@@ -117,33 +128,19 @@ class GenerationRoutes:
         ]
 
     async def _answer(self, call: Call, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
+        processor = self._served.ready_processor()
+        streams = [self._pipeline.run(request, processor) for request in account.requests]
         async with AsyncExitStack() as stack:
-            pieces = self._pieces(account)
-            await stack.enter_async_context(aclosing(pieces))
+            answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)
+            pieces = _AccountedPieces(await stack.enter_async_context(aclosing(answers)), account)
             # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
-            pieces = _from_first(await self._first(pieces), pieces)
+            await pieces.wait_for_first(self._first_token_timeout_s)
             if body.stream:
                 events = self._events(call, body, account, answer, pieces, stack.pop_all())
                 return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
             completion = await answer.complete(pieces)
             account.finish()
         return Response(completion.model_dump_json(), media_type="application/json")
-
-    async def _pieces(self, account: RequestAccount) -> Pieces:
-        """The pieces of all answers to all prompts, accounted for."""
-        processor = self._served.ready_processor()
-        streams = [self._pipeline.run(request, processor) for request in account.requests]
-        async with aclosing(merged(streams, num_answers=account.num_answers)) as pieces:
-            async for piece in pieces:
-                account.add(piece)
-                yield piece
-
-    async def _first(self, pieces: Pieces) -> GeneratedText:
-        try:
-            async with asyncio.timeout(self._first_token_timeout_s):
-                return await anext(pieces)
-        except TimeoutError:
-            raise StageUnavailableError("generate", f"no token after {self._first_token_timeout_s:g} s") from None
 
     async def _events(
         self,
@@ -167,10 +164,37 @@ class GenerationRoutes:
             yield answer.last_event
 
 
-async def _from_first(first: GeneratedText, rest: Pieces) -> AsyncGenerator[GeneratedText]:
-    yield first
-    async for piece in rest:
-        yield piece
+class _AccountedPieces:
+    """The pieces of a client's answers, each accounted for when it comes. The first can be waited for, and is still
+    the first that the iterator gives."""
+
+    def __init__(self, answers: AsyncGenerator[GeneratedText], account: RequestAccount) -> None:
+        self._answers = answers
+        self._account = account
+        self._first: GeneratedText | None = None
+
+    async def wait_for_first(self, timeout_s: float) -> None:
+        """Raises StageUnavailableError when it does not come in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._first = await anext(self)
+        except TimeoutError:
+            raise StageUnavailableError("generate", f"no token after {timeout_s:g} s") from None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GeneratedText:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        piece = await anext(self._answers)
+        self._account.add(piece)
+        return piece
+
+
+def _priority(call: Call, body: AnyGenerationFields) -> int:
+    return body.priority + call.caller.priority
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ from dataclasses import replace
 from deployments.api.generation import MediaFields
 from deployments.endpoint.admission import Weight
 from deployments.endpoint.call import Call
-from deployments.pipeline.media_items import PipelineRequest
 from deployments.pipeline.media_source import MediaSource
+from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
 from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
@@ -35,6 +35,8 @@ class WeighedRequests:
         body: MediaFields,
         params: SamplingParams,
         prompt_and_media: tuple[Prompt, list[MediaSource]],
+        *,
+        priority: int = 0,
     ) -> PipelineRequest:
         """One that takes more of the call's budgets for each item that was not in its body, once that is fetched."""
         prompt, media = prompt_and_media
@@ -44,7 +46,8 @@ class WeighedRequests:
             media=[replace(source, texts=call.texts) for source in media],
             params=params,
             options=body.mm_processor_kwargs or {},
-            tenant_salt=call.tenant_salt,
+            cache_salt=call.cache_salt,
+            priority=priority,
             max_prompt_tokens=body.max_prompt_tokens(params.max_tokens),
             on_fetched=lambda source, content: call.ticket.take(self._of_fetched(source, content)),
         )

@@ -23,9 +23,8 @@ from deployments.api.responses import (
 from deployments.api.tools import ToolCall
 from deployments.api.wire import ErrorResponse
 from deployments.endpoint.accounting import RequestAccount
-from deployments.endpoint.answer import sent_event
+from deployments.endpoint.answer import Pieces, sent_event
 from deployments.endpoint.tool_calls import AnswerText
-from deployments.stages.stage_messages import Pieces
 from preprocess.schema import ToolCallFormat
 
 

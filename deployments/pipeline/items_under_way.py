@@ -5,7 +5,8 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from deployments.pipeline.media_items import LoadedItem, MediaItems, PipelineRequest, StoredItem, all_or_none
+from deployments.pipeline.media_items import LoadedItem, MediaItems, StoredItem, all_or_none
+from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.stages.hand_over import ItemEmbeddings
 from preprocess.schema import ItemInfo
 
@@ -31,20 +32,19 @@ class _Item:
 
 
 class ItemsUnderWay:
-    """Starts when the block is entered; whatever is still under way when it is left is cancelled."""
+    """The items are made from when the block is entered; whatever is still being made when it is left is cancelled."""
+
+    _all: asyncio.Task[list[None]]
 
     def __init__(self, media: MediaItems, request: PipelineRequest, items: list[LoadedItem]) -> None:
         self._media = media
         self._request = request
         self._loaded = items
-        self._items = [_Item() for _ in items]
+        self._items: list[_Item] = []
+        self._handed_over: list[ItemEmbeddings] = []
 
     async def __aenter__(self) -> Self:
-        work = [
-            item.run(self._media.embeddings_of(self._request, loaded, item.start))
-            for item, loaded in zip(self._items, self._loaded, strict=True)
-        ]
-        self._all = asyncio.create_task(all_or_none(work))
+        self._start()
         return self
 
     async def __aexit__(
@@ -60,16 +60,24 @@ class ItemsUnderWay:
         await self.meanwhile(self._wait_for_starts())
         return [stored.info for stored in self._stored()]
 
-    def embeddings(self) -> list[ItemEmbeddings]:
-        """As they are known now, that is all of them once they have `started`."""
-        return [
+    def hand_over(self) -> list[ItemEmbeddings]:
+        """The embeddings of all items for a call of Generate, as they are known now. To be called after `started`."""
+        self._handed_over = [
             ItemEmbeddings(stored.ref, item.is_pending)
             for stored, item in zip(self._stored(), self._items, strict=True)
         ]
+        return self._handed_over
 
-    async def finished(self) -> None:
-        """Waits until all embeddings are there. Raises what kept one from it, as do the others."""
-        await asyncio.shield(self._all)
+    async def make_lost_again(self) -> None:
+        """Returns when all embeddings are there, after a call of Generate lost some that it was handed.
+
+        If one was still being made, the replica that made it has died, and another makes it already. If all were
+        there, a node that held some is gone: all are dropped from the caches and made anew.
+        """
+        if not any(item.is_pending for item in self._handed_over):
+            self._media.forget(self._loaded)
+            self._start()
+        await self._finished()
 
     async def meanwhile(self, work: Awaitable[ResultT]) -> ResultT:
         """The result of `work`, or the failure of an item as soon as there is one."""
@@ -77,12 +85,24 @@ class ItemsUnderWay:
         try:
             await asyncio.wait([task, self._all], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                await self.finished()
+                await self._finished()
             return await task
         finally:
             # Not left before it has ended, for it may be the next step of a generator that is closed then.
             task.cancel()
             await asyncio.wait([task])
+
+    def _start(self) -> None:
+        self._items = [_Item() for _ in self._loaded]
+        work = [
+            item.run(self._media.embeddings_of(self._request, loaded, item.start))
+            for item, loaded in zip(self._items, self._loaded, strict=True)
+        ]
+        self._all = asyncio.create_task(all_or_none(work))
+
+    async def _finished(self) -> None:
+        """Waits until all embeddings are there. Raises the failure of the first item that has one."""
+        await asyncio.shield(self._all)
 
     async def _wait_for_starts(self) -> None:
         for item in self._items:

@@ -8,7 +8,7 @@ made it.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +19,26 @@ from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.named_contents import NamedContents
+from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import StageCalls, StageFailedError, tensors_and_info
 from deployments.pipeline.uploads import Uploads
 from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
-from llm.sampling_params import SamplingParams
 from preprocess.cache import ItemCache
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.local_media import LocalMedia
 from preprocess.media_fetch import MediaFetcher
-from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Prompt
-
-
-@dataclass(slots=True)
-class PipelineRequest:
-    """What the pipeline needs of a request, which has one prompt. Prompt ids, stage times (seconds) and cache hits
-    (items) are filled in on the way. Items of requests with different `tenant_salt` are never shared. Those of a lower
-    `priority` go first.
-
-    `max_prompt_tokens`: see `PromptRenderer.render`. `on_fetched` is told the content of each item that was not in the
-    request itself; what it raises ends the request."""
-
-    request_id: str
-    prompt: Prompt
-    media: list[MediaSource]
-    params: SamplingParams
-    options: dict[str, Any] = field(default_factory=dict)
-    tenant_salt: str = ""
-    priority: int = 0
-    max_prompt_tokens: int | None = None
-    on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
-    prompt_token_ids: list[int] = field(default_factory=list)
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    num_processor_cache_hits: int = 0
-    num_embedding_cache_hits: int = 0
-
-    def add_seconds(self, stage: str, seconds: float) -> None:
-        """Items run side by side: a stage's time is that of its slowest item."""
-        self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
+from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedItem:
-    """An item with its cache key; without `content` it must be in a cache, for the client only named it."""
+    """An item with the hash that names it in both caches; without `content` it must be in a cache, for the client only
+    named it."""
 
     source: MediaSource
     content: bytes | None
     hashed_content: str
-    key: str
+    mm_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +94,7 @@ class MediaItems:
             for source, content in zip(request.media, contents, strict=True)
         ]
         if items:
-            request.add_seconds("media_fetch", time.perf_counter() - started)
+            request.trace.add_seconds("media_fetch", time.perf_counter() - started)
         for item in items:
             self._metrics.mm_items.inc(tags={"modality": item.source.modality})
         return items
@@ -129,13 +102,11 @@ class MediaItems:
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
         """The item processed but not encoded; for prompts that are only rendered."""
         try:
-            processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
+            return await self._processed(request, item)
         except _ContentMissingError:
             raise _not_cached(item.source) from None
         except InvalidRequestError as error:
             raise _of_item(error, item.source) from error
-        request.num_processor_cache_hits += is_cached
-        return processed
 
     async def embeddings_of(
         self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[StoredItem], None]
@@ -144,8 +115,7 @@ class MediaItems:
         that they are made anew because who made them died."""
 
         async def create() -> tuple[StoredItem, int]:
-            processed, is_cached = await self.processed.get_or_create(item.key, lambda: self._process(request, item))
-            request.num_processor_cache_hits += is_cached
+            processed = await self._processed(request, item)
             if processed.info.is_encoded:
                 return processed, processed.info.num_bytes
             return await self._encode_item(request, item, processed)
@@ -154,9 +124,9 @@ class MediaItems:
             encoded, is_cached = await self._get_or_create(item, create, on_pending)
         except InvalidRequestError as error:
             raise _of_item(error, item.source) from error
-        request.num_embedding_cache_hits += is_cached
+        request.trace.num_embedding_cache_hits += is_cached
         if item.source.uuid is not None and item.content is not None:
-            self._named.remember(request.tenant_salt, item.source.uuid, item.hashed_content)
+            self._named.remember(request.cache_salt, item.source.uuid, item.hashed_content)
         return encoded
 
     async def _get_or_create(
@@ -167,17 +137,17 @@ class MediaItems:
     ) -> tuple[StoredItem, bool]:
         while True:
             try:
-                return await self.embeddings.get_or_create(item.key, create, on_pending)
+                return await self.embeddings.get_or_create(item.mm_hash, create, on_pending)
             except _ContentMissingError:
                 if item.content is None:
                     raise _not_cached(item.source) from None
                 # That was another request's attempt, which had only the item's name.
 
-    def forget(self, items: list[LoadedItem]) -> None:
+    def forget(self, items: Sequence[LoadedItem]) -> None:
         """Drops items from both caches, because the node that held their data is gone."""
         for item in items:
-            self.processed.discard(item.key)
-            self.embeddings.discard(item.key)
+            self.processed.discard(item.mm_hash)
+            self.embeddings.discard(item.mm_hash)
 
     def _check_total_bytes(self, num_bytes: int) -> None:
         if num_bytes > self._limits.max_total_bytes:
@@ -208,7 +178,7 @@ class MediaItems:
                 return await data.decode(self._limits)
             if source.url.startswith(UPLOAD_SCHEME):
                 file_id = source.url.removeprefix(UPLOAD_SCHEME)
-                content = await self._uploads.read(request.tenant_salt, file_id)
+                content = await self._uploads.read(request.cache_salt, file_id)
             elif source.url.startswith("file:"):
                 content = await self._local.read(source.url)
             else:
@@ -226,57 +196,67 @@ class MediaItems:
             hashed_content = await asyncio.to_thread(content_hash, content)
         else:
             assert source.uuid is not None
-            found = self._named.find(request.tenant_salt, source.uuid)
+            found = self._named.find(request.cache_salt, source.uuid)
             if found is None:
                 raise _not_cached(source)
             hashed_content = found
-        key = mm_hash(
+        item_hash = mm_hash(
             hashed_content,
             modality=source.modality,
             processor_fingerprint=processor.fingerprint,
             options=request.options,
-            is_among_others=source.modality in processor.count_dependent and _num_alike(request, source) > 1,
+            is_among_others=source.modality in processor.count_dependent and request.num_alike(source) > 1,
             is_precomputed=source.is_precomputed,
-            tenant_salt=request.tenant_salt,
+            cache_salt=request.cache_salt,
         )
-        if content is None and key not in self.embeddings and key not in self.processed:
+        if content is None and item_hash not in self.embeddings and item_hash not in self.processed:
             raise _not_cached(source)
-        return LoadedItem(source, content, hashed_content, key)
+        return LoadedItem(source, content, hashed_content, item_hash)
+
+    async def _processed(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
+        processed, is_cached = await self.processed.get_or_create(item.mm_hash, lambda: self._process(request, item))
+        request.trace.num_processor_cache_hits += is_cached
+        return processed
 
     async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
         source, content = item.source, item.content
         if content is None:
             raise _ContentMissingError
-        job = ItemJob(source.modality, content, _num_alike(request, source), request.options, source.is_precomputed)
+        job = ItemJob(source.modality, content, request.num_alike(source), request.options, source.is_precomputed)
         # The same item goes to the same replica, from any ingress: what it needs is on that node.
-        process_item = self._preprocess.options(stream=True, session_id=item.key).process_item
+        process_item = self._preprocess.options(stream=True, session_id=item.mm_hash).process_item
         tensors, info = await self._calls.send("preprocess", lambda: tensors_and_info(process_item.remote(job)))
         assert isinstance(info, ItemInfo)
-        request.add_seconds("media_decode", info.decode_seconds)
-        request.add_seconds("processor", info.process_seconds)
+        request.trace.add_seconds("media_decode", info.decode_seconds)
+        request.trace.add_seconds("processor", info.process_seconds)
         return StoredItem(info, tensors), info.num_bytes
 
     async def _encode_item(
         self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
     ) -> tuple[StoredItem, int]:
-        encode = self._encode.options(stream=True, session_id=item.key).encode
-        item_id = f"{request.request_id}-{item.key}"
+        encode = self._encode.options(stream=True, session_id=item.mm_hash).encode
+        item_id = f"{request.request_id}-{item.mm_hash}"
 
         def announce(embeddings: ObjectRef) -> None:
-            self.embeddings.announce(item.key, StoredItem(processed.info, embeddings))
+            self.embeddings.announce(item.mm_hash, StoredItem(processed.info, embeddings))
 
         async def call() -> tuple[ObjectRef, Any]:
             response = encode.remote(item_id, item.source.modality, processed.ref, time.time())
             return await tensors_and_info(response, announce)
 
+        async def process_again() -> None:
+            nonlocal processed
+            self.processed.discard(item.mm_hash)
+            processed = await self._processed(request, item)
+
         try:
-            embeddings, info = await self._calls.send("encode", call)
+            embeddings, info = await self._calls.send("encode", call, process_again)
         except StageFailedError as error:
             raise StageFailedError("encode", f"the encode stage failed on {item.source.field}") from error
         assert isinstance(info, EmbeddingInfo)
-        request.add_seconds("transfer_pixels", info.transfer_seconds)
-        request.add_seconds("encode_queue", info.queue_seconds)
-        request.add_seconds("encode", info.encode_seconds)
+        request.trace.add_seconds("transfer_pixels", info.transfer_seconds)
+        request.trace.add_seconds("encode_queue", info.queue_seconds)
+        request.trace.add_seconds("encode", info.encode_seconds)
         self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, tags={"edge": "preprocess_encode"})
         self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
         return StoredItem(processed.info, embeddings), info.num_bytes
@@ -294,11 +274,6 @@ async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[An
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def _num_alike(request: PipelineRequest, source: MediaSource) -> int:
-    """The number of items of the source's modality in the request, itself included."""
-    return sum(other.modality == source.modality for other in request.media)
 
 
 def _of_item(error: InvalidRequestError, source: MediaSource) -> InvalidRequestError:

@@ -1,20 +1,17 @@
 """The answers to several prompts, which are worked on side by side, as one stream."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from deployments.stages.stage_messages import GeneratedText, Pieces
+from deployments.stages.stage_messages import GeneratedText
+
+Pieces = AsyncGenerator[GeneratedText]
 
 
 async def merged(streams: Sequence[Pieces], *, num_answers: int) -> Pieces:
     """Pieces as they come; answer i to prompt p gets the index p * num_answers + i. The first failure ends all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as alone:
-            async for piece in alone:
-                yield piece
-        return
     ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
 
     async def pass_on(number: int, stream: Pieces) -> None:

@@ -14,15 +14,15 @@ class NamedContents:
         self._max_names = max_names
         self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    def remember(self, tenant_salt: str, name: str, hashed_content: str) -> None:
-        self._hashes[tenant_salt, name] = hashed_content
-        self._hashes.move_to_end((tenant_salt, name))
+    def remember(self, cache_salt: str, name: str, hashed_content: str) -> None:
+        self._hashes[cache_salt, name] = hashed_content
+        self._hashes.move_to_end((cache_salt, name))
         while len(self._hashes) > self._max_names:
             self._hashes.popitem(last=False)
 
-    def find(self, tenant_salt: str, name: str) -> str | None:
+    def find(self, cache_salt: str, name: str) -> str | None:
         """The hash of what the tenant last sent under the name, if it is known."""
-        found = self._hashes.get((tenant_salt, name))
+        found = self._hashes.get((cache_salt, name))
         if found is not None:
-            self._hashes.move_to_end((tenant_salt, name))
+            self._hashes.move_to_end((cache_salt, name))
         return found

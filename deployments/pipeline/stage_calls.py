@@ -1,4 +1,4 @@
-"""One call of a stage: sent again where that is safe, its failure in terms of this application.
+"""One call of a stage: the recovery from dead replicas and lost data, and failures in terms of this application.
 
 Ray reports a replica's death, a lost object and an error of the stage's own code in ways of its own; nothing above
 this module sees them.
@@ -6,8 +6,9 @@ this module sees them.
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from ray import ObjectRef
@@ -25,7 +26,11 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 ResultT = TypeVar("ResultT")
 # What a failed call raises. The second is no RayError: no replica, a full queue, a call that this one needed failed.
 CALL_ERRORS = (RayError, RayServeException)
+# What says that the data behind a reference is gone: with the node that held it, or with who was to make it.
+LOSSES = (ObjectLostError, EmbeddingsLostError)
 _MAX_ATTEMPTS = 4
+
+Remedy = Callable[[], Awaitable[None]]
 
 
 class StageError(RuntimeError):
@@ -41,11 +46,7 @@ class StageFailedError(StageError):
 
 
 class StageUnavailableError(StageError):
-    """A stage has no replica, or they died faster than the request could be sent again."""
-
-
-class ItemLostError(StageError):
-    """The object behind a reference is gone, with the node that held it."""
+    """A stage has no replica, or replicas and data were lost faster than the request could be sent again."""
 
 
 class StageCalls:
@@ -55,37 +56,66 @@ class StageCalls:
         self._metrics = metrics
         self.on_reply = on_reply
 
-    async def send(self, stage: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Awaits `call()`, again if the replica died. Raises InvalidRequestError or a StageError."""
-        attempt = 0
-        while True:
+    async def send(
+        self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
+    ) -> ResultT:
+        """Awaits `call()`, once more where that can help. Raises InvalidRequestError or a StageError.
+
+        `make_lost_again`: makes the data anew that the call refers to; without it, a call whose data is lost fails.
+        """
+        for attempt in itertools.count():
             try:
                 with own_cancellation_only():
                     result = await call()
             except CALL_ERRORS as error:
-                await self.retry_or_raise(error, stage, attempt)
-                attempt += 1
+                await self._recover(error, stage, attempt, make_lost_again)
             else:
                 self.on_reply(stage)
                 return result
+        raise AssertionError
 
-    async def retry_or_raise(self, error: Exception, stage: str, attempt: int) -> None:
-        """Returns, after a pause, when sending the call again can help; else raises `error` as one of ours.
+    async def stream(
+        self, stage: str, call: Callable[[], DeploymentResponseGenerator[Any]], make_lost_again: Remedy
+    ) -> AsyncGenerator[Any]:
+        """Yields what `call()` streams. Until the first of it has come, the stream recovers as `send` does; a failure
+        after that is final. Closing the stream cancels the call."""
+        for attempt in itertools.count():
+            has_started = False
+            response = call()
+            try:
+                with own_cancellation_only():
+                    async for one in response:
+                        self.on_reply(stage)
+                        has_started = True
+                        yield one
+                return
+            except CALL_ERRORS as error:
+                if has_started:
+                    raise translated(error, stage) from error
+                await self._recover(error, stage, attempt, make_lost_again)
+            except BaseException:
+                cancel(response)
+                raise
 
-        A stage that answered with an error will answer so again; one that died will not.
+    async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
+        """Returns when the call can be made again, else raises `error` as one of ours.
+
+        If a replica died, another one takes the call after a pause. If data is lost that the call refers to, it is made
+        again first. A stage that answered with an error of its own would do so again.
         """
         cause = _cause(error)
+        is_lost = isinstance(cause, LOSSES)
         has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
-        if not has_died or isinstance(cause, ObjectLostError) or attempt == _MAX_ATTEMPTS - 1:
+        can_help = make_lost_again is not None if is_lost else has_died
+        if not can_help or attempt == _MAX_ATTEMPTS - 1:
             raise translated(error, stage) from error
-        self.note_again(stage, cause)
-        await asyncio.sleep(0.2 * 2**attempt)
-
-    def note_again(self, stage: str, reason: BaseException) -> None:
-        """Counts a call that is made once more because of `reason`."""
-        name = type(reason).__name__
+        name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
         self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": name})
+        if is_lost and make_lost_again is not None:
+            await make_lost_again()
+        else:
+            await asyncio.sleep(0.2 * 2**attempt)
 
 
 async def tensors_and_info(
@@ -147,8 +177,8 @@ def translated(error: Exception, stage: str) -> Exception:
     cause = _cause(error)
     if isinstance(cause, InvalidRequestError):
         return cause
-    if isinstance(cause, ObjectLostError | EmbeddingsLostError):
-        return ItemLostError(stage, f"an item for the {stage} stage is lost")
+    if isinstance(cause, LOSSES):
+        return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
     if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

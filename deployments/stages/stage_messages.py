@@ -5,7 +5,6 @@ that they are whole. The caller passes a reference to the first on, unread, as e
 Both are owned by the caller, so they outlive the replica that made them.
 """
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, SupportsIndex
@@ -94,7 +93,3 @@ class GeneratedText:
     index: int = 0
     logprobs: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)
-
-
-Pieces = AsyncGenerator[GeneratedText]
-"""The answers to one request, as they are generated."""

@@ -136,13 +136,10 @@ def test_with_nobody_behind_haproxy_every_error_is_json_and_says_when_to_come_ag
     wait_until_healthy(app_url)
 
 
-def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: str) -> None:
-    stream: Any = client.chat.completions.create(
-        model="shapes",
-        messages=[user_message("Hello")],
-        stream=True,
-        max_tokens=2000,
-        extra_body={"ignore_eos": True},
+@pytest.mark.parametrize("prompts", ["Hello", ["Hello", "Good day"]], ids=["one prompt", "two prompts"])
+def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: str, prompts: str | list[str]) -> None:
+    stream: Any = client.completions.create(
+        model="shapes", prompt=prompts, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
     )
     pieces = iter(stream)
     for _ in range(3):

@@ -16,7 +16,7 @@ def test_every_part_counts() -> None:
         "options": {"max_pixels": 1000},
         "is_among_others": False,
         "is_precomputed": False,
-        "tenant_salt": "t",
+        "cache_salt": "t",
     }
     others: dict[str, Any] = {
         "hashed_content": "d",
@@ -25,7 +25,7 @@ def test_every_part_counts() -> None:
         "options": {"max_pixels": 1001},
         "is_among_others": True,
         "is_precomputed": True,
-        "tenant_salt": "u",
+        "cache_salt": "u",
     }
     hashes = {mm_hash(**base)} | {mm_hash(**{**base, name: other}) for name, other in others.items()}
     assert len(hashes) == len(base) + 1
@@ -41,9 +41,9 @@ def test_the_order_of_options_does_not_count() -> None:
 
 
 def test_parts_do_not_run_together() -> None:
-    first = mm_hash("c", modality="image", processor_fingerprint="ab", tenant_salt="")
-    second = mm_hash("c", modality="image", processor_fingerprint="a", tenant_salt="b")
-    third = mm_hash("bc", modality="image", processor_fingerprint="a", tenant_salt="")
+    first = mm_hash("c", modality="image", processor_fingerprint="ab", cache_salt="")
+    second = mm_hash("c", modality="image", processor_fingerprint="a", cache_salt="b")
+    third = mm_hash("bc", modality="image", processor_fingerprint="a", cache_salt="")
     assert len({first, second, third}) == 3
 
 

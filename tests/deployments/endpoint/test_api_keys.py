@@ -30,7 +30,7 @@ def test_a_key_is_found_by_its_hash(tmp_path: Path) -> None:
     assert keys.find("rl-wrong") is None
     assert keys.find(None) is None
     assert keys.find(hash_key(alice)) is None, "the hash is no key"
-    assert len({caller.tenant_salt for caller in found if caller}) == 2
+    assert len({caller.cache_salt for caller in found if caller}) == 2
     assert alice not in (tmp_path / "keys.yaml").read_text()
 
 
@@ -44,7 +44,7 @@ def test_keys_of_the_environment_and_none_at_all() -> None:
     assert first is not None
     assert second is not None
     assert first.name is None
-    assert first.tenant_salt != second.tenant_salt, "what is sent still keeps clients apart"
+    assert first.cache_salt != second.cache_salt, "what is sent still keeps clients apart"
     assert ApiKeys(None, {"RAYLENS_API_KEYS": " , "}).is_open
 
 

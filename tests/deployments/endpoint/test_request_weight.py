@@ -11,8 +11,8 @@ from deployments.endpoint.admission import Admission, Weight
 from deployments.endpoint.api_keys import Caller
 from deployments.endpoint.call import Call
 from deployments.endpoint.request_weight import WeighedRequests
-from deployments.pipeline.media_items import PipelineRequest
 from deployments.pipeline.media_source import MediaSource
+from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.media import MediaLimits

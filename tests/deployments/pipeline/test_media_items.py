@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.pipeline.media_items import LoadedItem, MediaItems, PipelineRequest, StoredItem
+from deployments.pipeline.media_items import LoadedItem, MediaItems, StoredItem
 from deployments.pipeline.media_source import MediaSource
+from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (
@@ -48,14 +49,14 @@ class Items(MediaItems):
         if item.content is None:
             return await super()._process(request, item)
         self.made.append(request.request_id)
-        found: Any = f"tensors of {item.key}"
+        found: Any = f"tensors of {item.mm_hash}"
         return StoredItem(info(is_encoded=self.is_encoded), found), 10
 
     async def _encode_item(
         self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
     ) -> tuple[StoredItem, int]:
-        found: Any = f"embeddings of {item.key}"
-        self.embeddings.announce(item.key, StoredItem(processed.info, found))
+        found: Any = f"embeddings of {item.mm_hash}"
+        self.embeddings.announce(item.mm_hash, StoredItem(processed.info, found))
         await self.may_go_on.wait()
         return StoredItem(processed.info, found), 10
 
@@ -129,7 +130,7 @@ async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Ite
     known: list[StoredItem] = []
     tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append)) for _ in range(2)]
     await asyncio.sleep(0.01)
-    assert [one.ref for one in known] == [f"embeddings of {item.key}"] * 2
+    assert [one.ref for one in known] == [f"embeddings of {item.mm_hash}"] * 2
     items.may_go_on.set()
     assert [await task for task in tasks] == known
 

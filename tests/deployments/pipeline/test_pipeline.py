@@ -1,66 +1,19 @@
-"""The stream from Generate, when Ray ends it or the client does. The stage is a stand-in here."""
+"""A request's way through the stages, of which any may die before, between and after each hand-over."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.pipeline.media_items import PipelineRequest
 from deployments.pipeline.merged_pieces import merged
-from deployments.pipeline.pipeline import Pipeline
-from deployments.pipeline.stage_calls import StageUnavailableError
+from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, ProcessedPrompt, ProcessorIdentity
+from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from tests.deployments.pipeline.stand_in_stages import Fate, StandInStages, answer, ask, request, stage_error
 from tests.waiting import until
 
-
-def piece(text: str, finish_reason: str | None = None) -> GeneratedText:
-    return GeneratedText(text, [], 1, 0, 1, finish_reason, {})
-
-
-class Call:
-    """One call's pieces, then its end: by Ray, as when a replica dies, or never."""
-
-    def __init__(self, *pieces: GeneratedText, by_ray: bool = False, waits: bool = False) -> None:
-        self._pieces, self._by_ray, self._waits = pieces, by_ray, waits
-        self.is_waiting = self.is_cancelled = False
-
-    async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
-        for one in self._pieces:
-            yield [one]
-        if self._by_ray:
-            raise asyncio.CancelledError
-        if self._waits:
-            self.is_waiting = True
-            await asyncio.Event().wait()
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-class Generated(Pipeline):
-    """Each of `calls` is what one call of Generate gives; prompts have no media."""
-
-    def __init__(self, *calls: Call) -> None:
-        self.recomputed: list[str] = []
-        again = SimpleNamespace(inc=lambda tags: self.recomputed.append(tags["reason"]))
-        metrics: Any = SimpleNamespace(items_recomputed=again)
-        unmade = list(calls)
-        stub = SimpleNamespace(remote=lambda *_, **__: unmade.pop(0))
-        generate: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(generate=stub))
-        nothing: Any = None
-        super().__init__(AppConfig(), nothing, nothing, generate, metrics, nothing, on_reply=lambda stage: None)
-
-    async def _render(self, *_: Any) -> ProcessedPrompt:
-        return ProcessedPrompt([1], [], [])
-
-    def answer(self) -> AsyncGenerator[GeneratedText]:
-        return self.run(PipelineRequest("r", ChatPrompt([]), [], SamplingParams()), ProcessorIdentity("f"))
+P, E, G = "preprocess", "encode", "generate"
 
 
 @pytest.fixture(autouse=True)
@@ -69,40 +22,153 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "sleep", lambda seconds: real_sleep(min(seconds, 0.001)))
 
 
-async def test_a_call_that_ray_cancelled_before_its_first_piece_is_made_again() -> None:
-    pipeline = Generated(Call(by_ray=True), Call(by_ray=True), Call(piece("red", "stop")))
-    assert [one.text async for one in pipeline.answer()] == ["red"]
-    assert pipeline.recomputed == ["TaskCancelledError"] * 2
+async def test_a_request_goes_through_every_stage_once_and_its_trace_tells_of_it() -> None:
+    stages, sent = StandInStages(), request()
+    assert await ask(stages, sent) == "red"
+    assert stages.calls == [P, E, G]
+    assert sent.trace.prompt_token_ids == [1]
+    assert sent.trace.stage_seconds["prefill"] == 0.5
+    assert {"media_fetch", "render", "encode"} <= sent.trace.stage_seconds.keys()
 
 
-async def test_a_stage_whose_calls_ray_cancels_each_time_is_unavailable() -> None:
-    pipeline = Generated(*(Call(by_ray=True) for _ in range(4)))
-    with pytest.raises(StageUnavailableError):
-        [one async for one in pipeline.answer()]
+async def test_generate_begins_while_items_are_encoded() -> None:
+    stages = StandInStages()
+    stages.may_end.clear()
+    task = asyncio.create_task(ask(stages, request(2)))
+    await until(lambda: stages.handed_over == [[True, True]])
+    stages.may_end.set()
+    assert await task == "red"
+
+
+DEATHS: list[tuple[str, Fate, list[str]]] = [
+    # Before the hand-over of tensors to Encode, between, and after, when the tensors are lost.
+    (P, "dies before", [P, P, E, G]),
+    (P, "dies between", [P, P, E, G]),
+    (P, "lost later", [P, E, P, E, G]),
+    # The same of the embeddings. Generate has a reference to them in the second case, and in the third finds them lost.
+    (E, "dies before", [P, E, E, G]),
+    (E, "dies between", [P, E, G, E, G]),
+    (E, "lost later", [P, E, G, P, E, G]),
+    # Generate before it has read its embeddings, and after.
+    (G, "dies before", [P, E, G, G]),
+    (G, "dies between", [P, E, G, G]),
+    # As Ray Serve tells of some deaths.
+    (P, "cancelled before", [P, P, E, G]),
+    (E, "cancelled before", [P, E, E, G]),
+    (G, "cancelled before", [P, E, G, G]),
+]
+
+
+@pytest.mark.parametrize(("stage", "fate", "calls"), DEATHS)
+async def test_a_death_before_the_first_piece_costs_time_only(stage: str, fate: Fate, calls: list[str]) -> None:
+    stages = StandInStages(**{stage: [fate]})
+    if (stage, fate) == (E, "dies between"):  # while Generate waits
+        stages.may_end.clear()
+        task = asyncio.create_task(ask(stages, request()))
+        await until(lambda: stages.handed_over == [[True]])
+        stages.may_end.set()
+        assert await task == "red"
+        assert sorted(stages.calls) == sorted(calls)
+        assert len(stages.handed_over) == 2
+    else:
+        assert await ask(stages, request()) == "red"
+        assert stages.calls == calls
+    assert stages.recomputed
+
+
+@pytest.mark.parametrize("stage", [P, E, G])
+async def test_a_stage_whose_replicas_die_each_time_is_unavailable(stage: str) -> None:
+    fates: list[Fate] = ["dies before", "cancelled before"] * 2
+    stages = StandInStages(**{stage: fates})
+    with pytest.raises(StageUnavailableError) as caught:
+        await ask(stages, request())
+    assert caught.value.stage == stage
+    assert len(stages.recomputed) == 3
+
+
+async def test_embeddings_that_are_lost_each_time_make_the_stage_unavailable() -> None:
+    stages = StandInStages(encode=["lost later"] * 4)
+    with pytest.raises(StageUnavailableError, match="an item for the generate stage is lost"):
+        await ask(stages, request())
+    assert stages.calls.count(E) == 4
+
+
+async def test_only_what_is_lost_is_made_again() -> None:
+    """The other item's replica is alive, and its embeddings are still in the making."""
+    stages = StandInStages(encode=["dies between", "works"])
+    stages.may_end.clear()
+    task = asyncio.create_task(ask(stages, request(2)))
+    await until(lambda: stages.handed_over == [[True, True]])
+    stages.may_end.set()
+    assert await task == "red"
+    assert stages.calls.count(E) == 3
+    assert stages.calls.count(P) == 2
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])
-async def test_a_call_that_ray_cancelled_after_its_first_piece_ends_with_an_error(num_prompts: int) -> None:
-    broken, others = Generated(Call(piece("re"), by_ray=True)), [Generated(Call(piece("blue"), waits=True))]
-    pieces = merged([each.answer() for each in [broken, *others][:num_prompts]], num_answers=1)
-    for _ in range(num_prompts):
-        await anext(pieces)
+@pytest.mark.parametrize("fate", ["dies after", "cancelled after"])
+async def test_a_death_after_the_first_piece_ends_every_answer_of_the_request(fate: Fate, num_prompts: int) -> None:
+    broken, whole = StandInStages(generate=[fate]), StandInStages()
+    runs = [answer(stages, request()) for stages in (broken, whole)[:num_prompts]]
+    pieces = runs[0] if num_prompts == 1 else merged(runs, num_answers=1)
+    found: list[tuple[int, str]] = []
     with pytest.raises(StageUnavailableError):
-        await asyncio.wait_for(anext(pieces), 5)
+        await collect(pieces, found)
+    assert found.count((0, "re")) == 1
     assert broken.recomputed == []
 
 
-@pytest.mark.parametrize("has_started", [False, True])
-async def test_a_client_that_leaves_ends_its_call_and_makes_no_other(has_started: bool) -> None:
-    call = Call(*([piece("re")] if has_started else []), waits=True)
-    pipeline = Generated(call)
-    async with aclosing(pipeline.answer()) as pieces:
-        if has_started:
-            await anext(pieces)
+async def collect(pieces: AsyncIterator[GeneratedText], found: list[tuple[int, str]]) -> None:
+    async for piece in pieces:
+        found.append((piece.index, piece.text))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_an_item_that_fails_ends_the_request_with_its_reason(is_first: bool) -> None:
+    """Also where Generate notices first, and only knows that something is lost."""
+    failure = stage_error(ValueError("a bug"))
+    stages = StandInStages(encode=[failure] if is_first else ["works", failure])
+    stages.may_end.clear()
+    task = asyncio.create_task(ask(stages, request(2)))
+    await until(lambda: bool(stages.handed_over))
+    stages.may_end.set()
+    with pytest.raises(StageFailedError, match=rf"messages\[{0 if is_first else 1}\]"):
+        await asyncio.wait_for(task, 5)
+
+
+async def test_what_generate_refuses_of_an_item_has_the_clients_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = stage_error(InvalidRequestError("of another width", field="messages", item=0))
+    stages = StandInStages(generate=[refusal])
+
+    async def render(prompt: object, infos: object, mm_hashes: list[str], limit: object) -> ProcessedPrompt:
+        return ProcessedPrompt([1], [], mm_hashes, item_order=[1, 0])
+
+    monkeypatch.setattr(stages, "_render", render)
+    with pytest.raises(InvalidRequestError) as caught:
+        await ask(stages, request(2))
+    assert caught.value.field == "messages[1]", "the prompt's first item is the request's second"
+
+
+@pytest.mark.parametrize("stage", [E, G])
+async def test_a_client_that_leaves_cancels_the_calls_and_makes_no_other(stage: str) -> None:
+    stages = StandInStages()
+    stages.may_end.clear()
+    async with aclosing(answer(stages, request())) as pieces:
         task = asyncio.ensure_future(anext(pieces))
-        await until(lambda: call.is_waiting)
+        await until(lambda: bool(stages.handed_over))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert call.is_cancelled
-    assert pipeline.recomputed == []
+    encoding, generating = stages.responses[-2:]
+    assert {E: encoding, G: generating}[stage].is_cancelled
+    assert stages.recomputed == []
+
+
+async def test_a_deadline_ends_what_is_under_way() -> None:
+    """As the ingress waits for the first token."""
+    stages = StandInStages()
+    stages.may_end.clear()
+    async with aclosing(answer(stages, request())) as pieces:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(pieces), 0.05)
+    assert all(response.is_cancelled for response in stages.responses[1:])

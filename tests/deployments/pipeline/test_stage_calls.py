@@ -18,7 +18,6 @@ from ray.exceptions import (
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from deployments.pipeline.stage_calls import (
-    ItemLostError,
     StageCalls,
     StageError,
     StageFailedError,
@@ -103,9 +102,9 @@ async def test_a_stage_that_keeps_dying_is_unavailable(death: Exception) -> None
     [
         (task_error(ValueError("a bug")), StageFailedError),
         (task_error(InvalidRequestError("too small", field="media")), InvalidRequestError),
-        (task_error(ObjectLostError("00" * 28, None, "")), ItemLostError),
-        (ObjectLostError("00" * 28, None, ""), ItemLostError),
-        (caused_by(RayServeException("upstream crashed"), ObjectLostError("00" * 28, None, "")), ItemLostError),
+        (task_error(ObjectLostError("00" * 28, None, "")), StageUnavailableError),
+        (ObjectLostError("00" * 28, None, ""), StageUnavailableError),
+        (caused_by(RayServeException("upstream crashed"), ObjectLostError("00" * 28, None, "")), StageUnavailableError),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
 )

@@ -1,0 +1,50 @@
+"""One prompt of a client's request: what is asked of the pipeline, and what happened on its way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.pipeline.media_source import MediaSource
+from llm.sampling_params import SamplingParams
+from preprocess.schema import Prompt
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """What happened to a request: the ids of its rendered prompt, the seconds that each stage took, and how many of its
+    items each cache held. The pipeline fills it in."""
+
+    prompt_token_ids: list[int] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    num_processor_cache_hits: int = 0
+    num_embedding_cache_hits: int = 0
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Items run side by side: a stage's time is that of its slowest item."""
+        self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRequest:
+    """What is asked.
+
+    `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
+    with different ones share neither items nor prefixes. `priority`: requests with a lower one go first.
+    `max_prompt_tokens`: see `PromptRenderer.render`. `on_fetched` takes the content of each item that the request only
+    named; what it raises ends the request.
+    """
+
+    request_id: str
+    prompt: Prompt
+    media: list[MediaSource]
+    params: SamplingParams
+    options: dict[str, Any] = field(default_factory=dict)
+    cache_salt: str = ""
+    priority: int = 0
+    max_prompt_tokens: int | None = None
+    on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
+    trace: RequestTrace = field(default_factory=RequestTrace)
+
+    def num_alike(self, source: MediaSource) -> int:
+        """The number of items of the source's modality in the request, the source's own included."""
+        return sum(other.modality == source.modality for other in self.media)

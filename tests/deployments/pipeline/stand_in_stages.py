@@ -1,0 +1,216 @@
+"""Stages whose every call works, or ends at a given moment because its replica dies. For tests of the pipeline."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+
+from deployments.config import AppConfig
+from deployments.pipeline.media_source import MediaSource
+from deployments.pipeline.pipeline import Pipeline
+from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
+from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
+from llm.sampling_params import SamplingParams
+from preprocess.data_url import data_url
+from preprocess.schema import (
+    ChatPrompt,
+    ItemExpansion,
+    ItemInfo,
+    PlaceholderRange,
+    ProcessedPrompt,
+    ProcessorIdentity,
+)
+from tests.pictures import disc, encoded
+
+Death = Literal["dies before", "dies between", "dies after", "lost later", "cancelled before", "cancelled after"]
+"""How one call ends. `dies before`: it has given nothing. `dies between`: the caller has references, and nothing comes
+behind them; Generate has its embeddings and gives no piece. `dies after`: Generate has given a piece. `lost later`: the
+answer was whole, and its data goes with its node. `cancelled`: as Ray Serve ends some calls whose replica died."""
+
+Fate = Literal["works"] | Death | Exception
+
+PICTURES = [data_url(encoded(disc(colour))) for colour in ("red", "green", "blue")]
+
+
+def lost() -> ObjectLostError:
+    return ObjectLostError("00" * 28, None, "")
+
+
+def stage_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("stage", "traceback", cause)
+
+
+def settled(value: Any) -> "asyncio.Future[Any]":
+    """A reference to an object that is there, or to an error."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    if isinstance(value, Exception):
+        future.set_exception(value)
+        future.exception()  # not every reference is read
+    else:
+        future.set_result(value)
+    return future
+
+
+class TwoObjects:
+    """A stage's response of two objects: a reference to tensors, and what is known of them."""
+
+    def __init__(self, fate: Fate, info: Any, may_end: asyncio.Event) -> None:
+        self._fate, self._info, self._may_end = fate, info, may_end
+        self.is_cancelled = False
+
+    async def _to_object_ref_gen(self) -> Any:
+        if self._fate == "dies before":
+            raise ActorDiedError
+        if self._fate == "cancelled before":
+            raise asyncio.CancelledError
+        return self
+
+    def _get_next_ref_n(self, count: int) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        tensors, info = loop.create_future(), loop.create_future()
+        self._end = loop.create_task(self._settle(tensors, info))
+        return [tensors, info]
+
+    async def _settle(self, tensors: "asyncio.Future[Any]", info: "asyncio.Future[Any]") -> None:
+        await self._may_end.wait()
+        failure = {"dies between": ActorDiedError()}.get(str(self._fate))
+        if isinstance(self._fate, Exception):
+            failure = self._fate
+        if failure is not None:
+            for future in (tensors, info):
+                future.set_exception(failure)
+                future.exception()
+            return
+        info.set_result(self._info)
+        if self._fate == "lost later":
+            tensors.set_exception(lost())
+            tensors.exception()
+        else:
+            tensors.set_result(self._info)
+
+    def _consume_next_ref_n(self, count: int) -> None:
+        pass
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Stream:
+    """A response of Generate: it reads its embeddings, then gives pieces."""
+
+    def __init__(self, fate: Fate, embeddings: list[ItemEmbeddings]) -> None:
+        self._fate, self._embeddings = fate, embeddings
+        self.is_cancelled = False
+
+    async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
+        if self._fate == "dies before":
+            raise ActorDiedError
+        if self._fate == "cancelled before":
+            raise asyncio.CancelledError
+        for index, item in enumerate(self._embeddings):
+            try:
+                await asyncio.shield(item.ref)
+            except Exception as error:
+                raise stage_error(EmbeddingsLostError(f"item {index}: {type(error).__name__}")) from None
+        if isinstance(self._fate, Exception):
+            raise self._fate
+        if self._fate == "dies between":
+            raise ActorDiedError
+        yield [GeneratedText("re", [1], 1, 0, 1, None, {"prefill": 0.5})]
+        if self._fate == "dies after":
+            raise ActorDiedError
+        if self._fate == "cancelled after":
+            raise asyncio.CancelledError
+        yield [GeneratedText("d", [2], 1, 0, 2, "stop", {})]
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class StandInStages:
+    """`fates`: for each stage those of its calls, in their order; further calls work. `calls`: the stages that were
+    called, in order.
+
+    `may_end`: until it is set, no call of Encode ends.
+    """
+
+    def __init__(self, **fates: Sequence[Fate]) -> None:
+        self._fates = {stage: list(told) for stage, told in fates.items()}
+        self.calls: list[str] = []
+        self.responses: list[Any] = []
+        self.handed_over: list[list[bool]] = []
+        self.recomputed: list[tuple[str, str]] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self._at_once = asyncio.Event()
+        self._at_once.set()
+
+    def _next(self, stage: str) -> Fate:
+        self.calls.append(stage)
+        left = self._fates.get(stage, [])
+        return left.pop(0) if left else "works"
+
+    def _keep(self, response: Any) -> Any:
+        self.responses.append(response)
+        return response
+
+    def _process(self, *_: Any) -> Any:
+        info = ItemInfo("image", ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1)), 10)
+        return self._keep(TwoObjects(self._next("preprocess"), info, self._at_once))
+
+    def _encode(self, item_id: str, modality: str, item: Any, sent_at: float) -> Any:
+        fate = self._next("encode")
+        if item.done() and item.exception() is not None:  # Ray does not start a call whose arguments are lost
+            fate = stage_error(item.exception())
+        return self._keep(TwoObjects(fate, EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end))
+
+    def _generate(self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], **_: Any) -> Any:
+        self.handed_over.append([item.is_pending for item in items])
+        return self._keep(Stream(self._next("generate"), items))
+
+    async def _render(self, prompt: Any, infos: Any, mm_hashes: Any, limit: Any) -> ProcessedPrompt:
+        return ProcessedPrompt([1], [], list(mm_hashes))
+
+    def pipeline(self) -> Pipeline:
+        def handle(**methods: Any) -> Any:
+            stubs = {name: SimpleNamespace(remote=method) for name, method in methods.items()}
+            return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
+
+        ignore = SimpleNamespace(inc=lambda *_, **__: None)
+        again = SimpleNamespace(inc=lambda tags: self.recomputed.append((tags["stage"], tags["reason"])))
+        metrics: Any = SimpleNamespace(mm_items=ignore, object_store_transfer_bytes=ignore, items_recomputed=again)
+        uploads: Any = None
+        return Pipeline(
+            AppConfig(),
+            handle(process_item=self._process, render=self._render),
+            handle(encode=self._encode),
+            handle(generate=self._generate),
+            metrics,
+            uploads,
+            on_reply=lambda stage: None,
+        )
+
+
+def request(num_pictures: int = 1) -> PipelineRequest:
+    media = [MediaSource(PICTURES[index], f"messages[{index}]") for index in range(num_pictures)]
+    return PipelineRequest("r", ChatPrompt([]), media, SamplingParams())
+
+
+async def ask(stages: StandInStages, sent: PipelineRequest) -> str:
+    async with aclosing(answer(stages, sent)) as pieces:
+        return "".join([piece.text async for piece in pieces])
+
+
+async def answer(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+    pipeline = stages.pipeline()
+    try:
+        async with aclosing(pipeline.run(sent, ProcessorIdentity("fingerprint"))) as pieces:
+            async for piece in pieces:
+                yield piece
+    finally:
+        await pipeline.close()

@@ -1,0 +1,111 @@
+"""The items of a request on their way to embeddings, made by a stand-in."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.pipeline.items_under_way import ItemsUnderWay
+from deployments.pipeline.media_items import LoadedItem, StoredItem
+from deployments.pipeline.media_source import MediaSource
+from tests.deployments.pipeline.stand_in_stages import request
+from tests.waiting import until
+
+
+class Media:
+    """Announces each item as soon as it is asked for it, and has made it once `may_end` is set."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.failure: Exception | None = None
+        self.num_asked = 0
+        self.num_cancelled = 0
+        self.forgotten: list[str] = []
+
+    async def embeddings_of(
+        self, request: object, item: LoadedItem, on_pending: Callable[[StoredItem], None]
+    ) -> StoredItem:
+        self.num_asked += 1
+        made = stored(f"{item.mm_hash} of call {self.num_asked}")
+        on_pending(made)
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if self.failure is not None:
+            raise self.failure
+        return made
+
+    def forget(self, items: list[LoadedItem]) -> None:
+        self.forgotten += [item.mm_hash for item in items]
+
+
+def stored(ref: Any) -> StoredItem:
+    info: Any = f"info of {ref}"
+    return StoredItem(info, ref)
+
+
+def under_way(media: Any, num_items: int = 2) -> ItemsUnderWay:
+    items = [LoadedItem(MediaSource(None, "f"), None, "", f"item {index}") for index in range(num_items)]
+    return ItemsUnderWay(media, request(num_items), items)
+
+
+def handed(items: ItemsUnderWay) -> list[tuple[Any, bool]]:
+    return [(item.ref, item.is_pending) for item in items.hand_over()]
+
+
+async def test_an_item_is_pending_until_its_embeddings_are_there() -> None:
+    media = Media()
+    async with under_way(media) as items:
+        infos: list[Any] = await items.started()
+        assert infos == ["info of item 0 of call 1", "info of item 1 of call 2"]
+        assert handed(items) == [("item 0 of call 1", True), ("item 1 of call 2", True)]
+        media.may_end.set()
+        await items.meanwhile(asyncio.sleep(0.01))
+        assert handed(items) == [("item 0 of call 1", False), ("item 1 of call 2", False)]
+
+
+async def test_what_was_pending_is_waited_for_and_not_made_again() -> None:
+    media = Media()
+    async with under_way(media) as items:
+        await items.started()
+        items.hand_over()
+        again = asyncio.create_task(items.make_lost_again())
+        await asyncio.sleep(0.01)
+        assert not again.done()
+        media.may_end.set()
+        await again
+        assert (media.num_asked, media.forgotten) == (2, [])
+
+
+async def test_what_was_there_is_forgotten_and_made_again() -> None:
+    media = Media()
+    media.may_end.set()
+    async with under_way(media) as items:
+        await items.meanwhile(asyncio.sleep(0.01))
+        items.hand_over()
+        await items.make_lost_again()
+        assert media.forgotten == ["item 0", "item 1"]
+        assert handed(items) == [("item 0 of call 3", False), ("item 1 of call 4", False)]
+
+
+async def test_an_item_that_fails_ends_what_is_done_meanwhile() -> None:
+    media = Media()
+    async with under_way(media) as items:
+        media.failure = ValueError("broken")
+        work = asyncio.ensure_future(asyncio.sleep(60))
+        task = asyncio.create_task(items.meanwhile(work))
+        await asyncio.sleep(0)
+        media.may_end.set()
+        with pytest.raises(ValueError, match="broken"):
+            await asyncio.wait_for(task, 5)
+        assert work.cancelled()
+
+
+async def test_whatever_is_still_made_at_the_end_is_cancelled() -> None:
+    media = Media()
+    async with under_way(media):
+        await until(lambda: media.num_asked == 2)
+    assert media.num_cancelled == 2
