@@ -134,7 +134,7 @@ def work_elsewhere(core: int, may_work: str) -> None:
     items = MultiModalProcessor(ProcessorConfig(str(BUNDLED_MODEL))).items
     while True:
         if os.path.exists(may_work):
-            items.process("image", [content])
+            items.process("image", content)
         else:
             time.sleep(0.01)
 

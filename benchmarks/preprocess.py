@@ -58,12 +58,12 @@ class Contest:
 
     def cold(self, content: bytes) -> tuple[ItemInfo, ItemTensors]:
         key = self.key(content)
-        ((info, tensors),) = self.ours.items.process("image", [content])
+        info, tensors = self.ours.items.process("image", content)
         self.ours.prompts.render(TextPrompt(self.prompt), [info], [key])
         return info, tensors
 
     def draft(self, content: bytes) -> None:
-        self.drafting.items.process("image", [content])
+        self.drafting.items.process("image", content)
 
     def repeat(self, content: bytes, info: ItemInfo) -> None:
         self.ours.prompts.render(TextPrompt(self.prompt), [info], [self.key(content)])
@@ -121,7 +121,7 @@ def compare(one: Contest, content: bytes, rounds: int) -> dict[str, float]:
 def expansion(one: Contest, rounds: int) -> dict[str, float]:
     """Seconds a token to expand prompts of 16 pictures and about 10,000 or 100,000 tokens given as ids; and to do so
     for the longer one given as text, which has to be tokenised, beside its tokenising alone. In turns."""
-    infos = [info for info, _ in one.ours.items.process("image", [photograph(64, 64)] * 16)]
+    infos = [one.ours.items.process("image", photograph(64, 64))[0]] * 16
     hashes = [str(index) for index in range(len(infos))]
     tokenizer = one.theirs.tokenizer
     words = "the quick brown fox. "

@@ -11,7 +11,6 @@ from itertools import islice
 import torch
 from transformers import AutoTokenizer
 
-from llm.admission import check_embeddings, check_room, check_spans
 from llm.block_manager import BlockManager
 from llm.byte_tokenizer import ByteTokenizer
 from llm.config import EngineConfig
@@ -25,7 +24,8 @@ from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
 from llm.parallel import ProcessGroup, RankDiedError
 from llm.prefix_cache import private_root, shared_root
-from llm.request import Answer, Request, make_items
+from llm.request import AnswerState, Request, make_items
+from llm.request_checks import check_embeddings, check_room, check_spans
 from llm.sampler import SampledToken, sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
@@ -105,7 +105,9 @@ class LLMEngine:
             request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority
         )
         for sequence, state in zip(sequences, states, strict=True):
-            request.answers[sequence] = Answer(state, self.make_detokenizer(params, prompt) if params.stop else None)
+            request.answers[sequence] = AnswerState(
+                state, self.make_detokenizer(params, prompt) if params.stop else None
+            )
             self._scheduler.add(sequence)
         self._requests[request_id] = request
         self._is_stalled = False
@@ -194,10 +196,10 @@ class LLMEngine:
 
     def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
         sampling, logits = self._late_masks.exchange(*self._compute(chunks))
+        outputs = [self._end_without_tokens(chunk.sequence) for chunk in chunks if chunk.is_last and not chunk.samples]
         if logits is None:
-            return []
+            return outputs
         tokens = sample(logits, [answer.sampler_state for _, answer in sampling])
-        outputs: list[RequestOutput] = []
         for (sequence, answer), token in zip(sampling, tokens, strict=True):
             if token is None:
                 outputs += self._fail(sequence.request_id, answer.sampler_state.failure)
@@ -230,12 +232,12 @@ class LLMEngine:
                 self._answer(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
                 chunk.sequence.num_scored_tokens = chunk.start + scored.stop
 
-    def _answer(self, sequence: Sequence) -> Answer:
+    def _answer(self, sequence: Sequence) -> AnswerState:
         return self._requests[sequence.request_id].answers[sequence]
 
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
-        wish = params.structured_output
-        grammar = None if wish is None else self.grammar_compiler.compile(wish)
+        wanted = params.structured_output
+        grammar = None if wanted is None else self.grammar_compiler.compile(wanted)
         excluded = ExcludedTokens.of(params, self.byte_tokenizer, self._runner.vocab_size)
         return [
             SamplerState(
@@ -254,7 +256,7 @@ class LLMEngine:
         unset = {name: value for name, value in self._default_sampling.items() if getattr(params, name) is None}
         return replace(params, **unset)
 
-    def _advance(self, sequence: Sequence, answer: Answer, token: SampledToken) -> RequestOutput:
+    def _advance(self, sequence: Sequence, answer: AnswerState, token: SampledToken) -> RequestOutput:
         """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
         sequence.append_token(token.token_id)
         is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
@@ -270,6 +272,13 @@ class LLMEngine:
         if output.num_output_tokens == 1:
             output.prompt_logprobs = answer.prompt_logprobs
         return output
+
+    def _end_without_tokens(self, sequence: Sequence) -> RequestOutput:
+        """Ends a sequence of which only the prompt was to be computed."""
+        prompt_logprobs = self._answer(sequence).prompt_logprobs
+        self._scheduler.finish(sequence, FinishReason.LENGTH)
+        self._forget(sequence)
+        return replace(RequestOutput.of(sequence, None), prompt_logprobs=prompt_logprobs)
 
     def _forget(self, sequence: Sequence) -> None:
         answers = self._requests[sequence.request_id].answers

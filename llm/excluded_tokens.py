@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llm.admission import check_vocabulary
 from llm.byte_tokenizer import ByteTokenizer
+from llm.request_checks import check_vocabulary
 from llm.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]

@@ -112,18 +112,18 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
 
-    def compile(self, wish: StructuredOutput) -> CompiledGrammar:
+    def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
         """Takes milliseconds for most, about a second for the first, and at most some seconds, see `grammar_check`.
 
-        Raises InvalidRequestError that names the field of `wish`.
+        Raises InvalidRequestError that names the field of `wanted`.
         """
-        for text in wish.choice or ():
+        for text in wanted.choice or ():
             if special := [token for token in self._tokenizer.special_tokens if token in text]:
                 reason = f"must be without the model's special tokens, got {special[0]}"
                 raise InvalidRequestError(reason, field="choice")
-        outcome = self._outcome(*wish.specification)
+        outcome = self._outcome(*wanted.specification)
         if isinstance(outcome, str):
-            raise InvalidRequestError(outcome, field=wish.specification[0])
+            raise InvalidRequestError(outcome, field=wanted.specification[0])
         return outcome
 
     def _outcome(self, field: str, text: str) -> CompiledGrammar | str:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import torch
 
 from llm.grammar import GrammarMatcher
-from llm.request import Answer
+from llm.request import AnswerState
 from llm.sequence import Sequence
 
 _PATIENCE_SECONDS = 0.005
@@ -13,14 +13,14 @@ _PATIENCE_SECONDS = 0.005
 _IDLE_SECONDS = 0.05
 """How long a step that has nothing else to do waits, so that requests that come or go are not kept waiting."""
 
-Sampling: TypeAlias = list[tuple[Sequence, Answer]]
+Sampling: TypeAlias = list[tuple[Sequence, AnswerState]]
 
 
 class LateMasks:
     """Holds their logits, a copy of a row of the step's (vocab,) each."""
 
     def __init__(self) -> None:
-        self._rows: dict[Sequence, tuple[Answer, torch.Tensor]] = {}
+        self._rows: dict[Sequence, tuple[AnswerState, torch.Tensor]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -64,5 +64,5 @@ class LateMasks:
         return [(sequence, answer) for sequence, answer, _ in now], torch.stack([row for *_, row in now])
 
 
-def _matchers(answers: list[Answer]) -> list[GrammarMatcher]:
+def _matchers(answers: list[AnswerState]) -> list[GrammarMatcher]:
     return [matcher for answer in answers if (matcher := answer.sampler_state.matcher) is not None]

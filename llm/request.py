@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llm.admission import check_embeddings
 from llm.detokenizer import Detokenizer
 from llm.logprobs import TokenLogprobs
 from llm.prompt_layout import PromptLayout
+from llm.request_checks import check_embeddings
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.sequence import PromptItem, Sequence
@@ -16,7 +16,7 @@ from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerState:
     """One answer on its way. `text`: where it may end in a stop string. `prompt_logprobs`: of the prompt's tokens so
     far, where they are asked for."""
 
@@ -39,7 +39,7 @@ class Request:
 
     prompt: ProcessedPrompt
     items: list[PromptItem]
-    answers: dict[Sequence, Answer]
+    answers: dict[Sequence, AnswerState]
 
     def make_sequences(
         self,
@@ -53,7 +53,7 @@ class Request:
     ) -> list[Sequence]:
         """One an answer. The first computes the prompt, the others take it up from the prefix cache."""
         prompt_token_ids = self.prompt.prompt_token_ids
-        room = params.max_tokens or max_model_len - len(prompt_token_ids)
+        room = max_model_len - len(prompt_token_ids) if params.max_tokens is None else params.max_tokens
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequence = Sequence(

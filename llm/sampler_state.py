@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llm.admission import check_vocabulary
 from llm.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
 from llm.grammar import CompiledGrammar
+from llm.request_checks import check_vocabulary
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError
 
@@ -116,11 +116,11 @@ class SamplerState:
     @property
     def failure(self) -> InvalidRequestError | None:
         """Why the answer cannot go on in the form that it was asked for."""
-        wish = self.params.structured_output
-        if wish is None or self.matcher is None or self.matcher.failure is None:
+        wanted = self.params.structured_output
+        if wanted is None or self.matcher is None or self.matcher.failure is None:
             return None
         reason = f"must be one that can be followed to its end, got: {self.matcher.failure}"
-        return InvalidRequestError(reason, field=wish.specification[0])
+        return InvalidRequestError(reason, field=wanted.specification[0])
 
     def draw_uniform(self) -> float:
         """The next random number of this sequence, in [0, 1), a multiple of 2**-53. One is used a token."""

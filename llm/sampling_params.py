@@ -21,7 +21,8 @@ class SamplingParams:
     """`temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of None take the model's own defaults (its
     generation config); everything else is off unless it is set.
 
-    - `max_tokens`: None runs to the context's end; `min_tokens`: no end token, none of `stop_token_ids` and no stop
+    - `max_tokens`: None runs to the context's end, 0 only computes the prompt.
+    - `min_tokens`: no end token, none of `stop_token_ids` and no stop
       string ends the output before
     - `temperature`: 0 is greedy
     - `top_k` (0 and -1 are off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.truncate`
@@ -104,7 +105,7 @@ class SamplingParams:
 
     def _check_end(self) -> None:
         if self.max_tokens is not None:
-            _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+            _check(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
         if self.max_tokens is not None:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)

@@ -13,13 +13,15 @@ from llm.sequence import FinishReason, Sequence, SequenceStatus
 class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence, [start, end).
 
-    `samples`: whether it reaches the sequence's last token, so that the next one can be sampled.
+    `is_last`: whether it reaches the sequence's last token. `samples`: whether the next one is sampled then, which is
+    not wanted of a sequence that only has its prompt computed.
     """
 
     sequence: Sequence
     num_tokens: int
     start: int
     end: int
+    is_last: bool
     samples: bool
 
     def __init__(self, sequence: Sequence, num_tokens: int) -> None:
@@ -27,7 +29,8 @@ class ScheduledChunk:
         self.num_tokens = num_tokens
         self.start = sequence.num_computed_tokens
         self.end = self.start + num_tokens
-        self.samples = self.end == len(sequence.token_ids)
+        self.is_last = self.end == len(sequence.token_ids)
+        self.samples = self.is_last and self.end < sequence.max_num_tokens
 
     @property
     def scored_tokens(self) -> range:

@@ -1,4 +1,4 @@
-"""What form a request wants its answer to have. Only the wish and its checks; `grammar.py` makes it work."""
+"""What form a request wants its answer to have. Only the wanted and its checks; `grammar.py` makes it work."""
 
 import json
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class StructuredOutput:
 
     @property
     def specification(self) -> tuple[str, str]:
-        """The name of the field that is set and its value as text: equal for equal wishes, so a key of a cache."""
+        """The name of the field that is set and its value as text: equal texts mean equal forms, so it keys a cache."""
         if self.json_schema is not None:
             return "json_schema", _schema_text(self.json_schema)
         if self.json_object:

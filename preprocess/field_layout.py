@@ -1,15 +1,11 @@
-"""How the tensors of a Hugging Face image or video processor split into items, and how items are put together again.
-
-So that items can be processed, cached, shipped and batched one by one. One layout per output field, declared by the
-model family.
-"""
+"""How the tensors of a Hugging Face image or video processor split into items, so that each can be cached, shipped and
+batched alone. One layout per output field, declared by the model family."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from preprocess.schema import ItemTensors
 
@@ -23,32 +19,22 @@ class FieldLayout(Protocol):
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         """One tensor an item, which may share memory with `value`."""
 
-    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The field as the processor returns it for all items at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Batched:
     """One row an item on axis 0.
 
     Where the processor pads rows to the batch's largest, `shape(outputs, index)` gives the item's own leading sizes,
-    to which its row is cut; merging pads with `fill` again.
+    to which its row is cut.
     """
 
     shape: Callable[[Outputs, int], Sequence[int]] | None = None
-    fill: int = 0
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         rows = [torch.as_tensor(value[index]) for index in range(num_items)]
         if self.shape is None:
             return rows
         return [_cut(row, self.shape(outputs, index)) for index, row in enumerate(rows)]
-
-    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self.shape is None:
-            return torch.stack(list(items))
-        largest = [max(sizes) for sizes in zip(*(item.shape for item in items), strict=True)]
-        return torch.stack([_pad(item, largest, self.fill) for item in items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +49,6 @@ class Flat:
         assert len(sizes) == num_items
         return list(torch.split(torch.as_tensor(value), sizes, dim=self.axis))
 
-    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(items), dim=self.axis)
-
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -73,9 +56,6 @@ class Shared:
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         return [torch.as_tensor(value)] * num_items
-
-    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
-        return items[0]
 
 
 Fields = Mapping[str, FieldLayout]
@@ -87,18 +67,7 @@ def split_items(fields: Fields, outputs: Outputs, num_items: int) -> list[ItemTe
     return [{name: column[index] for name, column in columns.items()} for index in range(num_items)]
 
 
-def merge_items(fields: Fields, items: Sequence[ItemTensors]) -> dict[str, torch.Tensor]:
-    """The fields as one call of the processor with all `items` returns them."""
-    return {name: layout.merge([item[name] for item in items]) for name, layout in fields.items()}
-
-
 def _cut(row: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     for axis, size in enumerate(sizes):
         row = row.narrow(axis, 0, int(size))
     return row
-
-
-def _pad(item: torch.Tensor, sizes: Sequence[int], fill: int) -> torch.Tensor:
-    # torch's pad counts axes from the last one, and gives (before, after) for each.
-    missing = [want - have for want, have in zip(sizes, item.shape, strict=True)]
-    return F.pad(item, [width for size in reversed(missing) for width in (0, size)], value=fill)

@@ -5,6 +5,7 @@ all that came before: a few megabytes of the smallest ones would keep it busy fo
 the walk ends at the limit.
 """
 
+from preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
 from preprocess.schema import InvalidRequestError
 
 MAX_METADATA_PARTS = 1000  # a depth map or a colour profile goes over dozens
@@ -12,9 +13,6 @@ _MAX_PIXEL_CHUNKS = 20_000  # most PNGs are cut at 8 kB or more
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_PIXELS = frozenset({b"IDAT", b"fdAT", b"fcTL"})
 _PNG_PROFILE = b"iCCP"
-# Markers that Pillow takes to be without a length.
-_JPEG_BARE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
-_START_OF_SCAN = b"\xff\xda"
 _GIF_EXTENSION = 0x21
 
 
@@ -51,17 +49,9 @@ def _check_png(content: bytes) -> None:
 
 def _check_jpeg(content: bytes) -> None:
     """The segments before the first scan; behind it the decoder proper goes on, in C."""
-    position, num_parts = 2, 0
-    while content[position : position + 2] != _START_OF_SCAN:
-        num_parts += 1
-        marker = content[position + 1]
-        _check_number(num_parts, "segments")
-        if content[position] != 0xFF or marker in (0x00, 0xFF):  # padding, byte by byte as Pillow takes it
-            position += 1
-        elif marker in _JPEG_BARE:
-            position += 2
-        else:
-            position += 2 + int.from_bytes(content[position + 2 : position + 4])
+    for num_parts, (marker, _) in enumerate(jpeg_segments(content), start=1):
+        if marker != START_OF_SCAN:
+            _check_number(num_parts, "segments")
 
 
 def _check_gif(content: bytes) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from preprocess.field_layout import Outputs, merge_items, split_items
+from preprocess.field_layout import Outputs, split_items
 from preprocess.media import MediaLimits, decode_image
 from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
 from preprocess.precomputed import (
@@ -63,41 +63,30 @@ class ItemProcessor:
         self._kwargs["image"].pop("return_metadata", None)
 
     def process(
-        self,
-        modality: str,
-        contents: Sequence[bytes],
-        *,
-        num_in_prompt: int | None = None,
-        options: Mapping[str, object] = NO_OPTIONS,
-    ) -> list[tuple[ItemInfo, ItemTensors]]:
-        """Decodes and processes encoded items, in one call of the Hugging Face processor where the family allows it.
+        self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
+    ) -> tuple[ItemInfo, ItemTensors]:
+        """Decodes and processes an encoded item.
 
-        `num_in_prompt` is the number of such items in the prompt that they are for, cached ones included; `options`
-        are the client's settings. Returns each item's metadata and its tensors, floating-point ones in the encoder's
-        dtype. Raises InvalidRequestError when an item cannot be decoded or breaks a limit, or an option is wrong.
+        `num_in_prompt` is the number of such items in the prompt that it is for, cached ones included; `options` are
+        the client's settings. Returns the item's metadata and its tensors, floating-point ones in the encoder's dtype.
+        Raises InvalidRequestError when the item cannot be decoded or breaks a limit, or an option is wrong.
         """
-        rules = self.rules(modality, num_in_prompt or len(contents))
+        rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
         started = time.perf_counter()
-        decoded = [self._decode(rules, content, kwargs) for content in contents]
-        decode_seconds = (time.perf_counter() - started) / len(contents)
+        decoded = self._decode(rules, content, kwargs)
+        decode_seconds = time.perf_counter() - started
         started = time.perf_counter()
-        pairs: list[tuple[ItemExpansion, ItemTensors]] = []
-        for batch in [[one] for one in decoded] if rules.one_by_one else [decoded]:
-            pairs += self._processed(modality, rules, batch, kwargs)
-        process_seconds = (time.perf_counter() - started) / len(decoded)
-        return [
-            (_info(modality, rules, expansion, tensors, decode_seconds, process_seconds), tensors)
-            for expansion, tensors in pairs
-        ]
+        expansion, tensors = self._processed(modality, rules, decoded, kwargs)
+        process_seconds = time.perf_counter() - started
+        return _info(modality, rules, expansion, tensors, decode_seconds, process_seconds), tensors
 
     def _processed(
-        self, modality: str, rules: Modality, batch: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[tuple[ItemExpansion, ItemTensors]]:
-        outputs = self._run(modality, rules, batch, kwargs)
-        items = [rules.pack(self._processor, item) for item in split_items(rules.fields, outputs, len(batch))]
-        expansions = [self._expansion(modality, rules, outputs, index, kwargs) for index in range(len(batch))]
-        return [(expansion, self._stored(rules, tensors)) for expansion, tensors in zip(expansions, items, strict=True)]
+        self, modality: str, rules: Modality, decoded: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[ItemExpansion, ItemTensors]:
+        outputs = self._run(modality, rules, decoded, kwargs)
+        tensors = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
+        return self._expansion(modality, rules, outputs, kwargs), self._stored(rules, tensors)
 
     def accept(
         self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
@@ -113,14 +102,14 @@ class ItemProcessor:
         kwargs = self._kwargs_with(modality, rules, options)
         if item.is_encoded:
             outputs = rules.size_outputs(self._processor, *item.size, kwargs)
-            expansion = self._expansion(modality, rules, outputs, 0, kwargs)
+            expansion = self._expansion(modality, rules, outputs, kwargs)
             check_embeddings(item, expansion.features.num_embeds)
             layout = split_items({name: rules.fields[name] for name in rules.language_fields}, outputs, 1)[0]
             tensors = self._stored(rules, {**item.tensors, **layout})
         else:
             # An image of that size has what the tensors say of themselves, by which the encoder finds its way.
-            outputs = self._run(modality, rules, [rules.blank(item.size)], kwargs)
-            expansion = self._expansion(modality, rules, outputs, 0, kwargs)
+            outputs = self._run(modality, rules, rules.blank(item.size), kwargs)
+            expansion = self._expansion(modality, rules, outputs, kwargs)
             expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
             check_layout(item.tensors, rules.unpack(self._processor, expected), expected)
             given = rules.pack(self._processor, item.tensors)
@@ -128,9 +117,9 @@ class ItemProcessor:
         check_finite(tensors)
         return _info(modality, rules, expansion, tensors, is_encoded=item.is_encoded), tensors
 
-    def _run(self, modality: str, rules: Modality, batch: Sequence[Any], kwargs: Mapping[str, Any]) -> Outputs:
+    def _run(self, modality: str, rules: Modality, decoded: Any, kwargs: Mapping[str, Any]) -> Outputs:
         try:
-            return rules.run(self._processor, batch, kwargs)
+            return rules.run(self._processor, [decoded], kwargs)
         except InvalidRequestError:
             raise
         except ValueError as error:
@@ -147,7 +136,7 @@ class ItemProcessor:
         """A black item of `size`, as it leaves `process`, to measure or reserve memory by."""
         rules = self.rules(modality)
         kwargs = self._kwargs_with(modality, rules, options)
-        ((expansion, tensors),) = self._processed(modality, rules, [rules.blank(size)], kwargs)
+        expansion, tensors = self._processed(modality, rules, rules.blank(size), kwargs)
         return _info(modality, rules, expansion, tensors), tensors
 
     def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
@@ -185,7 +174,7 @@ class ItemProcessor:
         """
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
-        return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), 0, kwargs)
+        return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), kwargs)
 
     def largest_size(self, modality: str) -> Size:
         """The size that takes the most embeddings, with the options that ask for the most."""
@@ -238,11 +227,6 @@ class ItemProcessor:
             return decode_image(content, self._limits, draft_side=rules.fixed_side(self._processor))
         return rules.decode(self._processor, content, self._limits, kwargs)
 
-    def unpack(self, modality: str, items: Sequence[ItemTensors], *, num_in_prompt: int | None = None) -> Outputs:
-        """The items' tensors as one call of the Hugging Face processor returns them for all."""
-        rules = self.rules(modality, num_in_prompt or len(items))
-        return merge_items(rules.fields, [rules.unpack(self._processor, item) for item in items])
-
     def _stored(self, rules: Modality, tensors: ItemTensors) -> ItemTensors:
         """Contiguous and owning its memory: what is shipped is the item and not the batch it was cut from."""
         # Positions are reckoned with what is for the language model: it stays as exact as it is.
@@ -262,10 +246,8 @@ class ItemProcessor:
             chosen |= found
         return dict(self._kwargs.get(modality, {})) | chosen
 
-    def _expansion(
-        self, modality: str, rules: Modality, outputs: Outputs, index: int, kwargs: Mapping[str, Any]
-    ) -> ItemExpansion:
-        text = rules.expansion(self._processor, outputs, index, kwargs)
+    def _expansion(self, modality: str, rules: Modality, outputs: Outputs, kwargs: Mapping[str, Any]) -> ItemExpansion:
+        text = rules.expansion(self._processor, outputs, 0, kwargs)
         content = self._tokenizer.content(text)
         is_embed = content.ids == self._tokenizer.token_id(rules.embed_token(self._processor))
         feature_ids = [self._tokenizer.token_id(token) for token in rules.feature_tokens(self._processor)]

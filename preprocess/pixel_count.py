@@ -6,7 +6,9 @@ busy for a second. Here every loop is bounded and nothing is unpacked, so that a
 
 import math
 import struct
+from itertools import islice
 
+from preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
 from preprocess.media import MediaLimits
 
 VIDEO_PIXELS_PER_BYTE = 16
@@ -14,8 +16,6 @@ VIDEO_PIXELS_PER_BYTE = 16
 some 100 pixels in a byte, of which all are decoded, at a fraction of a JPEG's cost, and a part is converted to RGB."""
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # "start of frame" markers, which tell the size
-_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 _MAX_JPEG_SEGMENTS = 1000  # a depth map or a colour profile goes over dozens
 _CUT_OFF = (struct.error, IndexError)
 _MAX_TIFF_ENTRIES = 64  # they are sorted, and the two of the size come among the first
@@ -80,19 +80,9 @@ def _product(size: tuple[int, ...]) -> int:
 
 
 def _jpeg_pixels(content: bytes) -> int:
-    position = 2
-    for _ in range(_MAX_JPEG_SEGMENTS):
-        if content[position] != 0xFF:
-            return 0
-        marker = content[position + 1]
-        if marker in _JPEG_SIZES:
-            return _product(struct.unpack_from(">HH", content, position + 5))
-        if marker == 0xFF:  # padding
-            position += 1
-        elif marker in _JPEG_BARE:
-            position += 2
-        else:
-            position += 2 + int.from_bytes(content[position + 2 : position + 4])
+    for marker, position in islice(jpeg_segments(content), _MAX_JPEG_SEGMENTS):
+        if marker in START_OF_FRAME:
+            return _product(struct.unpack_from(">HH", content, position + 3))
     return 0
 
 

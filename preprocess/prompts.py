@@ -1,7 +1,7 @@
 """Prompts of every form - chat messages, text, token ids - to final token ids and placeholder ranges."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from preprocess.prompt_updates import (
     PromptRules,
     apply_updates,
     text_of_target,
-    tokens_of_target,
     without_special_tokens,
 )
 from preprocess.schema import (
@@ -28,6 +27,7 @@ from preprocess.schema import (
     PlaceholderRange,
     ProcessedPrompt,
     Prompt,
+    PromptTruncation,
     TextPrompt,
     TokensPrompt,
 )
@@ -71,23 +71,17 @@ class PromptRenderer:
         self,
         prompt: Prompt,
         items: Sequence[ItemInfo],
-        hashes: Sequence[str],
+        mm_hashes: Sequence[str],
         *,
-        max_prompt_tokens: int | None = None,
+        truncation: PromptTruncation | None = None,
     ) -> ProcessedPrompt:
         """Expands a prompt of any form for its items, those of a modality in prompt order, with their content hashes.
 
-        A prompt given as text and the same one given as the ids of that text come out the same. One longer than
-        `max_prompt_tokens` is cut from the left (a negative number: so many less than the context); no item is cut
-        through. Raises InvalidRequestError when placeholders and items do not match or no room is left in the context
-        to answer.
+        A prompt given as text and the same one given as the ids of that text come out the same. A `truncation` cuts a
+        prompt that is too long from the left. Raises InvalidRequestError when placeholders and items do not match, and
+        when the context has no room left for an answer.
         """
-        limit = max_prompt_tokens
-        if limit is not None:
-            limit = min(limit if limit > 0 else self._max_model_len + limit, self._max_model_len - 1)
-            if limit < 1:
-                reason = f"{-(max_prompt_tokens or 0)} leave nothing of the context of {self._max_model_len} tokens"
-                raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
+        limit = None if truncation is None else self._limit(truncation)
         try:
             ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
             numbers = list(range(len(items)))
@@ -106,11 +100,19 @@ class PromptRenderer:
         return ProcessedPrompt(
             prompt_token_ids=ids.tolist(),
             placeholders=[placeholder for placeholder, _ in placed],
-            mm_hashes=[hashes[number] for number in order],
+            mm_hashes=[mm_hashes[number] for number in order],
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
             is_continued=isinstance(prompt, ChatPrompt) and prompt.continue_final_message,
         )
+
+    def _limit(self, truncation: PromptTruncation) -> int:
+        """The most tokens that it leaves of a prompt."""
+        room = self._max_model_len - max(truncation.num_answer_tokens, 1)
+        if room < 1:
+            reason = f"{truncation.num_answer_tokens} leave nothing of the context of {self._max_model_len} tokens"
+            raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
+        return room if truncation.max_prompt_tokens is None else min(room, truncation.max_prompt_tokens)
 
     def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt without media. Raises InvalidRequestError."""
@@ -198,14 +200,6 @@ class PromptRenderer:
         if rewritten == text:
             return ids
         return self._tokenizer.encode(rewritten, add_special_tokens=add_special_tokens)
-
-    def dummy_prompt(self, num_items: Mapping[str, int]) -> TokensPrompt:
-        """A prompt of nothing but placeholders, for so many items of each modality."""
-        ids: list[int] = []
-        for modality, update in self._rules.updates.items():
-            if isinstance(update, PromptReplacement):
-                ids += tokens_of_target(update.target, self._tokenizer).tolist() * num_items.get(modality, 0)
-        return TokensPrompt(ids)
 
     def _expand(
         self, prompt: Prompt, items: Sequence[ItemInfo], *, is_cut: bool

@@ -193,6 +193,15 @@ class ProcessorIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTruncation:
+    """How a prompt that is too long is cut from the left, without cutting through an item: to `max_prompt_tokens`, or,
+    None, to what the context leaves beside an answer of `num_answer_tokens`."""
+
+    max_prompt_tokens: int | None = None
+    num_answer_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
     """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
 

@@ -13,11 +13,11 @@ REFUSALS = {
     "size": "from preprocess.media import *; check_image_size((9**6, 9**6), MediaLimits())",
     "embeddings": """
 import torch
-from llm.admission import check_embeddings
+from llm.request_checks import check_embeddings
 from preprocess.schema import PlaceholderRange
 check_embeddings(0, PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
     "room": """
-from llm.admission import check_room
+from llm.request_checks import check_room
 from llm.sampling_params import SamplingParams
 check_room(10, SamplingParams(max_tokens=10), 15)""",
     "tensors": """

@@ -66,7 +66,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
     def sampling_params(self) -> SamplingParams:
         """Raises InvalidRequestError."""
         return self.make_sampling_params(
-            max_tokens=1 if self.max_tokens == 0 else self.max_tokens,
+            max_tokens=self.max_tokens,
             n=self.num_answers,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
 from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
 from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError
+from preprocess.schema import InvalidRequestError, PromptTruncation
 
 _ANSWER_ROOM = 256
 """Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
@@ -91,9 +91,13 @@ class MediaFields(RequestBody):
             raise ValueError("has to be at least 1, or -1")
         return value
 
-    def max_prompt_tokens(self, max_tokens: int | None) -> int | None:
-        """As `PromptRenderer.render` takes it, for an answer of so many tokens."""
-        return -(max_tokens or _ANSWER_ROOM) if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+    def prompt_truncation(self, max_tokens: int | None) -> PromptTruncation | None:
+        """Of a prompt whose answer may have `max_tokens`, None: as many as there is room for."""
+        if self.truncate_prompt_tokens is None:
+            return None
+        if self.truncate_prompt_tokens == -1:
+            return PromptTruncation(num_answer_tokens=_ANSWER_ROOM if max_tokens is None else max_tokens)
+        return PromptTruncation(self.truncate_prompt_tokens)
 
 
 class AnyGenerationFields(MediaFields):

@@ -43,7 +43,7 @@ class OverloadedError(RuntimeError):
         self.retry_after_s = retry_after_s
 
 
-class _Purse:
+class _Quota:
     """A budget and what has been taken of it."""
 
     def __init__(self, owner: str, budget: Budget) -> None:
@@ -77,27 +77,27 @@ class _Waiter:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        return self.priority, self.ticket.purses[0].used.requests, self.number
+        return self.priority, self.ticket.quotas[0].used.requests, self.number
 
 
 class Ticket:
     """One request's place; what it has taken is given back when its `Admission.ticket` block ends.
 
-    `purses`: what it takes of, its key's first where it has one, that of all requests last."""
+    `quotas`: what it takes of, its key's first where it has one, that of all requests last."""
 
-    def __init__(self, admission: "Admission", caller: Caller, purses: list[_Purse]) -> None:
+    def __init__(self, admission: "Admission", caller: Caller, quotas: list[_Quota]) -> None:
         self.caller = caller
         self.held = Weight()
         self._admission = admission
-        self.purses = purses
+        self.quotas = quotas
 
     def take(self, weight: Weight) -> None:
         """Takes more at once. Raises OverloadedError when there is no room for it now, InvalidRequestError when with
         what is held already there never can be."""
         self._admission.check_size(self, weight)
-        for purse in self.purses:
-            if lacking := purse.lacks(weight):
-                raise self._admission.refusal(lacking, f"no room for more {lacking} of {purse.owner} now")
+        for quota in self.quotas:
+            if lacking := quota.lacks(weight):
+                raise self._admission.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
         self.add(weight)
 
     async def enter(self, weight: Weight, priority: int) -> None:
@@ -108,8 +108,8 @@ class Ticket:
     def add(self, weight: Weight, sign: int = 1) -> None:
         """Counts what has been taken, or with a `sign` of -1 given back."""
         self.held = self.held.plus(weight, sign)
-        for purse in self.purses:
-            purse.used = purse.used.plus(weight, sign)
+        for quota in self.quotas:
+            quota.used = quota.used.plus(weight, sign)
 
 
 class Admission:
@@ -119,17 +119,17 @@ class Admission:
     def __init__(self, config: AdmissionConfig, on_refusal: Callable[[str], None]) -> None:
         self._config = config
         self._on_refusal = on_refusal
-        self._all = _Purse("all requests", config.total)
-        self._by_key: dict[str, _Purse] = {}
+        self._all = _Quota("all requests", config.total)
+        self._by_key: dict[str, _Quota] = {}
         self._waiting: list[_Waiter] = []
         self._numbers = itertools.count()
         self._mean_seconds = 1.0
 
     @contextmanager
     def ticket(self, caller: Caller) -> Iterator[Ticket]:
-        purses = [*self._purse_of(caller), self._all]
-        ticket = Ticket(self, caller, purses)
-        purses[0].num_tickets += 1
+        quotas = [*self._quotas_of(caller), self._all]
+        ticket = Ticket(self, caller, quotas)
+        quotas[0].num_tickets += 1
         started = time.monotonic()
         try:
             yield ticket
@@ -137,8 +137,8 @@ class Admission:
             if ticket.held.requests:
                 self._mean_seconds += _NEWEST_SHARE * (time.monotonic() - started - self._mean_seconds)
             ticket.add(ticket.held, sign=-1)
-            purses[0].num_tickets -= 1
-            if caller.name is not None and not purses[0].num_tickets:
+            quotas[0].num_tickets -= 1
+            if caller.name is not None and not quotas[0].num_tickets:
                 del self._by_key[caller.name]  # keys come and go
             self._let_in()
 
@@ -153,10 +153,10 @@ class Admission:
     def check_size(self, ticket: Ticket, weight: Weight) -> None:
         """Raises InvalidRequestError for what no patience helps."""
         total = ticket.held.plus(weight)
-        for purse in ticket.purses:
-            if lacking := purse.is_too_small(total):
-                size, limit = getattr(total, lacking), getattr(purse.budget, lacking)
-                reason = f"the request weighs {size} {lacking}, the limit of {purse.owner} together is {limit}"
+        for quota in ticket.quotas:
+            if lacking := quota.is_too_small(total):
+                size, limit = getattr(total, lacking), getattr(quota.budget, lacking)
+                reason = f"the request weighs {size} {lacking}, the limit of {quota.owner} together is {limit}"
                 raise InvalidRequestError(reason, field="body", code="request_too_large", status=413)
 
     def refusal(self, reason: str, message: str) -> OverloadedError:
@@ -203,7 +203,7 @@ class Admission:
 
     def _next(self) -> _Waiter | None:
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
-            own = waiter.ticket.purses[0]
+            own = waiter.ticket.quotas[0]
             if waiter.turn.done() or (own is not self._all and own.lacks(waiter.weight)):
                 continue
             if self._all.lacks(waiter.weight):
@@ -211,12 +211,12 @@ class Admission:
             return waiter
         return None
 
-    def _purse_of(self, caller: Caller) -> list[_Purse]:
+    def _quotas_of(self, caller: Caller) -> list[_Quota]:
         """That of the caller's key; none where anybody may call."""
         if caller.name is None:
             return []
-        purse = self._by_key.setdefault(caller.name, _Purse("this API key", self._config.per_key))
+        quota = self._by_key.setdefault(caller.name, _Quota("this API key", self._config.per_key))
         # What the file of keys says now, also of a key that is busy.
         requests = self._config.per_key.requests if caller.max_requests is None else caller.max_requests
-        purse.budget = self._config.per_key.model_copy(update={"requests": requests})
-        return [purse]
+        quota.budget = self._config.per_key.model_copy(update={"requests": requests})
+        return [quota]

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from deployments.api.wire import Usage
 from deployments.endpoint.accounting import RequestAccount, usage_so_far
 from deployments.endpoint.answer import Chunks, Pieces, sent_event
 from deployments.endpoint.chat_answer import finite, token_text
@@ -34,7 +33,7 @@ class CompletionAnswer(Chunks):
         async for piece in pieces:
             parts.setdefault(piece.index, []).append(self._part(piece))
         completion = self._completion([_joined(parts[index]) for index in sorted(parts)])
-        completion.usage = self._usage()
+        completion.usage = self._account.usage
         if self._body.stage_timings:
             completion.stage_timings = self._account.timings()
         return completion
@@ -45,41 +44,30 @@ class CompletionAnswer(Chunks):
             if piece.finish_reason is not None and self._body.stage_timings:
                 event.stage_timings = self._account.timings()
             if self._body.tells_usage_always:
-                event.usage = usage_so_far(piece, 0 if self._body.max_tokens == 0 else piece.num_output_tokens)
+                event.usage = usage_so_far(piece, piece.num_output_tokens)
             yield sent_event(event)
         if self._body.includes_usage:
             usage = self._completion([])
-            usage.usage = self._usage()
+            usage.usage = self._account.usage
             yield sent_event(usage)
 
     def _part(self, piece: GeneratedText) -> CompletionChoice:
         """What the piece adds to its choice; the first part begins with the echo."""
         choice = self._choices[piece.index]
         number = piece.index // self._account.num_answers
-        text, token_ids, logprobs, echo = piece.text, piece.token_ids, piece.logprobs, ""
-        if self._body.max_tokens == 0:
-            text, token_ids, logprobs = "", [], []
-        if self._echoes is not None and not choice.has_begun:
-            echo = self._echoes[number]
-        part = CompletionChoice(index=piece.index, text=echo + text, finish_reason=piece.finish_reason)
-        if self._body.max_tokens == 0 and piece.finish_reason is not None:
-            part.finish_reason = "length"
+        echo = "" if self._echoes is None or choice.has_begun else self._echoes[number]
+        part = CompletionChoice(index=piece.index, text=echo + piece.text, finish_reason=piece.finish_reason)
         if self._body.logprobs is not None:
             of_prompt = piece.prompt_logprobs if echo else []
             part.logprobs = _logprobs(of_prompt, _offsets_in(echo, of_prompt))
             choice.echo_length += len(echo)
-            _append(part.logprobs, _logprobs(logprobs, [choice.echo_length + token.offset for token in logprobs]))
+            offsets = [choice.echo_length + token.offset for token in piece.logprobs]
+            _append(part.logprobs, _logprobs(piece.logprobs, offsets))
         if self._body.return_token_ids:
-            part.token_ids = token_ids
+            part.token_ids = piece.token_ids
             part.prompt_token_ids = None if choice.has_begun else self._account.requests[number].trace.prompt_token_ids
         choice.has_begun = True
         return part
-
-    def _usage(self) -> Usage:
-        usage = self._account.usage
-        if self._body.max_tokens == 0:  # the one that each prompt was asked for is not told
-            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
-        return usage
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         account = self._account

@@ -18,9 +18,9 @@ from deployments.endpoint.call import Call, HttpCall
 from deployments.endpoint.chat_answer import ChatAnswer
 from deployments.endpoint.completion_answer import CompletionAnswer
 from deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.response_answer import ResponseAnswer
-from deployments.endpoint.served import Served
 from deployments.endpoint.tool_calls import forced_call
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.media_source import MediaSource
@@ -41,13 +41,13 @@ class GenerationRoutes:
 
     def __init__(
         self,
-        served: Served,
+        model: ModelStatus,
         pipeline: Pipeline,
         metrics: IngressMetrics,
         limits: MediaLimits,
         first_token_timeout_s: float,
     ) -> None:
-        self._served = served
+        self._model = model
         self._pipeline = pipeline
         self._metrics = metrics
         self._weighed = WeighedRequests(limits)
@@ -69,8 +69,8 @@ class GenerationRoutes:
         account = RequestAccount(self._metrics, f"chatcmpl-{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
-            self._served.check_model(body.model)
-            form = self._served.tool_calls if body.offered.tools else None
+            self._model.check_model(body.model)
+            form = self._model.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
             account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             account.num_answers = params.n
@@ -82,7 +82,7 @@ class GenerationRoutes:
         account = RequestAccount(self._metrics, f"cmpl-{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
-            self._served.check_model(body.model)
+            self._model.check_model(body.model)
             params = body.sampling_params()
             account.requests = [
                 self._request(call, f"{account.request_id}-{number}", body, params, one)
@@ -98,8 +98,8 @@ class GenerationRoutes:
         account = RequestAccount(self._metrics, f"resp_{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
-            self._served.check_model(body.model)
-            form = self._served.tool_calls if body.offered.tools else None
+            self._model.check_model(body.model)
+            form = self._model.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
             account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             await self._enter(call, body, account)
@@ -107,8 +107,8 @@ class GenerationRoutes:
 
     async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
-        self._served.ready_processor()  # before it waits
-        weight = self._weighed.weigh(account.requests, self._served.max_model_len)
+        self._model.ready_processor()  # before it waits
+        weight = self._weighed.weigh(account.requests, self._model.max_model_len)
         await call.ticket.enter(weight, _priority(call, body))
 
     def _request(
@@ -128,7 +128,7 @@ class GenerationRoutes:
         ]
 
     async def _answer(self, call: Call, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
-        processor = self._served.ready_processor()
+        processor = self._model.ready_processor()
         streams = [self._pipeline.run(request, processor) for request in account.requests]
         async with AsyncExitStack() as stack:
             answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)

@@ -23,8 +23,8 @@ from deployments.endpoint.generation_routes import GenerationRoutes
 from deployments.endpoint.health import StageMonitor
 from deployments.endpoint.json_route import JsonRoute
 from deployments.endpoint.metrics_export import export_metrics
+from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.page_route import Page
-from deployments.endpoint.served import Served
 from deployments.endpoint.token_routes import TokenRoutes
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.pipeline import Pipeline
@@ -53,7 +53,7 @@ class Ingress:
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
         )
-        self._served = Served(config.model_name, self._monitor)
+        self._model = ModelStatus(config.model_name, self._monitor)
         limits = config.media.limits()
         self._uploads = Uploads(config.uploads, limits)
         # Whoever encodes is seen when it does.
@@ -69,8 +69,8 @@ class Ingress:
         )
         timeout_s = config.ingress.first_token_timeout_s
         self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
-            GenerationRoutes(self._served, self._pipeline, self._metrics, limits, timeout_s),
-            TokenRoutes(self._served, self._pipeline, limits),
+            GenerationRoutes(self._model, self._pipeline, self._metrics, limits, timeout_s),
+            TokenRoutes(self._model, self._pipeline, limits),
             FileRoutes(self._uploads),
         ]
 
@@ -125,12 +125,12 @@ class Ingress:
 
     async def models(self) -> ModelList:
         """The one model that is served."""
-        return ModelList(data=[self._served.card])
+        return ModelList(data=[self._model.card])
 
     async def model(self, model: str) -> ModelCard:
         """The model that is served, by its name; 404 for any other."""
-        self._served.check_model(model)
-        return self._served.card
+        self._model.check_model(model)
+        return self._model.card
 
     async def health(self) -> JSONResponse:
         """200 when every stage is ready, else 503; the body says which is not. Needs no API key."""

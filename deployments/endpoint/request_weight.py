@@ -48,7 +48,7 @@ class WeighedRequests:
             options=body.mm_processor_kwargs or {},
             cache_salt=call.cache_salt,
             priority=priority,
-            max_prompt_tokens=body.max_prompt_tokens(params.max_tokens),
+            truncation=body.prompt_truncation(params.max_tokens),
             on_fetched=lambda source, content: call.ticket.take(self._of_fetched(source, content)),
         )
 
@@ -72,7 +72,8 @@ def weigh_text(num_chars: int) -> Weight:
 
 
 def _num_answer_tokens(request: PipelineRequest, max_model_len: int) -> int:
-    return request.params.n * min(request.params.max_tokens or _UNKNOWN_MAX_TOKENS, max_model_len)
+    most = _UNKNOWN_MAX_TOKENS if request.params.max_tokens is None else request.params.max_tokens
+    return request.params.n * min(most, max_model_len)
 
 
 def _num_prompt_tokens(prompt: Prompt) -> int:

@@ -14,8 +14,8 @@ from deployments.api.tokens import (
 from deployments.endpoint.admission import Weight
 from deployments.endpoint.call import HttpCall
 from deployments.endpoint.errors import ERROR_RESPONSES
+from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.request_weight import WeighedRequests, weigh_text
-from deployments.endpoint.served import Served
 from deployments.pipeline.pipeline import Pipeline
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
@@ -23,8 +23,8 @@ from preprocess.schema import ChatPrompt
 
 
 class TokenRoutes:
-    def __init__(self, served: Served, pipeline: Pipeline, limits: MediaLimits) -> None:
-        self._served = served
+    def __init__(self, model: ModelStatus, pipeline: Pipeline, limits: MediaLimits) -> None:
+        self._model = model
         self._pipeline = pipeline
         self._weighed = WeighedRequests(limits)
 
@@ -39,34 +39,34 @@ class TokenRoutes:
     async def tokenize(self, body: TokenizeRequest, call: HttpCall) -> TokenizeResponse:
         """The token ids of a text or of a conversation without media."""
         call.check_fields(body)
-        self._served.check_model(body.model)
+        self._model.check_model(body.model)
         prompt = body.to_prompt()
         num_chars = prompt.num_chars if isinstance(prompt, ChatPrompt) else len(prompt.text)
         await call.ticket.enter(weigh_text(num_chars), call.caller.priority)
         ids = await self._pipeline.tokenize(prompt, add_special_tokens=body.add_special_tokens)
-        return TokenizeResponse(count=len(ids), max_model_len=self._served.max_model_len, tokens=ids)
+        return TokenizeResponse(count=len(ids), max_model_len=self._model.max_model_len, tokens=ids)
 
     async def detokenize(self, body: DetokenizeRequest, call: HttpCall) -> DetokenizeResponse:
         """The text of token ids."""
         call.check_fields(body)
-        self._served.check_model(body.model)
+        self._model.check_model(body.model)
         await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), call.caller.priority)
         return DetokenizeResponse(prompt=await self._pipeline.detokenize(body.tokens))
 
     async def render(self, body: RenderRequest, call: HttpCall) -> RenderResponse:
         """What the language model would get for a prompt: token ids, and where in them each item's embeddings go."""
         call.check_fields(body)
-        self._served.check_model(body.model)
-        processor = self._served.ready_processor()
+        self._model.check_model(body.model)
+        processor = self._model.ready_processor()
         request = self._weighed(
             call, f"render-{call.request_id}", body, SamplingParams(max_tokens=body.max_tokens), body.to_prompt()
         )
-        await call.ticket.enter(self._weighed.weigh([request], self._served.max_model_len), call.caller.priority)
+        await call.ticket.enter(self._weighed.weigh([request], self._model.max_model_len), call.caller.priority)
         rendered, modalities = await self._pipeline.render(request, processor)
         items = [
             RenderedItem(modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds)
             for modality, key, at in zip(modalities, rendered.mm_hashes, rendered.placeholders, strict=True)
         ]
         return RenderResponse(
-            prompt_token_ids=rendered.prompt_token_ids, items=items, max_model_len=self._served.max_model_len
+            prompt_token_ids=rendered.prompt_token_ids, items=items, max_model_len=self._model.max_model_len
         )

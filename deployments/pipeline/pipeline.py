@@ -89,9 +89,9 @@ class Pipeline:
 
     async def _render(self, request: PipelineRequest, items: list[ItemInfo], mm_hashes: list[str]) -> ProcessedPrompt:
         started = time.perf_counter()
-        render, limit = self._preprocess.render, request.max_prompt_tokens
+        render, truncation = self._preprocess.render, request.truncation
         prompt: ProcessedPrompt = await self._calls.send(
-            "preprocess", lambda: render.remote(request.prompt, items, mm_hashes, limit)
+            "preprocess", lambda: render.remote(request.prompt, items, mm_hashes, truncation)
         )
         request.trace.add_seconds("render", time.perf_counter() - started)
         if not prompt.prompt_token_ids:

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.pipeline.media_source import MediaSource
 from llm.sampling_params import SamplingParams
-from preprocess.schema import Prompt
+from preprocess.schema import Prompt, PromptTruncation
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class PipelineRequest:
 
     `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
     with different ones share neither items nor prefixes. `priority`: requests with a lower one go first.
-    `max_prompt_tokens`: see `PromptRenderer.render`. `on_fetched` takes the content of each item that the request only
+    `on_fetched` takes the content of each item that the request only
     named; what it raises ends the request.
     """
 
@@ -41,7 +41,7 @@ class PipelineRequest:
     options: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     priority: int = 0
-    max_prompt_tokens: int | None = None
+    truncation: PromptTruncation | None = None
     on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
     trace: RequestTrace = field(default_factory=RequestTrace)
 

@@ -21,7 +21,7 @@ from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from preprocess.pixel_count import work_pixels
-from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, TextPrompt
+from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, PromptTruncation, TextPrompt
 
 if TYPE_CHECKING:
     from preprocess.processor import MultiModalProcessor
@@ -71,19 +71,17 @@ class Preprocess:
         if job.is_precomputed:
             return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
         try:
-            return items.process(job.modality, [job.content], num_in_prompt=number, options=options)[0]
+            return items.process(job.modality, job.content, num_in_prompt=number, options=options)
         finally:
             if num_pixels >= _LARGE_PIXELS:
                 give_back_free_memory()
 
     async def render(
-        self, prompt: Prompt, items: list[ItemInfo], hashes: list[str], max_prompt_tokens: int | None = None
+        self, prompt: Prompt, items: list[ItemInfo], mm_hashes: list[str], truncation: PromptTruncation | None = None
     ) -> ProcessedPrompt:
         """See `PromptRenderer.render`."""
         prompts = self._processor.prompts
-        return await self._on_prompt_thread(
-            lambda: prompts.render(prompt, items, hashes, max_prompt_tokens=max_prompt_tokens)
-        )
+        return await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts

@@ -96,7 +96,7 @@ def two_choices(shuffled: Sequence[str], loads: Mapping[str, Load]) -> list[list
     return [group for group in (with_room[:2], with_room[2:], full) if group]
 
 
-class Turns:
+class OldestFirstLock:
     """One call after the other, the oldest first."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Turns:
         self._waiting: list[tuple[float, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, created_at: float) -> AsyncIterator[None]:
+    async def held(self, created_at: float) -> AsyncIterator[None]:
         if self.is_taken:
             await self._wait(created_at)
         self.is_taken = True
@@ -150,7 +150,7 @@ class RendezvousRouter(RequestRouter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._turns = Turns()
+        self._routing_lock = OldestFirstLock()
         self._may_have_room = asyncio.Event()
         self._probes: dict[ReplicaID, asyncio.Task[Any]] = {}
 
@@ -184,11 +184,11 @@ class RendezvousRouter(RequestRouter):
     ) -> RunningReplica:
         """The replica for this call; waits until one has room, behind older calls that wait too."""
         replica = None
-        if not self._turns.is_taken:
+        if not self._routing_lock.is_taken:
             replica = await self._try_once(pending_request, attempt=0)
         if replica is None:
             # One call at a time asks the full replicas again and again, however many wait.
-            async with self._turns.turn(pending_request.created_at):
+            async with self._routing_lock.held(pending_request.created_at):
                 replica = await self._wait_for_room(pending_request)
         self._record_queue_wait_time(pending_request)
         return replica

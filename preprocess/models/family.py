@@ -99,7 +99,6 @@ class Modality:
     `derived_fields`: floating-point fields that follow from an item's size, as all of whole numbers do.
     `options`: settings that a client may change per request, by name; `largest_options`: values of those that make an
     item larger than the model's own settings do.
-    `one_by_one`: items are run each in a call of its own, for together they would have to be alike.
     `among_others`: what holds instead when the prompt has more than one item of the modality.
     """
 
@@ -123,7 +122,6 @@ class Modality:
     derived_fields: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     largest_options: Mapping[str, object] = field(default_factory=dict)
-    one_by_one: bool = False
     among_others: "Modality | None" = None
 
 

@@ -65,8 +65,7 @@ def _num_frames(outputs: Outputs, index: int) -> Sequence[int]:
 # Frames take the same token as tiles.
 _VIDEO = replace(
     FIXED_FRAMES,
-    # Of shorter videos beside longer ones the mask has ones for the frames that are missing, too.
-    fields={"pixel_values": Batched(_num_frames), "pixel_attention_mask": Batched(_num_frames, fill=1)},
+    fields={"pixel_values": Batched(_num_frames), "pixel_attention_mask": Batched(_num_frames)},
     embed_token=image_token,
     size_outputs=_clip_outputs,
     largest=_longest_clip,

@@ -82,15 +82,12 @@ def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 @dataclass(frozen=True, slots=True)
-class _NumTogether:
+class NumTogether:
     """The number of pictures in the prompt. To the model all that matters is whether it is 1, so a picture says 2,
     wherever it is used again."""
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         return [torch.tensor(2)] * num_items
-
-    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.tensor([max(2, len(items))])
 
 
 def _run_untiled(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
@@ -99,7 +96,7 @@ def _run_untiled(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) 
 
 
 _UNTILED = Modality(
-    fields={"pixel_values": Batched(), "image_sizes": Batched(), "batch_num_images": _NumTogether()},
+    fields={"pixel_values": Batched(), "image_sizes": Batched(), "batch_num_images": NumTogether()},
     update=replaces_image_token,
     embed_token=image_token,
     size_outputs=lambda processor, height, width, kwargs: {"batch_num_images": [2]},

@@ -1,7 +1,5 @@
 """Molmo 2: a small view of the whole picture, then overlapping crops of it, pooled to one grid of tokens."""
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +24,7 @@ def _num_crops(outputs: Outputs) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _PooledPatches:
+class PooledPatches:
     """For each token the patches that it is pooled of, counted through all pictures of a call; -1 is none.
 
     An item's count from its own first patch. Its last patch is always in use: margins of crops are dropped only
@@ -38,14 +36,10 @@ class _PooledPatches:
         rows = torch.split(torch.as_tensor(value), (grids[:, :2].prod(-1) + grids[:, 2:].prod(-1)).tolist())
         num_patches = _num_crops(outputs) * outputs["pixel_values"].shape[1]
         starts = (num_patches.cumsum(0) - num_patches).tolist()
-        return [_moved(row, -start) for row, start in zip(rows, starts, strict=True)]
-
-    def merge(self, items: Sequence[torch.Tensor]) -> torch.Tensor:
-        starts = itertools.accumulate((int(item.max()) + 1 for item in items), initial=0)
-        return torch.cat([_moved(item, start) for item, start in zip(items, starts, strict=False)])
+        return [moved(row, -start) for row, start in zip(rows, starts, strict=True)]
 
 
-def _moved(indices: torch.Tensor, distance: int) -> torch.Tensor:
+def moved(indices: torch.Tensor, distance: int) -> torch.Tensor:
     return torch.where(indices >= 0, indices + distance, indices)
 
 
@@ -84,7 +78,7 @@ MOLMO2 = ProcessorFamily(
         "image": Modality(
             fields={
                 "pixel_values": Flat(_num_crops),
-                "image_token_pooling": _PooledPatches(),
+                "image_token_pooling": PooledPatches(),
                 "image_grids": Batched(),
                 "image_num_crops": Batched(),
             },

@@ -101,7 +101,7 @@ PHI4_MULTIMODAL = ProcessorFamily(
             fields={
                 "image_pixel_values": Batched(_shape_of_crops),
                 "image_sizes": Batched(),
-                "image_attention_mask": Batched(_shape_of_crops, fill=1),
+                "image_attention_mask": Batched(_shape_of_crops),
             },
             update=replaces_image_token,
             embed_token=image_token,

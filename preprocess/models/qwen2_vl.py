@@ -168,7 +168,6 @@ def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
         largest=clips.largest,
         language_fields=("video_grid_thw", *timed),
         options=clip_options(lambda processor: processor.video_processor.max_frames),
-        one_by_one=False,
     )
 
 

@@ -145,6 +145,5 @@ FIXED_FRAMES = Modality(
     expansion=replace_video_token,
     # How many frames there may be, the limits say; this is no more than a check.
     options=clip_options(lambda processor: VideoLimits().max_frames),
-    one_by_one=True,
 )
 """Every frame is brought to one size, and the number of tokens follows from that of the frames."""

@@ -189,7 +189,7 @@ def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> 
 
 def test_malformed_tensors_of_a_client_are_refused_by_name(served: Served) -> None:
     image = picture(1)
-    ((info, tensors),) = served.items.process("image", [encoded(image)])
+    info, tensors = served.items.process("image", encoded(image))
     wrong = [torch.zeros(()), torch.zeros(16), torch.zeros(16, 100), torch.zeros(tensors["pixel_values"].shape).bool()]
     files = [{**tensors, "pixel_values": one} for one in wrong]
     # As many as the picture takes, of a model of another width.

@@ -14,7 +14,7 @@ from llm.grammar import GrammarMatcher
 from llm.grammar_source import GrammarError
 from llm.late_masks import LateMasks, _matchers
 from llm.outputs import RequestOutput
-from llm.request import Answer
+from llm.request import AnswerState
 from llm.sampling_params import SamplingParams
 from llm.sequence import FinishReason, Sequence
 from llm.structured_output import StructuredOutput
@@ -69,7 +69,7 @@ def tokens(outputs: list[RequestOutput]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
 
 
-def waiting_answer(engine: LLMEngine) -> tuple[Sequence, Answer]:
+def waiting_answer(engine: LLMEngine) -> tuple[Sequence, AnswerState]:
     """Of a sequence that is computed as far as it goes, and whose grammar's mask is not there."""
     add(engine, "formed", FORMED)
     (answers,) = (request.answers for request in engine._requests.values())

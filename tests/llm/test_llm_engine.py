@@ -292,6 +292,25 @@ def test_max_tokens_respected(engine: LLMEngine) -> None:
     assert (outputs[-1].num_output_tokens, outputs[-1].finish_reason) == (5, "length")
 
 
+@pytest.mark.parametrize("num_answers", [1, 3])
+def test_a_request_for_no_tokens_ends_when_its_prompt_is_computed(engine: LLMEngine, num_answers: int) -> None:
+    """Beside one that goes on; its prompt stays in the prefix cache."""
+    prompt = ProcessedPrompt([1, *range(40, 100 + num_answers)], [], [])
+    engine.add_request("other", TEXT_PROMPT, [], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
+    params = SamplingParams(max_tokens=0, n=num_answers, prompt_logprobs=1)
+    engine.add_request("r", prompt, [], params)
+    outputs = list(run(engine))
+    ended = sorted((one for one in outputs if one.request_id == "r"), key=lambda one: one.index)
+    assert [(one.index, one.token_ids, one.num_output_tokens, one.finish_reason) for one in ended] == [
+        (index, [], 0, "length") for index in range(num_answers)
+    ]
+    assert len(ended[0].prompt_logprobs) == len(prompt.prompt_token_ids) - 1
+    assert [one.token_ids[0] for one in outputs if one.request_id == "other"] == [
+        one.token_ids[0] for one in ask(engine, SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
+    ]
+    assert ask(engine, SamplingParams(max_tokens=1), prompt)[-1].num_cached_tokens > 32
+
+
 def test_the_context_ends_an_answer_without_max_tokens(engine: LLMEngine) -> None:
     outputs = ask(engine, SamplingParams(ignore_eos=True))
     assert (outputs[-1].num_output_tokens, outputs[-1].finish_reason) == (124, "length")

@@ -17,6 +17,7 @@ from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt, TokensPrompt
 from tests.pictures import encoded
+from tests.preprocess.merged_items import merged_items
 from tests.preprocess.small_processors import Vocabulary, prompt_placeholder, save_processor
 
 SIZES = ((64, 64), (100, 40), (37, 91), (150, 150), (20, 120))
@@ -61,12 +62,10 @@ class Pair:
     def contents(self, index: int) -> bytes:
         return encoded(picture(index))
 
-    def items(self, pictures: Sequence[int], together: bool = False) -> list[tuple[ItemInfo, ItemTensors]]:
-        """The pictures of one prompt, processed one by one or `together`."""
+    def items(self, pictures: Sequence[int]) -> list[tuple[ItemInfo, ItemTensors]]:
+        """The pictures of one prompt, each processed alone."""
         contents = [self.contents(index) for index in pictures]
-        if together:
-            return self.ours.items.process("image", contents, num_in_prompt=len(contents))
-        return [self.ours.items.process("image", [one], num_in_prompt=len(contents))[0] for one in contents]
+        return [self.ours.items.process("image", one, num_in_prompt=len(contents)) for one in contents]
 
     def cached_items(self, pictures: Sequence[int]) -> list[tuple[ItemInfo, ItemTensors]]:
         """The same, each made once for all prompts that hold it, under the key that the pipeline would use."""
@@ -81,7 +80,7 @@ class Pair:
             )
             if key not in self._cache:
                 content = self.contents(index)
-                self._cache[key] = self.ours.items.process("image", [content], num_in_prompt=len(pictures))[0]
+                self._cache[key] = self.ours.items.process("image", content, num_in_prompt=len(pictures))
             found.append(self._cache[key])
         return found
 
@@ -105,7 +104,7 @@ class Pair:
             self.check_tensors([tensors for _, tensors in items], expected)
 
     def check_tensors(self, items: Sequence[ItemTensors], expected: dict[str, Any]) -> None:
-        merged = self.ours.items.unpack("image", items)
+        merged = merged_items(self.ours.items, "image", items)
         compared = merged.keys() & expected.keys()
         assert {name for name in expected if name not in _OF_TEXT} <= compared, expected.keys()
         for name in compared:

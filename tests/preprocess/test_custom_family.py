@@ -88,7 +88,7 @@ def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MultiModalProc
 def test_a_processor_without_hooks_is_run_by_its_call(processor: MultiModalProcessor, tmp_path: Path) -> None:
     pictures = [disc("red"), disc("blue", (90, 200))]
     text = "One <image> and\n<image> two"
-    items = processor.items.process("image", [encoded(one) for one in pictures])
+    items = [processor.items.process("image", encoded(one), num_in_prompt=2) for one in pictures]
     prompt = processor.prompts.render(TextPrompt(text), [info for info, _ in items], ["a", "b"])
     expected = MyProcessor.from_pretrained(str(tmp_path))(pictures, text)
     assert prompt.prompt_token_ids == expected["input_ids"][0]
@@ -101,24 +101,24 @@ def test_a_processor_without_hooks_is_run_by_its_call(processor: MultiModalProce
 
 def test_a_kind_of_media_of_ones_own(processor: MultiModalProcessor) -> None:
     waves = [np.arange(size, dtype=np.float32).tobytes() for size in (4, 10)]
-    (first, first_tensors), (second, second_tensors) = processor.items.process("wave", waves)
+    (first, first_tensors), (second, second_tensors) = (processor.items.process("wave", one) for one in waves)
     assert (first.num_embeds, second.num_embeds) == (2, 5)
     assert first_tensors["samples"].tolist() == [0, 1, 2, 3]
     assert len(second_tensors["samples"]) == 10
 
-    ((image, _),) = processor.items.process("image", [encoded(disc("red"))])
+    image, _ = processor.items.process("image", encoded(disc("red")))
     prompt = processor.prompts.render(TextPrompt(f"a{WAVE}b<image>c{WAVE}"), [first, image, second], ["x", "y", "z"])
     lengths = [placeholder.length for placeholder in prompt.placeholders]
     offsets = [placeholder.offset for placeholder in prompt.placeholders]
     assert lengths == [2, 8, 5]
     assert offsets == sorted(offsets)
     with pytest.raises(InvalidRequestError, match="9 bytes are no float32"):
-        processor.items.process("wave", [b"9 bytes, "])
+        processor.items.process("wave", b"9 bytes, ")
 
 
 def test_media_that_the_model_does_not_take_is_refused(processor: MultiModalProcessor) -> None:
     with pytest.raises(InvalidRequestError, match="takes image, wave, not video"):
-        processor.items.process("video", [b""])
+        processor.items.process("video", b"")
 
 
 def test_no_chat_template_is_an_error_of_chats_only(processor: MultiModalProcessor) -> None:

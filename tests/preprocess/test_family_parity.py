@@ -46,7 +46,6 @@ def test_several_pictures_of_mixed_sizes(families: Pair, model_type: str) -> Non
     pictures = [3, 1, 2][: max_items(model_type)]
     text = families.prompt(["one\n", *["\n and "] * (len(pictures) - 1), "\n\n?"])
     families.check(text, pictures, families.items(pictures))
-    families.check(text, pictures, families.items(pictures, together=True))
 
 
 @pytest.mark.parametrize(("model_type", "backend"), BACKENDS)
@@ -64,9 +63,9 @@ def test_cached_and_new_pictures_in_every_order(model_type: str) -> None:
         for num_cached in range(len(order) + 1):
             cached = dict(zip(order[:num_cached], families.items(order)[:num_cached], strict=True))
             new = [index for index in pictures if index not in cached]
-            contents = [families.contents(index) for index in new]
-            made = families.ours.items.process("image", contents, num_in_prompt=len(order)) if new else []
-            known = {**cached, **dict(zip(new, made, strict=True))}
+            process = families.ours.items.process
+            made = {index: process("image", families.contents(index), num_in_prompt=len(order)) for index in new}
+            known = {**cached, **made}
             text = families.prompt(["a", *[" b "] * (len(order) - 1), "c"])
             families.check(text, order, [known[index] for index in order])
 
@@ -118,7 +117,7 @@ def test_the_number_of_tokens_follows_from_the_size_alone(families: Pair, model_
     for num_in_prompt in range(1, max_items(model_type) + 1):
         for index in range(5):
             content = families.contents(index)
-            ((info, _),) = families.ours.items.process("image", [content], num_in_prompt=num_in_prompt)
+            info, _ = families.ours.items.process("image", content, num_in_prompt=num_in_prompt)
             width, height = picture(index).size
             counted = families.ours.items.expansion_for_size("image", (height, width), num_in_prompt=num_in_prompt)
             assert counted.token_ids.tolist() == info.expansion.token_ids.tolist()

@@ -59,7 +59,7 @@ def test_gemma3_pan_and_scan(backend: ImageBackend) -> None:
     pictures = [drawn(600, 300), drawn(260, 1100), drawn(300, 300)]
     text = gemma.prompt(["one\n", " two", "\n", "\n\nwhat?"])
     expected = gemma.theirs(text=text, images=[pictures], return_tensors="pt", **PAN_AND_SCAN)
-    items = [gemma.ours.items.process("image", [png(one)], options=PAN_AND_SCAN)[0] for one in pictures]
+    items = [gemma.ours.items.process("image", png(one), options=PAN_AND_SCAN) for one in pictures]
     infos = [info for info, _ in items]
     assert [info.num_embeds for info in infos] == [3 * 4, 5 * 4, 4]
     ids = expected["input_ids"][0].tolist()
@@ -120,7 +120,7 @@ def test_fewer_crops(model_type: str, option: str, number: int) -> None:
     family = pair(model_type, "byte_level", "torchvision")
     picture, text = drawn(1000, 300), family.prompt(["a", "b"])
     expected = family.theirs(text=text, images=[[picture]], return_tensors="pt", **{option: number})
-    ((info, tensors),) = family.ours.items.process("image", [png(picture)], options={option: number})
+    info, tensors = family.ours.items.process("image", png(picture), options={option: number})
     assert ids_of(family.ours, TextPrompt(text), [info]) == expected["input_ids"][0].tolist()
     family.check_tensors([tensors], dict(expected))
 
@@ -166,7 +166,7 @@ def test_minicpm_numbers_the_pictures_of_a_prompt(tmp_path: Path, is_numbered: b
     text = "<|image_pad|>a<|image_pad|> 1 <|image_pad|>"
     expected = theirs(text=text, images=[pictures])["input_ids"][0].tolist()
     assert ("<image_id>2</image_id>" in theirs.tokenizer.decode(expected)) == is_numbered
-    infos = [ours.items.process("image", [png(one)])[0][0] for one in pictures]
+    infos = [ours.items.process("image", png(one))[0] for one in pictures]
     for prompt in (TextPrompt(text), TokensPrompt(theirs.tokenizer(text)["input_ids"]), TokensPrompt(expected)):
         assert ids_of(ours, prompt, infos) == expected
 
@@ -175,7 +175,7 @@ def test_minicpm_numbers_the_pictures_of_a_prompt(tmp_path: Path, is_numbered: b
 def test_janus_system_prompt(tmp_path: Path, text: str) -> None:
     ours, theirs = changed("janus", tmp_path, use_default_system_prompt=True)
     pictures = [drawn(64, 64)] * text.count("<image_placeholder>")
-    infos = [ours.items.process("image", [png(one)])[0][0] for one in pictures]
+    infos = [ours.items.process("image", png(one))[0] for one in pictures]
     expected = theirs(text=text, images=pictures or None)["input_ids"][0].tolist()
     assert theirs.tokenizer.decode(expected).startswith("<s>You are a helpful language and vision assistant.")
     assert ids_of(ours, TextPrompt(text), infos) == expected
@@ -268,7 +268,7 @@ def test_phi4_tokens_of_any_size(width: int, height: int, most: int) -> None:
 def test_phi4_refuses_a_picture_that_is_too_narrow() -> None:
     ours = pair("phi4_multimodal", "byte_level", "torchvision").ours
     with pytest.raises(InvalidRequestError, match="a picture of 300x4 pixels is too narrow for this model"):
-        ours.items.process("image", [png(drawn(300, 4))])
+        ours.items.process("image", png(drawn(300, 4)))
 
 
 @pytest.mark.parametrize("text", ["<s>", "<s>a", "a"])

@@ -7,6 +7,7 @@ import pytest
 
 from preprocess.hf_processor import load_processor
 from preprocess.models.llava_next import LLAVA_ONEVISION
+from tests.preprocess.merged_items import merged_items
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import save_processor
 
@@ -27,7 +28,7 @@ def test_only_a_picture_alone_is_tiled(onevision: Pair) -> None:
 def test_the_other_pictures_need_not_be_there(onevision: Pair) -> None:
     """One new picture beside cached ones goes to the encoder alone, which must not take it for a tiled one."""
     items = [tensors for _, tensors in onevision.items([3, 0])]
-    merged = onevision.ours.items.unpack("image", items[:1], num_in_prompt=2)
+    merged = merged_items(onevision.ours.items, "image", items[:1], num_in_prompt=2)
     assert merged["batch_num_images"].tolist() == [2]
     assert merged["pixel_values"].shape == (1, 1, 3, 42, 42)
 

@@ -61,7 +61,7 @@ def test_bitmaps_of_other_kinds() -> None:
 
 def test_jpeg_with_padding_and_bare_markers() -> None:
     content = encoded(Image.new("RGB", (30, 20)), "JPEG")
-    assert count_pixels(content[:2] + b"\xff\xff\xff\x01" + content[2:]) == 600
+    assert count_pixels(content[:2] + b"\xff\xff\xff\xd0" + content[2:]) == 600
 
 
 @pytest.mark.parametrize(

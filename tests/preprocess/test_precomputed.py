@@ -123,7 +123,7 @@ def test_embeddings_keep_the_dtype_in_which_the_encoder_hands_them_over(tmp_path
     folder = save_processor("llava", "byte_level", tmp_path)
     config = ProcessorConfig(folder, dtype=torch.float16, embedding_dtype=torch.float32)
     items = MultiModalProcessor(config).items
-    info, tensors = items.process("image", [encoded(picture(0))])[0]
+    info, tensors = items.process("image", encoded(picture(0)))
     assert tensors["pixel_values"].dtype == torch.float16
     rows = torch.full((info.num_embeds, 32), 1e6)
     _, kept = items.accept("image", content((64, 64), {EMBEDDINGS: rows}))

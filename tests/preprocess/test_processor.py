@@ -56,7 +56,7 @@ def test_equals_the_one_shot_call(
 ) -> None:
     contents = [encoded(picture, file_format) for picture in PICTURES[:num_images]]
     messages = user(num_images, "What is in the second image?")
-    processed = [processor.items.process("image", [content])[0] for content in contents]
+    processed = [processor.items.process("image", content) for content in contents]
     prompt = render(processor, messages, [info for info, _ in processed], ["hash"] * num_images)
 
     text = hf_processor.apply_chat_template(messages, add_generation_prompt=True)
@@ -114,7 +114,7 @@ def test_a_prompt_longer_than_the_context_is_refused(processor: MultiModalProces
 
 def test_output_is_in_the_encoders_dtype(shapes: str) -> None:
     processor = MultiModalProcessor(ProcessorConfig(shapes, dtype=torch.bfloat16))
-    info, tensors = processor.items.process("image", [encoded(disc("red"))])[0]
+    info, tensors = processor.items.process("image", encoded(disc("red")))
     assert tensors["pixel_values"].dtype == torch.bfloat16
     assert info.num_bytes == 3 * 96 * 96 * 2
 
@@ -144,8 +144,8 @@ def test_errors_survive_the_way_between_processes() -> None:
 def test_drafts_are_nearly_the_same_and_have_another_fingerprint(shapes: str) -> None:
     photo = encoded(disc("green", (1600, 1200), (400, 300)), "JPEG", quality=90)
     exact, drafting = (MultiModalProcessor(ProcessorConfig(shapes, jpeg_draft=draft)) for draft in (False, True))
-    ((info, tensors),) = exact.items.process("image", [photo])
-    ((draft_info, draft_tensors),) = drafting.items.process("image", [photo])
+    info, tensors = exact.items.process("image", photo)
+    draft_info, draft_tensors = drafting.items.process("image", photo)
     assert draft_info.num_embeds == info.num_embeds
     difference = (tensors["pixel_values"] - draft_tensors["pixel_values"]).abs()
     assert 0 < difference.mean() < 0.02

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from modeling.families import known_to, load_family
 from preprocess.prompt_tokenizer import token_ids
 from preprocess.prompt_truncation import Extent, truncate_left
-from preprocess.schema import InterleavedPrompt, InvalidRequestError, PlaceholderRange, TextPrompt
+from preprocess.schema import InterleavedPrompt, InvalidRequestError, PlaceholderRange, PromptTruncation, TextPrompt
 from tests.preprocess.parity import Pair, pair
 
 TEXTS = ["Look at this: ", " and that ", ", what is it?\n"]
@@ -50,7 +50,7 @@ def test_a_cut_prompt_is_the_end_of_the_whole_one_with_whole_pictures(families: 
     marks = set(tokenizer.convert_tokens_to_ids(list(families.family.modalities["image"].marks)))
     for limit in range(1, len(whole.prompt_token_ids) + 2):
         try:
-            cut = families.ours.prompts.render(TextPrompt(text), infos, hashes, max_prompt_tokens=limit)
+            cut = families.ours.prompts.render(TextPrompt(text), infos, hashes, truncation=PromptTruncation(limit))
         except InvalidRequestError:
             # A model that takes no text alone is left with none of its pictures.
             assert families.family.requires_items
@@ -68,7 +68,7 @@ def test_a_cut_prompt_is_the_end_of_the_whole_one_with_whole_pictures(families: 
 def test_a_negative_limit_leaves_so_many_tokens_of_the_context() -> None:
     families = pair("llava", "byte_level", "pil")
     text = "word " * families.ours.max_model_len
-    cut = families.ours.prompts.render(TextPrompt(text), [], [], max_prompt_tokens=-100)
+    cut = families.ours.prompts.render(TextPrompt(text), [], [], truncation=PromptTruncation(num_answer_tokens=100))
     assert len(cut.prompt_token_ids) == families.ours.max_model_len - 100
     with pytest.raises(InvalidRequestError, match=r"prompt: .* leaves no room for an answer"):
         families.ours.prompts.render(TextPrompt(text), [], [])

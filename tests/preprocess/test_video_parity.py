@@ -14,6 +14,7 @@ from modeling.families import known_to, load_family
 from preprocess.media import MediaLimits, VideoLimits
 from preprocess.models.family import ProcessorFamily
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
+from tests.preprocess.merged_items import merged_items
 from tests.preprocess.parity import EDGES, Pair, in_prompt_order, pair
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder
 from tests.preprocess.video_parity import CLIPS, Medium, clip, encoded_clip, items_of, one_shot, prompt_of
@@ -48,7 +49,7 @@ def check_tensors(
     families: Pair, media: Sequence[Medium], tensors: dict[str, list[ItemTensors]], expected: dict[str, Any]
 ) -> None:
     merged: dict[str, dict[str, torch.Tensor]] = {
-        name: dict(families.ours.items.unpack(name, own)) for name, own in tensors.items() if own
+        name: dict(merged_items(families.ours.items, name, own)) for name, own in tensors.items() if own
     }
     if families.model_type == "internvl":
         # It puts pictures and frames into one tensor, in the order of the prompt.
@@ -134,7 +135,7 @@ def test_frames_that_look_like_pictures() -> None:
     """A video of one frame and a picture of one tile are the same tokens; what stands before them tells."""
     families = video_pair("internvl")
     (image,) = families.items([0])
-    (video,) = families.ours.items.process("video", [encoded_clip(1, 64, 48, 5)])
+    video = families.ours.items.process("video", encoded_clip(1, 64, 48, 5))
     assert image[0].expansion.token_ids.tolist() == video[0].expansion.token_ids.tolist()
     for media in ([("video", 0), ("image", 0)], [("image", 0), ("video", 0)]):
         infos = [image[0], video[0]]
@@ -164,16 +165,6 @@ def test_a_conversation_with_a_video(families: Pair) -> None:
     assert prompt.prompt_token_ids == one_shot(families, text, [("video", 0)])["input_ids"][0].tolist()
 
 
-def test_videos_together_come_out_as_alone(model_type: str) -> None:
-    items = video_pair(model_type).ours.items
-    together = items.process("video", [clip(0), clip(1)])
-    for (info, tensors), index in zip(together, (0, 1), strict=True):
-        ((alone, expected),) = items.process("video", [clip(index)], num_in_prompt=2)
-        assert info.expansion.token_ids.tolist() == alone.expansion.token_ids.tolist()
-        assert tensors.keys() == expected.keys()
-        assert all(torch.equal(tensors[name], value) for name, value in expected.items())
-
-
 def test_metadata_is_not_changed() -> None:
     """Some processors set a frame rate where none is known."""
     families = video_pair("qwen3_vl")
@@ -188,7 +179,7 @@ def test_videos_of_different_lengths_are_padded_as_smolvlm_does() -> None:
     families = video_pair("smolvlm")
     media = [("video", 0), ("video", 1)]
     expected = one_shot(families, prompt_of("smolvlm", ["", "", ""], media), media)
-    merged = families.ours.items.unpack("video", [tensors for _, tensors in items_of(families, media, "video")])
+    merged = merged_items(families.ours.items, "video", [tensors for _, tensors in items_of(families, media, "video")])
     for name in ("pixel_values", "pixel_attention_mask"):
         assert torch.equal(merged[name], expected[name])
 
@@ -205,7 +196,7 @@ def test_options_are_those_of_hugging_face(families: Pair, options: dict[str, An
 def test_options_change_the_number_of_embeddings(model_type: str) -> None:
     process = video_pair(model_type).ours.items.process
     for few, many in (({"num_frames": 2}, {"num_frames": 8}), ({"fps": 0.5}, {"fps": 2})):
-        less, more = (process("video", [clip(2)], options=options)[0][0].num_embeds for options in (few, many))
+        less, more = (process("video", clip(2), options=options)[0].num_embeds for options in (few, many))
         assert less < more
 
 
@@ -236,19 +227,19 @@ def test_frames_beyond_the_end_are_left_out() -> None:
 def test_options_out_of_bounds_are_refused(options: dict[str, object]) -> None:
     """Qwen2-VL takes at least the two frames that one token is of, and `max_frames` of its checkpoint."""
     with pytest.raises(InvalidRequestError, match=f"mm_processor_kwargs.{next(iter(options))}: must be"):
-        video_pair("qwen2_vl").ours.items.process("video", [clip(0)], options=options)
+        video_pair("qwen2_vl").ours.items.process("video", clip(0), options=options)
 
 
 def test_no_more_frames_than_any_limit_may_be_asked_for(model_type: str) -> None:
     most = 8 if model_type in BOUNDED else 768
     with pytest.raises(InvalidRequestError, match=f"num_frames: must be a whole number from [12] to {most}$"):
-        video_pair(model_type).ours.items.process("video", [clip(0)], options={"num_frames": most + 1})
+        video_pair(model_type).ours.items.process("video", clip(0), options={"num_frames": most + 1})
 
 
 def test_either_option_is_meant(model_type: str) -> None:
     for options in ({"fps": 2, "num_frames": 4}, {"num_frames": 4, "fps": 2}):
         with pytest.raises(InvalidRequestError, match="cannot be set beside the other options: fps, num_frames"):
-            video_pair(model_type).ours.items.process("video", [clip(0)], options=options)
+            video_pair(model_type).ours.items.process("video", clip(0), options=options)
 
 
 # --- counting
@@ -257,7 +248,7 @@ def test_either_option_is_meant(model_type: str) -> None:
 @pytest.mark.parametrize("index", range(len(CLIPS)))
 def test_the_number_of_embeddings_follows_from_the_size_alone(families: Pair, index: int) -> None:
     items = families.ours.items
-    ((info, _),) = items.process("video", [clip(index)])
+    info, _ = items.process("video", clip(index))
     counted = items.expansion_for_size("video", (num_frames_of(families, index), *CLIPS[index][2:0:-1]))
     assert counted.features.num_embeds == info.num_embeds
     if families.model_type not in TIMED:
@@ -348,7 +339,7 @@ def test_the_largest_video_is_as_long_as_the_limits_let_through(
 def test_times_are_not_rounded_to_the_encoders_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     families = video_pair("qwen2_5_vl")
     monkeypatch.setattr(families.ours.items, "_dtype", torch.bfloat16)
-    ((_, tensors),) = families.ours.items.process("video", [clip(3)])
+    _, tensors = families.ours.items.process("video", clip(3))
     assert tensors["pixel_values_videos"].dtype == torch.bfloat16
     expected = one_shot(families, families.theirs.video_token, [("video", 3)])["second_per_grid_ts"]
     assert torch.equal(tensors["second_per_grid_ts"], expected[0])
@@ -363,21 +354,21 @@ def test_very_short_videos_work_or_are_refused(model_type: str, num_frames: int)
     items, content = video_pair(model_type).ours.items, encoded_clip(num_frames, 64, 48, 5)
     if num_frames == 1 and model_type.startswith("qwen"):
         with pytest.raises(InvalidRequestError, match="has 1 frames in 0.20 s, this model takes 2 or more") as caught:
-            items.process("video", [content])
+            items.process("video", content)
         assert (caught.value.field, caught.value.code) == ("media", "video_too_short")
     else:
-        assert items.process("video", [content])[0][0].num_embeds > 0
+        assert items.process("video", content)[0].num_embeds > 0
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl"])
 def test_more_frames_than_there_are(model_type: str) -> None:
     with pytest.raises(InvalidRequestError, match="the video has 7 frames in 1.75 s, 8 were asked for"):
-        video_pair(model_type).ours.items.process("video", [clip(1)], options={"num_frames": 8})
+        video_pair(model_type).ours.items.process("video", clip(1), options={"num_frames": 8})
 
 
 def test_too_few_frames_a_second() -> None:
     with pytest.raises(InvalidRequestError, match="7 frames in 1.75 s, at 0.1 a second too few are left"):
-        video_pair("internvl").ours.items.process("video", [clip(1)], options={"fps": 0.1})
+        video_pair("internvl").ours.items.process("video", clip(1), options={"fps": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -398,14 +389,14 @@ def test_what_breaks_a_limit_is_refused(
     items = video_pair(model_type).ours.items
     monkeypatch.setattr(items, "_limits", limits)
     with pytest.raises(InvalidRequestError) as caught:
-        items.process("video", [clip(0)], options={"fps": 2})
+        items.process("video", clip(0), options={"fps": 2})
     assert (caught.value.field, caught.value.code) == ("media", code)
 
 
 def test_what_is_no_video_is_refused(model_type: str) -> None:
     for content in (b"", b"no video", clip(0)[:500], clip(0)[:-100]):
         with pytest.raises(InvalidRequestError) as caught:
-            video_pair(model_type).ours.items.process("video", [content])
+            video_pair(model_type).ours.items.process("video", content)
         assert caught.value.field == "media"
 
 
@@ -413,7 +404,7 @@ def test_without_torchvision_there_are_no_videos(monkeypatch: pytest.MonkeyPatch
     families = video_pair("qwen2_vl")
     monkeypatch.setattr(families.ours.items._processor, "video_processor", None)
     with pytest.raises(InvalidRequestError, match="this model takes image, not video"):
-        families.ours.items.process("video", [clip(0)])
+        families.ours.items.process("video", clip(0))
     assert families.ours.items.identity("a checkpoint")
 
 

@@ -88,7 +88,7 @@ def items_of(families: Pair, media: Sequence[Medium], modality: str, **options: 
     if modality == "image":
         return families.items(own)
     process = families.ours.items.process
-    return [process("video", [clip(index)], num_in_prompt=len(own), options=options)[0] for index in own]
+    return [process("video", clip(index), num_in_prompt=len(own), options=options) for index in own]
 
 
 def prompt_of(model_type: str, texts: Sequence[str], media: Sequence[Medium]) -> str:

@@ -108,9 +108,7 @@ def processed(model: str, picture: bytes) -> bytes:
     """The picture as the model's processor leaves it, as a client would send it."""
     from preprocess.processor import MultiModalProcessor, ProcessorConfig
 
-    ((_, tensors),) = MultiModalProcessor(ProcessorConfig(model, image_backend="auto")).items.process(
-        "image", [picture]
-    )
+    _, tensors = MultiModalProcessor(ProcessorConfig(model, image_backend="auto")).items.process("image", picture)
     size = torch.tensor([96, 96])
     return save({**{name: tensor.contiguous() for name, tensor in tensors.items()}, "size": size})
 

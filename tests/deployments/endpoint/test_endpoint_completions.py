@@ -87,6 +87,7 @@ def test_echo_tells_the_prompt_with_its_log_probabilities(client: OpenAI) -> Non
     only = complete(client, prompt, echo=True, logprobs=2, max_tokens=0).choices[0]
     assert only.text == prompt
     assert only.logprobs.tokens == scored.tokens[:-2]
+    assert only.finish_reason == "length"
     ids = [1, 68, 428, 408]
     assert complete(client, ids, echo=True, max_tokens=1).choices[0].text.startswith("<s>a red circle")
 

@@ -26,8 +26,8 @@ from deployments.ray_session import ray_session
 from deployments.stages.rendezvous_router import (
     Load,
     LoadBound,
+    OldestFirstLock,
     RendezvousRouter,
-    Turns,
     rank,
     rendezvous_routing,
     spill_order,
@@ -127,19 +127,19 @@ def test_a_bound_that_no_replica_could_keep_is_refused() -> None:
             rendezvous_routing(balance_factor=factor, min_bound=minimum)
 
 
-# Turns
+# OldestFirstLock
 
 
 async def test_turns_go_by_age_and_pass_over_the_cancelled() -> None:
-    turns = Turns()
+    turns = OldestFirstLock()
     done: list[float] = []
 
     async def take(age: float) -> None:
-        async with turns.turn(age):
+        async with turns.held(age):
             done.append(age)
             await asyncio.sleep(0.001)
 
-    async with turns.turn(0):
+    async with turns.held(0):
         tasks = {age: asyncio.create_task(take(age)) for age in (5, 1, 4, 2, 3)}
         await asyncio.sleep(0.001)
         tasks[1].cancel()
@@ -152,13 +152,13 @@ async def test_turns_go_by_age_and_pass_over_the_cancelled() -> None:
 
 
 async def test_a_turn_that_comes_with_the_cancellation_is_passed_on() -> None:
-    turns = Turns()
+    turns = OldestFirstLock()
 
     async def take() -> None:
-        async with turns.turn(1):
+        async with turns.held(1):
             pass
 
-    async with turns.turn(0):
+    async with turns.held(0):
         first, second = asyncio.create_task(take()), asyncio.create_task(take())
         await asyncio.sleep(0.001)
     first.cancel()
@@ -170,14 +170,14 @@ async def test_a_turn_that_comes_with_the_cancellation_is_passed_on() -> None:
 @pytest.mark.parametrize("leavers", [(1,), (1, 2), (1, 3), (1, 2, 3)])
 async def test_who_leaves_in_the_moment_of_its_turn_ends_nobody_elses_call(leavers: tuple[int, ...]) -> None:
     """Its future is cancelled already, and its own coroutine does not know it yet."""
-    turns = Turns()
+    turns = OldestFirstLock()
     done: list[float] = []
 
     async def take(age: float) -> None:
-        async with turns.turn(age):
+        async with turns.held(age):
             done.append(age)
 
-    async with turns.turn(0):
+    async with turns.held(0):
         tasks = {age: asyncio.create_task(take(age)) for age in (1, 2, 3)}
         await asyncio.sleep(0.001)
         for age in leavers:

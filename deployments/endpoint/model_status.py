@@ -8,7 +8,7 @@ from deployments.pipeline.stage_calls import StageUnavailableError
 from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFormat
 
 
-class Served:
+class ModelStatus:
     """`name` in the API; `created` in seconds since 1970."""
 
     def __init__(self, name: str, monitor: StageMonitor) -> None:
