@@ -36,21 +36,25 @@ class EncoderEngine:
         self._device = torch.device(config.tower.device)
         self._model, self._family = load_vision_half(config)
         self._scheduler = EncoderScheduler(config.batch_patches)
-        self._max_item_patches: int | None = None
+        self.max_item_patches: int | None = None
         self._staging = make_staging(config)
         self._graphs = make_graphs(self._model, self._family, config)
         self._launched: deque[_Launched] = deque()
 
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
-        """Encodes an item to see what a patch takes, and bounds batches so that activations stay below `max_bytes`.
-        CUDA graphs take at most as much again."""
+        """Encodes an item to see what a patch takes, and bounds batches so that activations stay below `max_bytes`:
+        `max_item_patches` is the most that an item may have. CUDA graphs take at most as much again."""
         request = self._request("", modality, tensors)
         with nullcontext() if self._graphs is None else self._graphs.paused():
             num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode([request])], self._device)
         if self._graphs is not None:
             self._graphs.max_bytes = min(self._graphs.max_bytes, max_bytes)
-        self._max_item_patches = max_bytes * request.num_patches // num_bytes
-        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self._max_item_patches))
+        self.max_item_patches = max_bytes * request.num_patches // num_bytes
+        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_item_patches))
+
+    def num_patches(self, modality: str, tensors: ItemTensors) -> int:
+        """The patches of an item, by which its cost is counted."""
+        return self._request("", modality, tensors).num_patches
 
     def add_request(self, request_id: str, modality: str, tensors: ItemTensors) -> None:
         """Queues one item, as Preprocess makes them; its embeddings come out of a later `step`.
@@ -59,9 +63,9 @@ class EncoderEngine:
         than there is for one.
         """
         request = self._request(request_id, modality, tensors)
-        if self._max_item_patches is not None and request.num_patches > self._max_item_patches:
+        if self.max_item_patches is not None and request.num_patches > self.max_item_patches:
             raise InvalidRequestError(
-                f"the {modality} has {request.num_patches} patches, more than the {self._max_item_patches} that this"
+                f"the {modality} has {request.num_patches} patches, more than the {self.max_item_patches} that this"
                 " server has the memory to encode",
                 field="media",
                 code="item_too_large",

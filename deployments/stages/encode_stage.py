@@ -1,5 +1,6 @@
 """The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is inline."""
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,7 +19,11 @@ from deployments.stages.torch_setup import set_up_torch
 
 if TYPE_CHECKING:
     from encoder.config import PartConfig
+    from encoder.engine import EncoderEngine
     from encoder.schema import EncodeOutput
+    from preprocess.items import ItemProcessor
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PROFILED_IMAGE = (448, 448)
 """Height and width of the picture by which activations are measured; the model's processor brings it to its sizes."""
@@ -45,8 +50,9 @@ class Encode:
                 max_batch_patches=settings.max_batch_patches,
             )
         )
-        _, blank = load_model_processor(config).items.blank_item("image", PROFILED_IMAGE)
-        engine.bound_activations("image", blank, settings.activation_bytes)
+        items = load_model_processor(config).items
+        engine.bound_activations("image", items.blank_item("image", PROFILED_IMAGE)[1], settings.activation_bytes)
+        warn_of_largest_picture(engine, items)
         self._engine = engine
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
             engine, name="encoder-engine", step_timeout_s=settings.step_timeout_s
@@ -84,6 +90,18 @@ class Encode:
 
     def check_health(self) -> None:
         self._loop.check_health()
+
+
+def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:
+    """Says at the start when pictures that the model's processor makes will be refused for want of memory."""
+    num_patches = engine.num_patches("image", items.largest_item("image")[1])
+    if engine.max_item_patches is not None and num_patches > engine.max_item_patches:
+        logger.warning(
+            "encode.activation_bytes has room for pictures of up to %d patches; the model's largest has %d, and larger"
+            " pictures than there is room for are refused",
+            engine.max_item_patches,
+            num_patches,
+        )
 
 
 def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":

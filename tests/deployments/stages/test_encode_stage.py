@@ -1,5 +1,6 @@
 """Two replicas of Encode: they share a request's pictures, and what one takes with it is encoded by the other."""
 
+import logging
 import os
 import signal
 import time
@@ -11,6 +12,10 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from deployments.config import AppConfig
+from deployments.stages.encode_stage import warn_of_largest_picture
+from encoder.config import EncoderConfig
+from encoder.engine import EncoderEngine
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.metric_values import exported
 from tests.pictures import user_message
 from tests.replicas import replica_pids
@@ -86,3 +91,16 @@ def test_a_replica_killed_in_the_middle_of_64_encodes(client: OpenAI, app_url: s
     assert num_recomputed > 0, "or none was in its hands"
     # What the dead replica had encoded and not reported yet is not counted.
     assert exported(app_url, "encoder_items_total", status="ok") - encoded <= NUM_PICTURES
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_the_start_says_when_the_models_largest_picture_will_be_refused(
+    shapes: str, has_room: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, items = EncoderEngine(EncoderConfig(shapes)), MultiModalProcessor(ProcessorConfig(shapes)).items
+    engine.bound_activations("image", items.blank_item("image", (96, 96))[1], 10**9 if has_room else 10**4)
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        warn_of_largest_picture(engine, items)
+    assert bool(caplog.records) != has_room
+    if not has_room:
+        assert f"up to {engine.max_item_patches} patches; the model's largest has 36" in caplog.text
