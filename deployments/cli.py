@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add: Any = serve.add_argument
-    add("folder", nargs="?", metavar="MODEL", help="folder or hub id of the model (default: checkpoints/shapes)")
+    add("folder", nargs="?", metavar="MODEL", help="folder or hub id of the model (default: the bundled model)")
     add("--model", help="the same")
     add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags go before what it says")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
