@@ -50,14 +50,11 @@ def _turn(item: pytest.Item) -> int:
     return int(hasattr(module, "keeps_app_as_it_is"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    # There is one Ray session in a process: modules that start their own find none.
-    if item.path not in _MODULES:
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    # There is one Ray session in a process: modules that start their own find none, nor do tests of other packages.
+    if nextitem is None or nextitem.path not in _MODULES:
         _RUNNING.stop()
-
-
-def pytest_sessionfinish() -> None:
-    _RUNNING.stop()
 
 
 @pytest.fixture(scope="module")
