@@ -38,6 +38,7 @@ VARIANTS = {name: Variant(name) for name in known_to("llm")} | {
     # Windows too small for a picture: they cut what its tokens see of each other.
     "gemma3, narrow windows": Variant("gemma3", {**WINDOWS, "sliding_window": 3}),
     "llava, one key-value head": Variant("llava", {"num_key_value_heads": 1, "head_dim": 12}),
+    "llava, as many key-value heads as heads": Variant("llava", {"num_key_value_heads": 4, "head_dim": 8}),
     "llava, windows everywhere": Variant("llava", {"model_type": "mistral", "sliding_window": 9}),
     "internvl, qwen3": Variant("internvl", {"model_type": "qwen3", "head_dim": 8}),
     "mistral3, queries scaled by position": Variant(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +34,26 @@ from tests.small_models import (
     whole_class,
 )
 
+KV_CACHE_BYTES = 2**22
 VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @dataclass(frozen=True)
 class Small:
-    """A checkpoint with requests to it."""
+    """A checkpoint with requests to it. `longest_span`: tokens of the longest span of theirs that has to be computed in
+    one chunk, 1 without any. `block_bytes`: of a block of 4 tokens in the KV cache."""
 
     variant: Variant
     checkpoint: str
     requests: list[Request]
+    longest_span: int = 1
+    block_bytes: int = 0
 
     def engine(self, **settings: Any) -> LLMEngine:
         return LLMEngine(self.config(**settings))
 
     def config(self, **settings: Any) -> EngineConfig:
-        return EngineConfig(self.checkpoint, **{"kv_cache_bytes": 2**22, "max_num_seqs": 7, **settings})
+        return EngineConfig(self.checkpoint, **{"kv_cache_bytes": KV_CACHE_BYTES, "max_num_seqs": 7, **settings})
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -62,13 +66,11 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         requests += [video_request(variant.model_type, model, num_frames) for num_frames in (4, 6)]
     assert len({tuple(one.expected) for one in requests}) == len(requests), "answers must depend on the input"
     assert all(len(set(one.expected)) > 2 for one in requests), "answers must vary"
-    return Small(variant, checkpoint, requests)
-
-
-def span_length(small: Small, engine: LLMEngine) -> int:
-    """Tokens of the longest span that has to be computed in one chunk, 1 without any."""
-    layouts = [engine._runner.prompt_layout(one.prompt) for one in small.requests]
-    return max((span.end - span.start for layout in layouts for span in layout.spans), default=1)
+    small = Small(variant, checkpoint, requests)
+    runner = small.engine(block_size=4)._runner
+    layouts = [runner.prompt_layout(one.prompt) for one in requests]
+    longest_span = max((span.end - span.start for layout in layouts for span in layout.spans), default=1)
+    return replace(small, longest_span=longest_span, block_bytes=KV_CACHE_BYTES // runner.num_blocks)
 
 
 @dataclass
@@ -100,16 +102,15 @@ def test_answers_equal_generate_alone_and_together(small: Small) -> None:
 @pytest.mark.parametrize("budget", [7, 512])
 def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
     """Cuts go up to spans and around them; the longest take a step each, beside those that decode."""
-    longest_span = span_length(small, small.engine())
-    engine = small.engine(max_num_batched_tokens=budget, largest_item_tokens=max(0, longest_span - budget))
+    engine = small.engine(max_num_batched_tokens=budget, largest_item_tokens=max(0, small.longest_span - budget))
     assert answers(engine, small.requests) == expected(small)
 
 
 def test_preempted_answers_equal_generate(small: Small) -> None:
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
-    block_bytes = 2**22 // small.engine(block_size=4)._runner.num_blocks
     # Room for the longest alone: the others are thrown out and computed again.
-    engine = small.engine(block_size=4, kv_cache_bytes=-(-longest // 4) * block_bytes, max_num_batched_tokens=2048)
+    num_bytes = -(-longest // 4) * small.block_bytes
+    engine = small.engine(block_size=4, kv_cache_bytes=num_bytes, max_num_batched_tokens=2048)
     assert answers(engine, small.requests) == expected(small)
     assert engine.stats.num_preemptions > 0
 
@@ -176,10 +177,8 @@ def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
     return pools.usable()
 
 
-@pytest.mark.parametrize("budget", [7, 512])
-def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor, budget: int) -> None:
-    longest_span = span_length(small, small.engine())
-    budget = max(budget, longest_span + 6)
+def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor) -> None:
+    budget = max(7, small.longest_span + 6)
     with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):
         assert answers(engine, small.requests) == expected(small)
         stop_ranks(group)
@@ -189,8 +188,7 @@ def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExec
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_answers_on_a_gpu_equal_generate(small: Small, has_graphs: bool) -> None:
-    longest_span = span_length(small, small.engine())
-    for budget in (2048, max(7, longest_span + 6)):
+    for budget in (2048, max(7, small.longest_span + 6)):
         engine = small.engine(device="cuda", max_num_batched_tokens=budget, block_size=4)
         if not has_graphs:
             engine._runner._graphs = None

@@ -79,18 +79,10 @@ def reshaped_checkpoint(folder: Path, shapes: str, **text_config: Any) -> str:
     return str(folder)
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "bundled": {},
-    "one_kv_head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 48},
-    "no_gqa": {"num_attention_heads": 6, "num_key_value_heads": 6, "num_hidden_layers": 2},
-}
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def checkpoint(request: pytest.FixtureRequest, shapes: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    if request.param == "bundled":
-        return shapes
-    return reshaped_checkpoint(tmp_path_factory.mktemp(request.param), shapes, **VARIANTS[request.param])
+@pytest.fixture(scope="module")
+def checkpoint(shapes: str) -> str:
+    """The bundled one; `test_language_families` goes through every family and other shapes of text models."""
+    return shapes
 
 
 @pytest.fixture(scope="module")
