@@ -48,6 +48,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
     "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", "causal:SMOLVLM"),
+    "vipllava": Family("llava:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
 }
 """By the `model_type` of a checkpoint's config.json."""
 

@@ -68,3 +68,4 @@ INTERNVL = _family("InternVLForConditionalGeneration", *_TOWER, video=_tiles("pi
 JANUS = _family("JanusForConditionalGeneration", *_DEEPSEEK, *_GENERATION)
 LLAVA = _family("LlavaForConditionalGeneration", *_TOWER)
 PALIGEMMA = _family("PaliGemmaForConditionalGeneration", *_TOWER)
+VIPLLAVA = _family("VipLlavaForConditionalGeneration", *_TOWER)

@@ -157,6 +157,10 @@ def _llava(tokenizer: Tokenizer) -> Json:
     }
 
 
+def _vipllava(tokenizer: Tokenizer) -> Json:
+    return {**_llava(tokenizer), "vision_feature_layer": [-1, -2]}
+
+
 def _llava_next(tokenizer: Tokenizer) -> Json:
     vision = _vision("clip_vision_model", 42, projection_dim=32)
     return {**_llava(tokenizer), "vision_config": vision, "image_grid_pinpoints": _NEXT_PINPOINTS}
@@ -422,6 +426,14 @@ _FAMILIES = {
     "llava": _Family(
         "LlavaProcessor",
         _llava,
+        {"image_processor_type": "CLIPImageProcessor", **_cropped(56)},
+        {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        named={"image_token": "<image>"},
+        prefix="legacy",
+    ),
+    "vipllava": _Family(
+        "LlavaProcessor",
+        _vipllava,
         {"image_processor_type": "CLIPImageProcessor", **_cropped(56)},
         {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         named={"image_token": "<image>"},
