@@ -63,16 +63,17 @@ class StageCalls:
 
         `make_lost_again`: makes the data anew that the call refers to; without it, a call whose data is lost fails.
         """
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             try:
                 with own_cancellation_only():
                     result = await call()
             except CALL_ERRORS as error:
                 await self._recover(error, stage, attempt, make_lost_again)
+                attempt += 1
             else:
                 self.on_reply(stage)
                 return result
-        raise AssertionError
 
     async def stream(
         self, stage: str, call: Callable[[], DeploymentResponseGenerator[Any]], make_lost_again: Remedy
