@@ -1,4 +1,4 @@
-"""What the engine has on a GPU that it does without on the CPU."""
+"""What the engine uses on a GPU only: copies beside the computation, and CUDA graphs."""
 
 import torch
 from transformers import PreTrainedModel

@@ -1,4 +1,4 @@
-"""Sequences whose logits are there and whose grammar's mask is not: they wait, and the others' next steps go on."""
+"""Sequences that have logits but not yet their grammar's mask: they wait while the others take their next steps."""
 
 from typing import TypeAlias
 

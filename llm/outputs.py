@@ -1,4 +1,4 @@
-"""What the engine says: one output for each answer that a step has gone on with, and figures of its state."""
+"""What the engine returns: one output for each answer that got on in a step, and figures of its state."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What form a request wants its answer to have. Only the wanted and its checks; `grammar.py` makes it work."""
+"""The form that a request wants its answer to have, and its checks; `grammar.py` enforces it."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model that is served. `GET /health`: how it is."""
+"""`GET /v1/models`: the one model that is served. `GET /health`: whether its stages are ready."""
 
 from typing import Literal
 

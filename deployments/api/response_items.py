@@ -1,4 +1,4 @@
-"""What the Responses API calls items: turns of the conversation, calls of tools and what came of them."""
+"""What the Responses API calls items: turns of the conversation, tool calls and their results."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `/detokenize` and `/render`: what becomes of a prompt, with nothing generated."""
+"""`POST /tokenize`, `/detokenize` and `/render`: the token ids of a prompt, without generating anything."""
 
 from pydantic import BaseModel, Field, model_validator
 

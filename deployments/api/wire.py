@@ -1,4 +1,4 @@
-"""What all wire types share: what becomes of unknown fields and of null, usage, timings and errors."""
+"""What all wire types share: how unknown fields and null are treated, usage, timings and errors."""
 
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args

@@ -1,4 +1,4 @@
-"""What every kind of answer is to the ingress: a whole, or server-sent events, made of the pipeline's pieces."""
+"""The interface of all kinds of answers: each makes a body or server-sent events of the pipeline's pieces."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol

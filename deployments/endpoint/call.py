@@ -1,4 +1,4 @@
-"""One HTTP request, as routes see it: its id, and its place among all."""
+"""One HTTP request as the routes see it: its id, its caller and its ticket of admission."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

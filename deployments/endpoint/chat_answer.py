@@ -1,4 +1,4 @@
-"""A chat completion out of the pieces of its answers."""
+"""Makes a chat completion, whole or in chunks, of the pieces of its answers."""
 
 from collections.abc import AsyncIterator, Sequence
 

@@ -1,4 +1,4 @@
-"""A completion out of the pieces of its answers, one or more to each of its prompts."""
+"""Makes a completion, whole or in chunks, of the pieces of its answers, one or more to each of its prompts."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass

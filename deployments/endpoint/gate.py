@@ -1,4 +1,4 @@
-"""What every HTTP request passes before its route: who sends it, and how much. ASGI middleware.
+"""ASGI middleware before every route: it checks the API key, bounds the body and logs the request.
 
 Nothing of a body is read before its sender is known, and no more of it is kept than there is room for.
 """

@@ -1,4 +1,4 @@
-"""The model that is served, as far as its stages have told."""
+"""What the stages have told of the model that is served."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a request will take, told before anything of it is decoded: pixels by headers, tokens by characters."""
+"""The weight of a request, estimated before anything of it is decoded: pixels by headers, tokens by characters."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The answers to several prompts, which are worked on side by side, as one stream."""
+"""Merges the answers to several prompts, which are worked on side by side, into one stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

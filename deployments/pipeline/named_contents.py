@@ -1,4 +1,4 @@
-"""What the names stand for that clients gave to their items."""
+"""The content hashes behind the names (`uuid`) that clients gave to their items."""
 
 from collections import OrderedDict
 

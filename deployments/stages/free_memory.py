@@ -1,4 +1,4 @@
-"""Memory that large pictures took goes back to the machine."""
+"""Gives the memory that large pictures took back to the machine."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Python's garbage collection in a process of the application."""
+"""Keeps what a process has imported out of Python's garbage collection."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""In which order one thread works on items: a burst of large pictures must not hold up everybody's small ones."""
+"""The order in which one thread works on items: a burst of large pictures must not hold up small ones."""
 
 import asyncio
 from collections.abc import Callable

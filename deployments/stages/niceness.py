@@ -1,4 +1,4 @@
-"""How the processes of a machine share its cores: who answers goes before who computes, see nice(1)."""
+"""The priorities of a machine's processes: those that answer run before those that compute, see nice(1)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Replicas by the work that waits, in pixels, not by the number of calls: a 4K picture is 8 times one of 1024 x 1024.
+"""Scales replicas by the pixels that wait, not by calls: a 4K picture is 8 times the work of one of 1024 x 1024.
 
 A replica counts what it has been asked for and has not answered (`PendingWork`) and reports it to Ray Serve's
 controller, where `PixelScaling` turns the sum over all replicas into a number of them. Calls that still queue at the

@@ -1,4 +1,4 @@
-"""torch in a process of the application."""
+"""Sets torch up in a replica."""
 
 
 def set_up_torch(num_cpus: float) -> None:
