@@ -13,7 +13,7 @@ NAN = float("nan")
 INF = float("inf")
 
 BEYOND: list[tuple[str, Any]] = [
-    ("max_tokens", 0),
+    ("max_tokens", -1),
     ("max_tokens", -5),
     ("min_tokens", -1),
     ("temperature", -0.1),
