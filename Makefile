@@ -5,7 +5,7 @@ PORT ?= 8000
 MODEL ?= checkpoints/shapes
 BIN := .venv/bin
 
-.PHONY: help demo serve test test-servers test-libraries test-slow check format bench dashboard accuracy chromium screenshots
+.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium screenshots
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,15 +22,8 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
-test: .venv/installed chromium ## all tests but the slow and GPU ones, in two processes side by side
-	$(MAKE) --jobs=2 --output-sync=target test-servers test-libraries
-
-# The libraries' tests take the time that those of servers leave: those wait for much and measure how long.
-test-servers:
-	$(BIN)/python -m pytest -m "not slow and not gpu" tests/deployments
-
-test-libraries:
-	nice -n 19 $(BIN)/python -m pytest -m "not slow and not gpu" --ignore=tests/deployments
+test: .venv/installed chromium ## all tests but the slow and GPU ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow

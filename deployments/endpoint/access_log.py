@@ -12,7 +12,7 @@ from deployments.endpoint.errors import error_kind
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
-"""Asked for every few seconds, by programs: logged only where they fail."""
+"""Programs ask for these every few seconds. The log has them only where they fail, and not while the stages start."""
 _MAX_NAMES = 20
 
 
@@ -71,7 +71,7 @@ class Entry:
         now = time.perf_counter()
         state = self._scope["state"]
         is_failure = self._status is None or self._status >= 500
-        if self.is_quiet and not is_failure:
+        if self.is_quiet and (not is_failure or state.get("is_starting")):
             return
         status = self._status or (500 if error is not None else 499)  # 499: the client left
         first = (self._first_byte or now) - self._started

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from ray.serve.handle import DeploymentHandle
@@ -132,9 +132,11 @@ class Ingress:
         self._model.check_model(model)
         return self._model.card
 
-    async def health(self) -> JSONResponse:
+    async def health(self, request: Request) -> JSONResponse:
         """200 when every stage is ready, else 503; the body says which is not. Needs no API key."""
         health = Health(ready=self._monitor.is_ready, stages=self._monitor.states())
+        # Programs that wait for the start ask again and again: the access log takes that for no failure.
+        request.state.is_starting = "unresponsive" not in health.stages.values()
         return JSONResponse(health.model_dump(), 200 if health.ready else 503)
 
     async def version(self) -> Version:

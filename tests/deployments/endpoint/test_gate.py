@@ -5,10 +5,11 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +18,7 @@ from deployments.api.completions import CompletionRequest
 from deployments.api.responses import ResponsesRequest
 from deployments.api.tokens import DetokenizeRequest
 from deployments.endpoint.call import HttpCall
+from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.json_route import JsonRoute
 from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
 from preprocess.data_url import data_url
@@ -53,10 +55,16 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedC
 
     async def health() -> None: ...
 
+    async def ping(request: Request, states: str) -> Response:
+        monitor = SimpleNamespace(is_ready=False, states=lambda: {state: state for state in states.split(",")})
+        ingress: Any = SimpleNamespace(_monitor=monitor)
+        return await Ingress.health(ingress, request)
+
     routes: list[Any] = [detokenize, chat, fail, crash, stream]
     for route in routes:
         api.add_api_route(f"/{route.__name__}", route, methods=["POST"])
     api.add_api_route("/health", health, methods=["GET"])
+    api.add_api_route("/ping", ping, methods=["GET"])
     return gated(api, environment, **settings)
 
 
@@ -278,6 +286,16 @@ def test_the_log_names_fields_that_were_left_unread(caplog: pytest.LogCaptureFix
     named, plain = caplog.records
     assert named.getMessage().endswith(", fields unread: wizardry, 'a\\nb'")
     assert "unread" not in plain.getMessage()
+
+
+def test_the_log_has_no_line_for_who_waits_for_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve.deployments.endpoint.access_log")
+    sent = client()
+    assert sent.get("/ping?states=ready,starting").status_code == 503
+    assert caplog.records == []
+    assert sent.get("/ping?states=starting,unresponsive").status_code == 503
+    (failure,) = caplog.records
+    assert "GET /ping 503" in failure.getMessage()
 
 
 def test_the_log_has_a_line_for_each_request_and_a_cause_for_each_failure(caplog: pytest.LogCaptureFixture) -> None:
