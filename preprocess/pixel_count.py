@@ -8,6 +8,7 @@ import math
 import struct
 from itertools import islice
 
+from preprocess.image_metadata import MAX_METADATA_PARTS
 from preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
 from preprocess.media import MediaLimits
 
@@ -16,7 +17,6 @@ VIDEO_PIXELS_PER_BYTE = 16
 some 100 pixels in a byte, of which all are decoded, at a fraction of a JPEG's cost, and a part is converted to RGB."""
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_MAX_JPEG_SEGMENTS = 1000  # a depth map or a colour profile goes over dozens
 _CUT_OFF = (struct.error, IndexError)
 _MAX_TIFF_ENTRIES = 64  # they are sorted, and the two of the size come among the first
 
@@ -80,7 +80,7 @@ def _product(size: tuple[int, ...]) -> int:
 
 
 def _jpeg_pixels(content: bytes) -> int:
-    for marker, position in islice(jpeg_segments(content), _MAX_JPEG_SEGMENTS):
+    for marker, position in islice(jpeg_segments(content), MAX_METADATA_PARTS):
         if marker in START_OF_FRAME:
             return _product(struct.unpack_from(">HH", content, position + 3))
     return 0

@@ -1,9 +1,9 @@
 """The routes that generate text: chat completions, completions and responses."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
@@ -31,7 +31,9 @@ from deployments.pipeline.stage_calls import StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
-from preprocess.schema import InvalidRequestError, Prompt
+from preprocess.schema import InvalidRequestError, Prompt, ToolCallFormat
+
+ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest)
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
@@ -66,16 +68,7 @@ class GenerationRoutes:
 
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
         """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
-        account = RequestAccount(self._metrics, f"chatcmpl-{body.request_id or call.request_id}")
-        async with _noting_end(body, account):
-            call.check_fields(body)
-            self._model.check_model(body.model)
-            form = self._model.tool_calls if body.offered.tools else None
-            params = body.sampling_params(forced_call(form, body.offered))
-            account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
-            account.num_answers = params.n
-            await self._enter(call, body, account)
-            return await self._answer(call, body, account, ChatAnswer(body, account, form))
+        return await self._converse(body, call, "chatcmpl-", ChatAnswer)
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
         """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
@@ -95,15 +88,26 @@ class GenerationRoutes:
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
-        account = RequestAccount(self._metrics, f"resp_{body.request_id or call.request_id}")
+        return await self._converse(body, call, "resp_", ResponseAnswer)
+
+    async def _converse(
+        self,
+        body: ConversationT,
+        call: Call,
+        id_prefix: str,
+        make_answer: Callable[[ConversationT, RequestAccount, ToolCallFormat | None], Answer],
+    ) -> Response:
+        """Answers one prompt that is a conversation, in the form that `make_answer` gives."""
+        account = RequestAccount(self._metrics, f"{id_prefix}{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
             self._model.check_model(body.model)
             form = self._model.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
             account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
+            account.num_answers = params.n
             await self._enter(call, body, account)
-            return await self._answer(call, body, account, ResponseAnswer(body, account, form))
+            return await self._answer(call, body, account, make_answer(body, account, form))
 
     async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""

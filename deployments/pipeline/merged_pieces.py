@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from deployments.stages.stage_messages import GeneratedText
 
-Pieces = AsyncGenerator[GeneratedText]
+PieceStream = AsyncGenerator[GeneratedText]
 
 
-async def merged(streams: Sequence[Pieces], *, num_answers: int) -> Pieces:
+async def merged(streams: Sequence[PieceStream], *, num_answers: int) -> PieceStream:
     """Pieces as they come; answer i to prompt p gets the index p * num_answers + i. The first failure ends all."""
     ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
 
-    async def pass_on(number: int, stream: Pieces) -> None:
+    async def pass_on(number: int, stream: PieceStream) -> None:
         async with aclosing(stream):
             async for piece in stream:
                 ready.put_nowait(replace(piece, index=piece.index + number * num_answers))

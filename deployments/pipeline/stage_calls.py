@@ -6,7 +6,6 @@ this module sees them.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
@@ -25,9 +24,9 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
 # What a failed call raises. The second is no RayError: no replica, a full queue, a call that this one needed failed.
-CALL_ERRORS = (RayError, RayServeException)
+_CALL_ERRORS = (RayError, RayServeException)
 # What says that the data behind a reference is gone: with the node that held it, or with who was to make it.
-LOSSES = (ObjectLostError, EmbeddingsLostError)
+_LOSSES = (ObjectLostError, EmbeddingsLostError)
 _MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]
@@ -54,7 +53,7 @@ class StageCalls:
 
     def __init__(self, metrics: IngressMetrics, on_reply: Callable[[str], None]) -> None:
         self._metrics = metrics
-        self.on_reply = on_reply
+        self._on_reply = on_reply
 
     async def send(
         self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
@@ -66,13 +65,13 @@ class StageCalls:
         attempt = 0
         while True:
             try:
-                with own_cancellation_only():
+                with _own_cancellation_only():
                     result = await call()
-            except CALL_ERRORS as error:
+            except _CALL_ERRORS as error:
                 await self._recover(error, stage, attempt, make_lost_again)
                 attempt += 1
             else:
-                self.on_reply(stage)
+                self._on_reply(stage)
                 return result
 
     async def stream(
@@ -80,22 +79,24 @@ class StageCalls:
     ) -> AsyncGenerator[Any]:
         """Yields what `call()` streams. Until the first of it has come, the stream recovers as `send` does; a failure
         after that is final. Closing the stream cancels the call."""
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             has_started = False
             response = call()
             try:
-                with own_cancellation_only():
+                with _own_cancellation_only():
                     async for one in response:
-                        self.on_reply(stage)
+                        self._on_reply(stage)
                         has_started = True
                         yield one
                 return
-            except CALL_ERRORS as error:
+            except _CALL_ERRORS as error:
                 if has_started:
-                    raise translated(error, stage) from error
+                    raise _translated(error, stage) from error
                 await self._recover(error, stage, attempt, make_lost_again)
+                attempt += 1
             except BaseException:
-                cancel(response)
+                _cancel(response)
                 raise
 
     async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
@@ -105,11 +106,11 @@ class StageCalls:
         again first. A stage that answered with an error of its own would do so again.
         """
         cause = _cause(error)
-        is_lost = isinstance(cause, LOSSES)
+        is_lost = isinstance(cause, _LOSSES)
         has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
         can_help = make_lost_again is not None if is_lost else has_died
         if not can_help or attempt == _MAX_ATTEMPTS - 1:
-            raise translated(error, stage) from error
+            raise _translated(error, stage) from error
         name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
         self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": name})
@@ -139,14 +140,14 @@ async def tensors_and_info(
         refs._consume_next_ref_n(2)
         return tensors, value
     except asyncio.CancelledError:
-        cancel(response)
+        _cancel(response)
         raise
 
 
 @contextlib.contextmanager
-def own_cancellation_only() -> Iterator[None]:
+def _own_cancellation_only() -> Iterator[None]:
     """For the wait for a call. Ray Serve raises CancelledError, too, of a call that ended because its replica did: in
-    a task that nobody has cancelled this is a TaskCancelledError, one of CALL_ERRORS."""
+    a task that nobody has cancelled this is a TaskCancelledError, one of _CALL_ERRORS."""
     try:
         yield
     except asyncio.CancelledError:
@@ -156,7 +157,7 @@ def own_cancellation_only() -> Iterator[None]:
         raise TaskCancelledError from None
 
 
-def cancel(response: DeploymentResponseGenerator[Any]) -> None:
+def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
     """Ends a call whose answer nobody waits for any more."""
     # Cancelling a call that never reached a replica raises what kept it from there.
     with contextlib.suppress(Exception):
@@ -173,12 +174,12 @@ def _cause(error: BaseException) -> BaseException:
     return error if cause is None else cause
 
 
-def translated(error: Exception, stage: str) -> Exception:
+def _translated(error: Exception, stage: str) -> Exception:
     """Ray's error as one of ours."""
     cause = _cause(error)
     if isinstance(cause, InvalidRequestError):
         return cause
-    if isinstance(cause, LOSSES):
+    if isinstance(cause, _LOSSES):
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
     if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
         return StageFailedError(stage, f"the {stage} stage failed")
