@@ -148,7 +148,7 @@ def keep_preprocess_busy(core: int, may_work: str) -> Any:
         for number in itertools.count():
             while not os.path.exists(may_work):
                 time.sleep(0.01)
-            job = ItemJob("image", content + str(number).encode(), 1, {})
+            job = ItemJob("image", content + str(number).encode(), 3840 * 2160, 1, {})
             for _ in handle.process_item.remote(job):
                 pass
 
@@ -248,7 +248,7 @@ def main() -> int:
     options = parser.parse_args()
     settings = {
         "model": str(BUNDLED_MODEL),
-        "media": {"allow_private_addresses": True},
+        "media": {"fetch": {"allow_private_addresses": True}},
         "preprocess": {"max_replicas": 1},
     }
     config = AppConfig.model_validate(settings)

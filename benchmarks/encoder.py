@@ -218,7 +218,7 @@ def ask(client: OpenAI, pictures: list[bytes]) -> tuple[float, float]:
 def measure_pipeline(checkpoint: str, num_requests: int) -> dict[str, dict[str, float]]:
     """Each way is deployed twice, in turns, and asked half of the requests each time."""
     # Without its prefix cache, so that only embeddings are found again.
-    settings = {"model": checkpoint, "served_model_name": "small", "generate": {"prefix_caching": False}}
+    settings = {"model": checkpoint, "served_model_name": "small", "generate": {"engine": {"prefix_caching": False}}}
     config, port, pictures = AppConfig.model_validate(settings), free_port(), Pictures()
     times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with local_ray(host="127.0.0.1", port=port, num_cpus=8):

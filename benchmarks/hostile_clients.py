@@ -222,7 +222,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS), help="which attacks")
     parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="of all attacks; default: %(default)s")
     args = parser.parse_args()
-    config = AppConfig.model_validate({"model": str(BUNDLED_MODEL), "media": {"allow_private_addresses": True}})
+    config = AppConfig.model_validate(
+        {"model": str(BUNDLED_MODEL), "media": {"fetch": {"allow_private_addresses": True}}}
+    )
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     checks: dict[str, dict[str, Any]] = {}
     with running_app(config, host="127.0.0.1", port=free_port(), say=lambda line: print(line, file=sys.stderr)) as url:

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoProcessor, LlamaForCausalLM, PreTrained
 from benchmarks.document import publish
 from checkpoints import BUNDLED_MODEL
 from llm.attention import ATTENTION_NAME, register_paged_attention
-from llm.config import EngineConfig
+from llm.config import DtypeName, EngineConfig
 from llm.engine import LLMEngine
 from llm.models.family import LanguageFamily
 from llm.parallel import ProcessGroup
@@ -46,7 +46,8 @@ TEXT_CONFIG = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }
-DTYPE = torch.bfloat16
+DTYPE_NAME: DtypeName = "bfloat16"
+DTYPE: torch.dtype = getattr(torch, DTYPE_NAME)
 BATCHES = (1, 64)
 PROMPT_TOKENS, NEW_TOKENS, LONG_PROMPT_TOKENS = 512, 128, 4096
 COPIED_BYTES, MATMUL_SIZE = 4 * 2**30, 8192
@@ -109,7 +110,7 @@ def random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tupl
     hf_config = AutoConfig.from_pretrained(config.model)
     with torch.device(config.device):
         half = family.model_class._from_config(
-            hf_config, dtype=config.dtype, attn_implementation={"text_config": ATTENTION_NAME}
+            hf_config, dtype=getattr(torch, config.dtype), attn_implementation={"text_config": ATTENTION_NAME}
         )
     generator = torch.Generator(config.device).manual_seed(0)
     for parameter in half.parameters():
@@ -124,7 +125,7 @@ def make_engine(folder: Path, device: torch.device) -> LLMEngine:
         return LLMEngine(
             EngineConfig(
                 str(folder),
-                dtype=DTYPE,
+                dtype=DTYPE_NAME,
                 device=str(device),
                 kv_cache_bytes=num_tokens * position_bytes(),
                 max_num_seqs=max(BATCHES),

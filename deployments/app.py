@@ -47,7 +47,7 @@ def build_app(config: AppConfig) -> Application:
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that are encoded in the same replicas: all of both have to find room.
-        room = config.admission.total.requests * (1 + config.media.max_items)
+        room = config.admission.total.requests * (1 + config.media.limits.max_items)
         generate = _engine_stage(
             Generate,
             config,

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from preprocess.media import MediaLimits, VideoLimits
+from llm.config import DtypeName, EngineSettings
+from preprocess.media import MediaLimits
 from preprocess.media_fetch import FetchPolicy
 
 
@@ -14,55 +15,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class VideoConfig(Settings):
-    """What one video may bring; the defaults bound its frames to 0.8 GB."""
-
-    max_frames: int = Field(768, ge=1, description="frames handed on to the model's processor")
-    max_frame_pixels: int = Field(4096 * 2304, ge=1, description="pixels of one frame, width x height")
-    max_total_pixels: int = Field(2**28, ge=1, description="pixels of all frames handed on, 3 bytes each")
-    max_duration_s: float = Field(600.0, gt=0, description="seconds that a video may last")
-    max_source_frames: int = Field(36_000, ge=1, description="frames decoded to find those")
-    max_source_pixels: int = Field(2**34, ge=1, description="pixels of all frames decoded to find those")
-
-
 class MediaConfig(Settings):
-    """What one request may bring, and which URLs the server fetches for it."""
+    """What one request may bring, and which of it the server fetches or reads."""
 
-    max_items: int = Field(16, ge=0, description="media items per request")
-    max_item_bytes: int = Field(20 * 2**20, ge=1, description="bytes of one encoded item")
-    max_total_bytes: int = Field(64 * 2**20, ge=1, description="bytes of all encoded items of a request")
-    max_image_pixels: int = Field(50_000_000, ge=1, description="pixels of one image, width x height")
-    min_image_side: int = Field(4, ge=1, description="pixels of an image's shorter side")
-    max_aspect_ratio: float = Field(100.0, ge=1, description="an image's longer side over its shorter one")
-    video: VideoConfig = VideoConfig()
-    fetch_urls: bool = Field(True, description="fetch http(s) URLs at all")
-    allowed_domains: tuple[str, ...] = Field((), description="hosts that media may come from; empty: any public one")
-    allow_private_addresses: bool = Field(False, description="also fetch from addresses that are not public")
-    connect_timeout_s: float = Field(5.0, gt=0, description="seconds to connect to a media host")
-    total_timeout_s: float = Field(20.0, gt=0, description="seconds for one fetch in all, with its redirects")
+    limits: MediaLimits = Field(MediaLimits(), description="what one request may bring")
+    fetch: FetchPolicy = Field(FetchPolicy(), description="which http(s) URLs the server fetches")
     local_root: str | None = Field(
         None, description="folder on the ingress's node below which `file:` URLs may name files; null: none is read"
     )
-
-    def limits(self) -> MediaLimits:
-        return MediaLimits(
-            max_items=self.max_items,
-            max_item_bytes=self.max_item_bytes,
-            max_total_bytes=self.max_total_bytes,
-            max_image_pixels=self.max_image_pixels,
-            min_image_side=self.min_image_side,
-            max_aspect_ratio=self.max_aspect_ratio,
-            video=VideoLimits(**self.video.model_dump()),
-        )
-
-    def fetch_policy(self) -> FetchPolicy:
-        return FetchPolicy(
-            enabled=self.fetch_urls,
-            allowed_domains=self.allowed_domains,
-            allow_private_addresses=self.allow_private_addresses,
-            connect_timeout_s=self.connect_timeout_s,
-            total_timeout_s=self.total_timeout_s,
-        )
 
 
 class AuthConfig(Settings):
@@ -143,7 +103,7 @@ class PreprocessConfig(Settings):
 class VisionPartConfig(Settings):
     """The tower or the projector."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: the application's")
+    dtype: Literal["auto", DtypeName] = Field("auto", description="auto: the application's")
     device: str = Field("auto", description="auto: a GPU where the stage has one, else the CPU")
     linear: Literal["auto", "plain", "packed", "int8"] = Field(
         "auto",
@@ -183,44 +143,16 @@ class GenerateConfig(Settings):
     num_gpus: float = Field(
         0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5: none shares one); 0: CPU"
     )
-    block_size: int = Field(16, ge=1, description="tokens per block of the KV cache")
-    kv_cache_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="bytes of the KV cache per rank; default: what memory_fraction of a GPU leaves, 512 MiB on the CPU",
-    )
-    memory_fraction: float = Field(
-        0.9, gt=0, le=1, description="share of a GPU's memory for weights, the largest step and the KV cache together"
-    )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float8_e4m3fn"] = Field(
-        "auto", description="numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"
-    )
-    quantization: Literal["int8"] | None = Field(
-        None, description="int8: the decoder's weights in 8 bits, with a scale for each output"
-    )
-    prefix_caching: bool = Field(
-        True, description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
-    )
-    max_num_seqs: int = Field(64, ge=1, description="sequences running at once")
-    max_num_batched_tokens: int = Field(512, ge=1, description="tokens of one step")
+    engine: EngineSettings = Field(EngineSettings(), description="the engine of each replica")
     max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")
-
-    @model_validator(mode="after")
-    def _budget_covers_every_sequence(self) -> "GenerateConfig":
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_num_seqs ({self.max_num_seqs}), for each decodes one token a step"
-            )
-        return self
 
     @model_validator(mode="after")
     def _ranks_have_places(self) -> "GenerateConfig":
         if self.tensor_parallel_size == 1:
             return self
-        if self.quantization is not None:
-            raise ValueError("quantization: weights divided among ranks cannot be quantized")
+        if self.engine.quantization is not None:
+            raise ValueError("engine.quantization: weights divided among ranks cannot be quantized")
         if not self.num_cpus and not self.num_gpus:
             raise ValueError("ranks are placed by what they reserve: num_cpus or num_gpus must be above 0")
         if 0 < self.num_gpus <= 0.5:
@@ -234,7 +166,7 @@ class AppConfig(Settings):
     model: str = Field("checkpoints/shapes", description="folder or hub id of the checkpoint")
     revision: str | None = Field(None, description="revision of a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", DtypeName] = Field(
         "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
@@ -256,8 +188,8 @@ class AppConfig(Settings):
     def model_name(self) -> str:
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
-    def dtype_name(self, device: str) -> str:
-        """The dtype of what runs on `device`, e.g. "float32"."""
+    def dtype_name(self, device: str) -> DtypeName:
+        """The dtype of what runs on `device`."""
         if self.dtype != "auto":
             return self.dtype
         return "float32" if device == "cpu" else "bfloat16"
@@ -280,7 +212,7 @@ class AppConfig(Settings):
     def part_device(self, part: VisionPartConfig) -> str:
         return self.encoder_device if part.device == "auto" else part.device
 
-    def part_dtype_name(self, part: VisionPartConfig) -> str:
+    def part_dtype_name(self, part: VisionPartConfig) -> DtypeName:
         return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
 
     @property

@@ -1,51 +1,72 @@
-"""The engine's settings."""
+"""The engine's settings: plain values without torch, which a configuration file can hold."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-import torch
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """`max_num_batched_tokens` is the token budget of one step; `max_model_len` None means the model's own;
-    `kv_cache_bytes` is the size of the paged KV cache, all layers together; None: on a GPU what `memory_fraction` of
-    its memory leaves beside the weights, the largest step, and `reserved_bytes` for others; on the CPU 512 MiB.
-    `largest_item_tokens`: positions that the model's largest picture takes in a prompt; the engine does not start where
-    it has no room for one. Tokens that attend to each other, so many and the budget of a step, go in one step.
-    `prefix_caching`: requests take up what others have left in the KV cache of the same beginning.
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class EngineSettings:
+    """What may be chosen for an engine, whatever its model is. Raises ValueError that names the field."""
 
-    `quantization`: 8-bit weights of the decoder's layers. `kv_cache_dtype` None is `dtype`; a smaller one holds more
-    positions in the same bytes, less exactly."""
+    block_size: Annotated[int, Field(ge=1, description="tokens per block of the KV cache")] = 16
+    kv_cache_bytes: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="bytes of the KV cache per rank, all layers together; null: what memory_fraction of a GPU"
+            " leaves, 512 MiB on the CPU",
+        ),
+    ] = None
+    memory_fraction: Annotated[
+        float,
+        Field(
+            gt=0, le=1, description="share of a GPU's memory for weights, the largest step and the KV cache together"
+        ),
+    ] = 0.9
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float8_e4m3fn"],
+        Field(description="numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["int8"] | None,
+        Field(description="int8: the weights of the decoder's layers in 8 bits, with a scale for each output"),
+    ] = None
+    prefix_caching: Annotated[
+        bool,
+        Field(
+            description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
+        ),
+    ] = True
+    max_num_seqs: Annotated[int, Field(ge=1, description="sequences running at once")] = 64
+    max_num_batched_tokens: Annotated[int, Field(ge=1, description="tokens of one step")] = 512
+
+    @model_validator(mode="after")
+    def _budget_covers_every_sequence(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs"
+                f" ({self.max_num_seqs}), for each decodes one token a step"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class EngineConfig(EngineSettings):
+    """An engine of one model: a folder or a hub id. `reserved_bytes` of the device's memory are left to others.
+
+    `largest_item_tokens` are the positions that the model's largest picture takes in a prompt. The engine does not
+    start where it has no room for one. Tokens that attend to each other go in one step: so many, and the budget of a
+    step.
+    """
 
     model: str
     revision: str | None = None
-    dtype: torch.dtype = torch.float32
+    dtype: DtypeName = "float32"
     device: str = "cpu"
-    block_size: int = 16
-    kv_cache_bytes: int | None = None
-    memory_fraction: float = 0.9
-    reserved_bytes: int = 0
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    max_model_len: int | None = None
-    largest_item_tokens: int = 0
-    prefix_caching: bool = True
-    quantization: Literal["int8"] | None = None
-    kv_cache_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 < self.memory_fraction <= 1:
-            raise ValueError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
-        if self.quantization not in (None, "int8"):
-            raise ValueError(f"quantization must be 'int8' or None, got {self.quantization!r}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            # Every running sequence decodes one token a step; a smaller budget would starve the last of them.
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_num_seqs ({self.max_num_seqs})"
-            )
+    reserved_bytes: Annotated[int, Field(ge=0)] = 0
+    max_model_len: Annotated[int | None, Field(ge=1)] = None
+    largest_item_tokens: Annotated[int, Field(ge=0)] = 0

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
@@ -39,7 +40,7 @@ def load_language_half(
         half="language",
         config=hf_config,
         revision=config.revision,
-        dtype=config.dtype,
+        dtype=getattr(torch, config.dtype),
         attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
     )
     _share_caches(family.find_decoder(model))

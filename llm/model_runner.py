@@ -89,8 +89,7 @@ class ModelRunner:
 
     def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         """Blocks of the KV cache, the same number on every rank."""
-        cache_dtype = config.kv_cache_dtype or config.dtype
-        bytes_of_block = block_bytes(layers, block_size=config.block_size, dtype=cache_dtype)
+        bytes_of_block = block_bytes(layers, block_size=config.block_size, dtype=_cache_dtype(config))
         num_bytes = config.kv_cache_bytes or self._cache_bytes(layers, config, bytes_of_block)
         num_blocks = num_bytes // bytes_of_block
         if num_blocks == 0:
@@ -133,7 +132,7 @@ class ModelRunner:
             layers,
             num_blocks=num_blocks,
             block_size=config.block_size,
-            dtype=config.kv_cache_dtype or config.dtype,
+            dtype=_cache_dtype(config),
             windows_cut_spans=self._family.windows_cut_spans,
         )
 
@@ -219,3 +218,9 @@ class ModelRunner:
             rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
             scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
         return scored
+
+
+def _cache_dtype(config: EngineConfig) -> torch.dtype:
+    name = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

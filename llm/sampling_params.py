@@ -1,19 +1,15 @@
 """How one request wants its tokens chosen and when it wants to stop."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from annotated_types import Interval
+
+from llm import sampling_bounds as bounds
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 128
-MAX_BIASED_TOKENS = 1024
-MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_CHARS = 256
-MAX_LOGPROBS = 20
-MAX_N = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +66,22 @@ class SamplingParams:
         self._check_choice_of_tokens()
         self._check_end()
         for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _check_range(name, number, 0, MAX_LOGPROBS)
-        _check_range("n", self.n, 1, MAX_N)
+            _check_bounds(name, number, bounds.NUM_LOGPROBS)
+        _check_bounds("n", self.n, bounds.NUM_ANSWERS)
 
     def _check_choice_of_tokens(self) -> None:
-        _check_range("temperature", self.temperature, 0, 2)
-        if self.top_p is not None:
-            _check(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
-        if self.top_k is not None:
-            _check(self.top_k >= -1, "top_k", "at least -1 (-1 and 0 are off)", self.top_k)
-        _check_range("min_p", self.min_p, 0, 1)
-        # Any positive number in theory; outside of this, float32 logits become infinite.
-        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        _check_range("presence_penalty", self.presence_penalty, -2, 2)
-        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_bounds("temperature", self.temperature, bounds.TEMPERATURE)
+        _check_bounds("top_p", self.top_p, bounds.TOP_P)
+        _check_bounds("top_k", self.top_k, bounds.TOP_K)
+        _check_bounds("min_p", self.min_p, bounds.MIN_P)
+        _check_bounds("repetition_penalty", self.repetition_penalty, bounds.REPETITION_PENALTY)
+        _check_bounds("presence_penalty", self.presence_penalty, bounds.PENALTY)
+        _check_bounds("frequency_penalty", self.frequency_penalty, bounds.PENALTY)
         count = len(self.logit_bias)
-        _check(count <= MAX_BIASED_TOKENS, "logit_bias", f"of at most {MAX_BIASED_TOKENS} tokens", count)
+        _check(count <= bounds.MAX_BIASED_TOKENS, "logit_bias", f"of at most {bounds.MAX_BIASED_TOKENS} tokens", count)
         for bias in self.logit_bias.values():
-            _check_range("logit_bias", bias, -100, 100)
-        _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+            _check_bounds("logit_bias", bias, bounds.LOGIT_BIAS)
+        _check_bounds("seed", self.seed, bounds.SEED)
         self._check_exclusions()
 
     def _check_exclusions(self) -> None:
@@ -98,10 +91,10 @@ class SamplingParams:
             is_free = self.structured_output is None
             _check(is_free, "allowed_token_ids", "absent where structured_output is set", len(self.allowed_token_ids))
         count = len(self.bad_words)
-        _check(count <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} texts", count)
+        _check(count <= bounds.MAX_BAD_WORDS, "bad_words", f"at most {bounds.MAX_BAD_WORDS} texts", count)
         for word in self.bad_words:
-            limit = f"texts of 1 to {MAX_BAD_WORD_CHARS} characters, not all blank"
-            _check(word.strip() != "" and len(word) <= MAX_BAD_WORD_CHARS, "bad_words", limit, len(word))
+            limit = f"texts of 1 to {bounds.MAX_BAD_WORD_CHARS} characters, not all blank"
+            _check(word.strip() != "" and len(word) <= bounds.MAX_BAD_WORD_CHARS, "bad_words", limit, len(word))
 
     def _check_end(self) -> None:
         if self.max_tokens is not None:
@@ -109,20 +102,35 @@ class SamplingParams:
         _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
         if self.max_tokens is not None:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)
-        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
+        _check(
+            len(self.stop) <= bounds.MAX_STOP_STRINGS,
+            "stop",
+            f"at most {bounds.MAX_STOP_STRINGS} strings",
+            len(self.stop),
+        )
         for text in self.stop:
-            limit = f"strings of 1 to {MAX_STOP_CHARS} characters"
-            _check(0 < len(text) <= MAX_STOP_CHARS, "stop", limit, len(text))
+            limit = f"strings of 1 to {bounds.MAX_STOP_CHARS} characters"
+            _check(0 < len(text) <= bounds.MAX_STOP_CHARS, "stop", limit, len(text))
         count = len(self.stop_token_ids)
-        _check(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} tokens", count)
+        _check(
+            count <= bounds.MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {bounds.MAX_STOP_TOKEN_IDS} tokens", count
+        )
         # Once the form is complete nothing but an end token may follow.
         is_endless = self.ignore_eos and self.structured_output is not None
         _check(not is_endless, "ignore_eos", "false where structured_output is set", self.ignore_eos)
 
 
-def _check_range(field: str, value: float | None, lowest: float, highest: float) -> None:
-    if value is not None:
-        _check(lowest <= value <= highest, field, f"between {lowest} and {highest}", value)
+def _check_bounds(field: str, value: float | None, allowed: Interval) -> None:
+    if value is None:
+        return
+    sides: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [
+        ("at least", allowed.ge, operator.ge),
+        ("above", allowed.gt, operator.gt),
+        ("at most", allowed.le, operator.le),
+    ]
+    closed = [side for side in sides if side[1] is not None]
+    holds = all(compare(value, bound) for _, bound, compare in closed)
+    _check(holds, field, " and ".join(f"{words} {bound}" for words, bound, _ in closed), value)
 
 
 def _check(holds: bool, field: str, limit: str, value: object) -> None:

@@ -2,9 +2,12 @@
 
 import io
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
 from PIL import Image, ImageFile, ImageOps
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from preprocess.image_metadata import check_metadata
 from preprocess.schema import InvalidRequestError
@@ -16,34 +19,32 @@ _GREY_STEPS = {"L;2": 85, "L;4": 17}  # from one shade to the next in 8 bits, fo
 _MAX_SCANS = 100  # progressive JPEGs have about ten
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class VideoLimits:
-    """What one video may bring. Frames and pixels (width x height) count as decoded, the duration in seconds.
+    """What one video may bring; the defaults bound its frames to 0.8 GB. Decoding takes most of the time: the limits of
+    source frames bound it."""
 
-    `max_frames` and `max_total_pixels` bound the frames handed on, 3 bytes a pixel; `max_source_frames` and
-    `max_source_pixels` bound the frames that are decoded to find them, which is what the time goes into.
-    """
-
-    max_frames: int = 768
-    max_frame_pixels: int = 4096 * 2304
-    max_total_pixels: int = 2**28
-    max_duration_s: float = 600.0
-    max_source_frames: int = 36_000
-    max_source_pixels: int = 2**34
+    max_frames: Annotated[int, Field(ge=1, description="frames handed on to the model's processor")] = 768
+    max_frame_pixels: Annotated[int, Field(ge=1, description="pixels of one frame, width x height")] = 4096 * 2304
+    max_total_pixels: Annotated[int, Field(ge=1, description="pixels of all frames handed on, 3 bytes each")] = 2**28
+    max_duration_s: Annotated[float, Field(gt=0, description="seconds that a video may last")] = 600.0
+    max_source_frames: Annotated[int, Field(ge=1, description="frames decoded to find those handed on")] = 36_000
+    max_source_pixels: Annotated[
+        int, Field(ge=1, description="pixels of all frames decoded to find those handed on")
+    ] = 2**34
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MediaLimits:
-    """What one request may bring. Sizes are of the encoded media in bytes, of pictures in pixels. The shortest side and
-    the ratio of sides hold for videos as well."""
+    """What one request may bring. The shortest side and the ratio of sides hold for videos as well."""
 
-    max_items: int = 16
-    max_item_bytes: int = 20 * 2**20
-    max_total_bytes: int = 64 * 2**20
-    max_image_pixels: int = 50_000_000
-    min_image_side: int = 4
-    max_aspect_ratio: float = 100.0
-    video: VideoLimits = field(default_factory=VideoLimits)
+    max_items: Annotated[int, Field(ge=0, description="media items per request")] = 16
+    max_item_bytes: Annotated[int, Field(ge=1, description="bytes of one encoded item")] = 20 * 2**20
+    max_total_bytes: Annotated[int, Field(ge=1, description="bytes of all encoded items of a request")] = 64 * 2**20
+    max_image_pixels: Annotated[int, Field(ge=1, description="pixels of one image, width x height")] = 50_000_000
+    min_image_side: Annotated[int, Field(ge=1, description="pixels of an image's shorter side")] = 4
+    max_aspect_ratio: Annotated[float, Field(ge=1, description="an image's longer side over its shorter one")] = 100.0
+    video: Annotated[VideoLimits, Field(description="what one video may bring")] = field(default_factory=VideoLimits)
 
 
 def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:

@@ -6,11 +6,13 @@ redirects are followed by hand and checked again, and the size limit holds while
 
 import asyncio
 import re
-from dataclasses import dataclass
 from types import TracebackType
+from typing import Annotated
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from yarl import URL
 
 from preprocess.media import MediaLimits, check_size, too_large
@@ -34,16 +36,19 @@ _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "raylens"}
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class FetchPolicy:
-    """Which URLs may be fetched: `allowed_domains` empty means any public host. Timeouts in seconds, the total one of a
-    whole fetch with its redirects."""
+    """Which http(s) URLs the server fetches for its clients, and how long it tries."""
 
-    enabled: bool = True
-    allowed_domains: tuple[str, ...] = ()
-    allow_private_addresses: bool = False
-    connect_timeout_s: float = 5.0
-    total_timeout_s: float = 20.0
+    enabled: Annotated[bool, Field(description="fetch URLs at all")] = True
+    allowed_domains: Annotated[
+        tuple[str, ...], Field(description="hosts that media may come from; empty: any public one")
+    ] = ()
+    allow_private_addresses: Annotated[bool, Field(description="also fetch from addresses that are not public")] = False
+    connect_timeout_s: Annotated[float, Field(gt=0, description="seconds to connect to a media host")] = 5.0
+    total_timeout_s: Annotated[float, Field(gt=0, description="seconds for one fetch in all, with its redirects")] = (
+        20.0
+    )
 
 
 class MediaFetcher:

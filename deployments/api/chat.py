@@ -10,6 +10,7 @@ from deployments.api.messages import Messages, TemplateFields, media_of_messages
 from deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
 from deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from deployments.pipeline.media_source import MediaSource
+from llm import sampling_bounds as bounds
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ChatPrompt
@@ -20,7 +21,7 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     modalities: list[Literal["text"]] | None = None

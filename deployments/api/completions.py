@@ -1,7 +1,7 @@
 """`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -9,7 +9,8 @@ from deployments.api.generation import GenerationFields
 from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
 from deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
 from deployments.pipeline.media_source import MediaSource
-from llm.sampling_params import MAX_N, SamplingParams
+from llm import sampling_bounds as bounds
+from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt
 
 
@@ -18,7 +19,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
 
     prompt: Prompts
     max_tokens: int | None = Field(16, ge=0, description="null: as many as the context has room for")
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
     echo: bool | None = None
     best_of: int | None = None
     add_special_tokens: Literal[True] | None = None
@@ -28,8 +29,8 @@ class CompletionRequest(GenerationFields, PromptMedia):
     @model_validator(mode="after")
     def _has_few_answers(self) -> "CompletionRequest":
         number = len(self.prompts) * self.num_answers
-        if number > MAX_N:
-            raise ValueError(f"{number} answers to all prompts together, the limit is {MAX_N}")
+        if number > bounds.MAX_N:
+            raise ValueError(f"{number} answers to all prompts together, the limit is {bounds.MAX_N}")
         if self.echo and self.num_answers > 1:
             raise ValueError("echo may be true only where n is 1: the prompt would be repeated in each answer")
         return self

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
-from llm.sampling_params import MAX_BIASED_TOKENS, SamplingParams
+from llm import sampling_bounds as bounds
+from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError, PromptTruncation
 
@@ -105,21 +106,21 @@ class AnyGenerationFields(MediaFields):
 
     model: str
     stream: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, description="-1 and 0: off")
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], at_most(MAX_BIASED_TOKENS)] | None = Field(
+    temperature: Annotated[float, bounds.TEMPERATURE] | None = None
+    top_p: Annotated[float, bounds.TOP_P] | None = None
+    top_k: Annotated[int, bounds.TOP_K] | None = Field(None, description="-1 and 0: off")
+    min_p: Annotated[float, bounds.MIN_P] | None = None
+    presence_penalty: Annotated[float, bounds.PENALTY] | None = None
+    frequency_penalty: Annotated[float, bounds.PENALTY] | None = None
+    repetition_penalty: Annotated[float, bounds.REPETITION_PENALTY] | None = None
+    logit_bias: Annotated[dict[int, float], at_most(bounds.MAX_BIASED_TOKENS)] | None = Field(
         None, description="added to the logits, by token id"
     )
     allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None, description="no other token may come, the end token among them"
     )
     bad_words: Annotated[list[str], Field(fail_fast=True)] = Field([], description="texts that may not come")
-    seed: int | None = None
+    seed: Annotated[int, bounds.SEED] | None = None
     min_tokens: int = Field(0, ge=0)
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
@@ -206,7 +207,7 @@ class AnyGenerationFields(MediaFields):
 class GenerationFields(AnyGenerationFields):
     """Those of chat completions and completions."""
 
-    n: int | None = Field(None, description="answers to the one prompt")
+    n: Annotated[int, bounds.NUM_ANSWERS] | None = Field(None, description="answers to the one prompt")
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

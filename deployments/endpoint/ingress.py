@@ -54,7 +54,7 @@ class Ingress:
             timeout_s=config.ingress.health_timeout_s,
         )
         self._model = ModelStatus(config.model_name, self._monitor)
-        limits = config.media.limits()
+        limits = config.media.limits
         self._uploads = Uploads(config.uploads, limits)
         # Whoever encodes is seen when it does.
         homes = {"encode": "generate"} if config.encoder == "inline" else {}

@@ -43,13 +43,13 @@ class WeighedRequests:
         return PipelineRequest(
             request_id=request_id,
             prompt=prompt,
-            media=[replace(source, texts=call.texts) for source in media],
+            media=[self._weighed(replace(source, texts=call.texts)) for source in media],
             params=params,
             options=body.mm_processor_kwargs or {},
             cache_salt=call.cache_salt,
             priority=priority,
             truncation=body.prompt_truncation(params.max_tokens),
-            on_fetched=lambda source, content: call.ticket.take(self._of_fetched(source, content)),
+            on_fetched=lambda num_bytes, num_pixels: call.ticket.take(Weight(bytes=num_bytes, pixels=num_pixels)),
         )
 
     def weigh(self, requests: Sequence[PipelineRequest], max_model_len: int) -> Weight:
@@ -58,12 +58,11 @@ class WeighedRequests:
         tokens = sum(
             _num_prompt_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
         )
-        pixels = sum(_data_url_pixels(source, self._limits) for request in requests for source in request.media)
+        pixels = sum(source.num_pixels for request in requests for source in request.media)
         return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
 
-    def _of_fetched(self, source: MediaSource, content: bytes) -> Weight:
-        pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
-        return Weight(bytes=len(content), pixels=pixels)
+    def _weighed(self, source: MediaSource) -> MediaSource:
+        return replace(source, num_pixels=_data_url_pixels(source, self._limits))
 
 
 def weigh_text(num_chars: int) -> Weight:

@@ -27,16 +27,18 @@ from preprocess.cache import ItemCache
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.local_media import LocalMedia
 from preprocess.media_fetch import MediaFetcher
+from preprocess.pixel_count import work_pixels
 from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedItem:
-    """An item with the hash that names it in both caches; without `content` it must be in a cache, for the client only
-    named it."""
+    """An item with the hash that names it in both caches, and its work in pixels; without `content` it must be in a
+    cache, for the client only named it."""
 
     source: MediaSource
     content: bytes | None
+    num_pixels: int
     hashed_content: str
     mm_hash: str
 
@@ -62,8 +64,8 @@ class MediaItems:
         metrics: IngressMetrics,
         uploads: Uploads,
     ) -> None:
-        self._limits = config.media.limits()
-        self._fetcher = MediaFetcher(self._limits, config.media.fetch_policy())
+        self._limits = config.media.limits
+        self._fetcher = MediaFetcher(self._limits, config.media.fetch)
         self._uploads = uploads
         local_root = config.media.local_root
         self._local = LocalMedia(None if local_root is None else Path(local_root), self._limits)
@@ -90,8 +92,8 @@ class MediaItems:
         started = time.perf_counter()
         contents = await self._contents(request)
         items = [
-            await self._hashed(request, source, content, processor)
-            for source, content in zip(request.media, contents, strict=True)
+            await self._hashed(request, source, content, num_pixels, processor)
+            for source, (content, num_pixels) in zip(request.media, contents, strict=True)
         ]
         if items:
             request.trace.add_seconds("media_fetch", time.perf_counter() - started)
@@ -157,25 +159,26 @@ class MediaItems:
                 code="media_too_large",
             )
 
-    async def _contents(self, request: PipelineRequest) -> list[bytes | None]:
+    async def _contents(self, request: PipelineRequest) -> list[tuple[bytes | None, int]]:
         """All contents side by side; the first failure, too many bytes in all among them, ends the others."""
         num_bytes = 0
 
-        async def load(source: MediaSource) -> bytes | None:
+        async def load(source: MediaSource) -> tuple[bytes | None, int]:
             nonlocal num_bytes
-            content = await self._content(request, source)
+            content, num_pixels = await self._content(request, source)
             num_bytes += len(content or b"")
             self._check_total_bytes(num_bytes)
-            return content
+            return content, num_pixels
 
         return await all_or_none([load(source) for source in request.media])
 
-    async def _content(self, request: PipelineRequest, source: MediaSource) -> bytes | None:
+    async def _content(self, request: PipelineRequest, source: MediaSource) -> tuple[bytes | None, int]:
+        """An item's content and its work in pixels."""
         if source.url is None:
-            return None
+            return None, 0
         try:
             if (data := source.data) is not None:
-                return await data.decode(self._limits)
+                return await data.decode(self._limits), source.num_pixels
             if source.url.startswith(UPLOAD_SCHEME):
                 file_id = source.url.removeprefix(UPLOAD_SCHEME)
                 content = await self._uploads.read(request.cache_salt, file_id)
@@ -186,11 +189,17 @@ class MediaItems:
                 self._metrics.mm_media_download_bytes.inc(len(content))
         except InvalidRequestError as error:
             raise _of_item(error, source) from error
-        request.on_fetched(source, content)
-        return content
+        num_pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
+        request.on_fetched(len(content), num_pixels)
+        return content, num_pixels
 
     async def _hashed(
-        self, request: PipelineRequest, source: MediaSource, content: bytes | None, processor: ProcessorIdentity
+        self,
+        request: PipelineRequest,
+        source: MediaSource,
+        content: bytes | None,
+        num_pixels: int,
+        processor: ProcessorIdentity,
     ) -> LoadedItem:
         if content is not None:
             hashed_content = await asyncio.to_thread(content_hash, content)
@@ -211,7 +220,7 @@ class MediaItems:
         )
         if content is None and item_hash not in self.embeddings and item_hash not in self.processed:
             raise _not_cached(source)
-        return LoadedItem(source, content, hashed_content, item_hash)
+        return LoadedItem(source, content, num_pixels, hashed_content, item_hash)
 
     async def _processed(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
         processed, is_cached = await self.processed.get_or_create(item.mm_hash, lambda: self._process(request, item))
@@ -222,7 +231,14 @@ class MediaItems:
         source, content = item.source, item.content
         if content is None:
             raise _ContentMissingError
-        job = ItemJob(source.modality, content, request.num_alike(source), request.options, source.is_precomputed)
+        job = ItemJob(
+            source.modality,
+            content,
+            item.num_pixels,
+            request.num_alike(source),
+            request.options,
+            source.is_precomputed,
+        )
         # The same item goes to the same replica, from any ingress: what it needs is on that node.
         process_item = self._preprocess.options(stream=True, session_id=item.mm_hash).process_item
         tensors, info = await self._calls.send("preprocess", lambda: tensors_and_info(process_item.remote(job)))

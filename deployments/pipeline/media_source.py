@@ -13,7 +13,8 @@ UPLOAD_SCHEME = "upload:"
 class MediaSource:
     """A URL (data:, http(s):, file: or upload:), a name for it (`uuid`), or both. A name alone stands for the item that
     was last sent with it. `field` names the item in errors. `is_precomputed`: the content is no media file but
-    tensors, see `preprocess.precomputed`. `texts`: of the body that it came with."""
+    tensors, see `preprocess.precomputed`. `texts`: of the body that it came with. `num_pixels`: its work, where the
+    content is in the URL itself, see `preprocess.pixel_count`."""
 
     url: str | None
     field: str
@@ -21,6 +22,7 @@ class MediaSource:
     is_precomputed: bool = False
     uuid: str | None = None
     texts: LongTexts | None = None
+    num_pixels: int = 0
 
     @property
     def data(self) -> DataUrl | None:

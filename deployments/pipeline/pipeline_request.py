@@ -30,8 +30,7 @@ class PipelineRequest:
 
     `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
     with different ones share neither items nor prefixes. `priority`: requests with a lower one go first.
-    `on_fetched` takes the content of each item that the request only
-    named; what it raises ends the request.
+    `on_fetched` is told the bytes and the pixels of each item that had to be fetched; what it raises ends the request.
     """
 
     request_id: str
@@ -42,7 +41,7 @@ class PipelineRequest:
     cache_salt: str = ""
     priority: int = 0
     truncation: PromptTruncation | None = None
-    on_fetched: Callable[[MediaSource, bytes], None] = lambda source, content: None
+    on_fetched: Callable[[int, int], None] = lambda num_bytes, num_pixels: None
     trace: RequestTrace = field(default_factory=RequestTrace)
 
     def num_alike(self, source: MediaSource) -> int:

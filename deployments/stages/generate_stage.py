@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig
@@ -19,6 +20,7 @@ from deployments.stages.preprocess_stage import load_model_processor
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
+from llm.config import EngineConfig
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ProcessedPrompt
 
@@ -42,27 +44,17 @@ class Generate:
         # Before the language half, whose KV cache takes what memory is left; graphs may take as much as activations.
         self._encoder = Encode(config) if config.encoder == "inline" else None
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
-        import torch
-
-        from llm.config import EngineConfig
         from llm.engine import LLMEngine
 
         engine_config = EngineConfig(
             model=config.model,
             revision=config.revision,
-            dtype=getattr(torch, config.dtype_name(config.generate_device)),
+            dtype=config.dtype_name(config.generate_device),
             device=config.generate_device,
-            block_size=settings.block_size,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            memory_fraction=settings.memory_fraction,
             reserved_bytes=reserved_bytes,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=config.max_model_len,
             largest_item_tokens=_largest_picture_tokens(config),
-            prefix_caching=settings.prefix_caching,
-            quantization=settings.quantization,
-            kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
+            **asdict(settings.engine),
         )
         engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
         self._engine = engine

@@ -20,7 +20,6 @@ from deployments.stages.pixel_scaling import CALL_PIXELS, PendingWork
 from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
-from preprocess.pixel_count import work_pixels
 from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, PromptTruncation, TextPrompt
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class Preprocess:
         join_server_log("preprocess")
         give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
-        self._limits = config.media.limits()
         self._processor = load_model_processor(config)
         # On Linux niceness belongs to a thread; those that torch starts from this one inherit it.
         self._items = ItemQueue(
@@ -56,16 +54,15 @@ class Preprocess:
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
         """Yields the item's tensors (those that it has been encoded to already, if so), and its ItemInfo."""
-        # Tensors are taken as they are, without a pixel to decode. The block ends before the first yield: a generator
-        # that is dropped at one would go on counting until it is collected.
-        num_pixels = 0 if job.is_precomputed else work_pixels(job.modality, job.content, self._limits)
-        with self._pending.call(num_pixels):
-            info, tensors = await self._items.run(CALL_PIXELS + num_pixels, lambda: self._process(job, num_pixels))
+        # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
+        # collected.
+        with self._pending.call(job.num_pixels):
+            info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job))
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
 
-    def _process(self, job: ItemJob, num_pixels: int) -> "tuple[ItemInfo, ItemTensors]":
+    def _process(self, job: ItemJob) -> "tuple[ItemInfo, ItemTensors]":
         items = self._processor.items
         number, options = job.num_in_prompt, job.options
         if job.is_precomputed:
@@ -73,7 +70,7 @@ class Preprocess:
         try:
             return items.process(job.modality, job.content, num_in_prompt=number, options=options)
         finally:
-            if num_pixels >= _LARGE_PIXELS:
+            if job.num_pixels >= _LARGE_PIXELS:
                 give_back_free_memory()
 
     async def render(
@@ -121,6 +118,6 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
             embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),
             max_model_len=config.max_model_len,
-            limits=config.media.limits(),
+            limits=config.media.limits,
         )
     )

@@ -33,18 +33,20 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ItemJob:
-    """One item for the processor. `num_in_prompt`: items of its modality in the prompt; `options`: the client's
-    settings; `is_precomputed`: `content` is tensors, see `preprocess.precomputed`."""
+    """One item for the processor. `num_pixels`: its work, see `preprocess.pixel_count`; `num_in_prompt`: items of its
+    modality in the prompt; `options`: the client's settings; `is_precomputed`: `content` is tensors without a pixel to
+    decode, see `preprocess.precomputed`."""
 
     modality: str
     content: bytes
+    num_pixels: int
     num_in_prompt: int
     options: dict[str, Any]
     is_precomputed: bool = False
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """With the content beside the pickled rest: Ray copies it into its object store while other threads go on."""
-        rest = (self.num_in_prompt, self.options, self.is_precomputed)
+        rest = (self.num_pixels, self.num_in_prompt, self.options, self.is_precomputed)
         return _item_job, (self.modality, PickleBuffer(self.content), *rest)
 
 

@@ -60,7 +60,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="module")
 def app_config(shapes: str) -> AppConfig:
     """What `app_url` serves; a module with other needs overrides it."""
-    media = {"max_items": 4, "allow_private_addresses": True, "local_root": str(PICTURES)}
+    media = {
+        "limits": {"max_items": 4},
+        "fetch": {"allow_private_addresses": True},
+        "local_root": str(PICTURES),
+    }
     return AppConfig.model_validate({"model": shapes, "media": media})
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import AppConfig
@@ -33,10 +33,11 @@ def test_replicas_log_the_same_on_a_cluster_as_on_one_machine() -> None:
     assert application["logging_config"] == LOGGING
 
 
-def fields(model: type[BaseModel]) -> list[tuple[str, Any]]:
+def fields(model: Any) -> list[tuple[str, Any]]:
+    """Of a class of settings and of all those that it holds, also of the libraries' dataclasses."""
     found = []
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+    for name, field in model.__pydantic_fields__.items():
+        if hasattr(field.annotation, "__pydantic_fields__"):
             found += fields(field.annotation)
         else:
             found.append((f"{model.__name__}.{name}", field))
@@ -52,15 +53,18 @@ def test_every_setting_is_described(name: str, field: Any) -> None:
     "settings",
     [
         {"modle": "x"},
-        {"generate": {"block_sise": 16}},
-        {"generate": {"block_size": 0}},
+        {"generate": {"engine": {"block_sise": 16}}},
+        {"generate": {"engine": {"block_size": 0}}},
+        {"media": {"limits": {"max_items": -1}}},
+        {"media": {"limits": {"video": {"max_frame": 1}}}},
+        {"media": {"fetch": {"total_timeout_s": 0}}},
         {"dtype": "int4"},
         {"preprocess": {"num_cpus": -1}},
-        {"generate": {"max_num_batched_tokens": 8, "max_num_seqs": 9}},
+        {"generate": {"engine": {"max_num_batched_tokens": 8, "max_num_seqs": 9}}},
         {"generate": {"tensor_parallel_size": 0}},
         {"generate": {"tensor_parallel_size": 2, "num_cpus": 0}},
         {"generate": {"tensor_parallel_size": 2, "num_gpus": 0.5}},
-        {"generate": {"tensor_parallel_size": 2, "quantization": "int8"}},
+        {"generate": {"tensor_parallel_size": 2, "engine": {"quantization": "int8"}}},
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:

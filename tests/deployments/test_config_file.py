@@ -18,21 +18,26 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path, shapes: str) -> None:
-    path = write(tmp_path, "applications: [{args: {model: other/model, generate: {block_size: 8, num_cpus: 2}}}]")
+    path = write(
+        tmp_path, "applications: [{args: {model: other/model, generate: {engine: {block_size: 8}, num_cpus: 2}}}]"
+    )
     config = load_config(path, {"model": shapes, "generate.num_cpus": 3, "dtype": "bfloat16"})
     assert (config.model, config.model_name, config.dtype) == (shapes, "shapes", "bfloat16")
-    assert (config.generate.block_size, config.generate.num_cpus) == (8, 3)
+    assert (config.generate.engine.block_size, config.generate.num_cpus) == (8, 3)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
-            "applications:\n- args:\n    generate:\n      block_sise: 8\n",
-            r"serve.yaml: line 4: generate\.block_sise: Extra",
+            "applications:\n- args:\n    generate:\n      engine:\n        block_sise: 8\n",
+            r"serve.yaml: line 5: generate\.engine\.block_sise: Unexpected",
         ),
         ("applications:\n- args:\n    dtype: float7\n", r"line 3: dtype: Input should be 'auto'"),
-        ("applications: [{args: {media: {max_items: [1]}}}]", r"line 1: media\.max_items: Input should be"),
+        (
+            "applications: [{args: {media: {limits: {max_items: [1]}}}}]",
+            r"line 1: media\.limits\.max_items: Input should be",
+        ),
         ("applications: []", "not a Serve config file"),
         ("just text", "not a Serve config file"),
         ("a: [1,\n  b: }", r"serve\.yaml, line 2, column 6: "),

@@ -35,7 +35,7 @@ def port() -> Iterator[int]:
     scope="module", params=[7, pytest.param(512, marks=pytest.mark.slow)], ids=lambda budget: f"budget_{budget}"
 )
 def client(request: pytest.FixtureRequest, shapes: str, port: int) -> Iterator[OpenAI]:
-    generate = {"max_num_batched_tokens": request.param, "max_num_seqs": 7}
+    generate = {"engine": {"max_num_batched_tokens": request.param, "max_num_seqs": 7}}
     config = AppConfig.model_validate({"model": shapes, "generate": generate})
     with deployed_app(config, host="127.0.0.1", port=port) as url:
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)

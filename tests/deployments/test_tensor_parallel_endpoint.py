@@ -30,7 +30,7 @@ def app_config(shapes: str) -> AppConfig:
             "generate": {
                 "tensor_parallel_size": 2,
                 "num_cpus": 0.5,
-                "kv_cache_bytes": 2**24,
+                "engine": {"kv_cache_bytes": 2**24},
                 "step_timeout_s": STEP_TIMEOUT_S,
             },
         }

@@ -14,7 +14,7 @@ from torch._inductor import config as inductor_config
 
 from llm.cache_size import worst_step
 from llm.compiled_layers import compile_layers
-from llm.config import EngineConfig
+from llm.config import DtypeName, EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
 from llm.parallel import ProcessGroup, RankDiedError
@@ -48,7 +48,7 @@ def as_on_a_gpu() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def make_config(checkpoint: str, dtype: torch.dtype = torch.float32) -> EngineConfig:
+def make_config(checkpoint: str, dtype: DtypeName = "float32") -> EngineConfig:
     return EngineConfig(
         checkpoint,
         dtype=dtype,
@@ -116,7 +116,7 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path) -> None:
 
 
 def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None:
-    config = make_config(make_checkpoint("llava", tmp_path), torch.bfloat16)
+    config = make_config(make_checkpoint("llava", tmp_path), "bfloat16")
     runner = ModelRunner(config)
     plain = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
     compile_runner(runner, config)

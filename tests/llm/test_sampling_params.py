@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from llm.sampling_params import MAX_BAD_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
+from llm.sampling_bounds import MAX_BAD_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
+from llm.sampling_params import SamplingParams
 from llm.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutput
 from preprocess.schema import InvalidRequestError
 

@@ -64,8 +64,8 @@ def app_config(shapes: str, keys_file: Path) -> AppConfig:
             "encoder": "inline",
             "auth": {"keys_file": str(keys_file)},
             "admission": admission,
-            "media": {"max_items": 4},
-            "generate": {"max_num_seqs": 2},
+            "media": {"limits": {"max_items": 4}},
+            "generate": {"engine": {"max_num_seqs": 2}},
         }
     )
 

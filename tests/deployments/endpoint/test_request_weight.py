@@ -12,7 +12,6 @@ from deployments.endpoint.api_keys import Caller
 from deployments.endpoint.call import Call
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.pipeline.media_source import MediaSource
-from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.media import MediaLimits
@@ -26,7 +25,10 @@ TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
 
 def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
     media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
-    return WeighedRequests(LIMITS).weigh([PipelineRequest("r", prompt, media, SamplingParams(**params))], MAX_MODEL_LEN)
+    weighed = WeighedRequests(LIMITS)
+    with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
+        request = weighed(Call("id", ticket), "r", MediaFields(), SamplingParams(**params), (prompt, media))
+    return weighed.weigh([request], MAX_MODEL_LEN)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +72,10 @@ def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest
 
 
 def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
-    picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
     with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
         source = MediaSource("https://example.com/a.jpg", "f")
         request = WeighedRequests(LIMITS)(
             Call("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
         )
-        request.on_fetched(source, picture)
-        assert ticket.held == Weight(bytes=len(picture), pixels=60_000)
+        request.on_fetched(1000, 60_000)
+        assert ticket.held == Weight(bytes=1000, pixels=60_000)

@@ -48,7 +48,7 @@ def stored(ref: Any) -> StoredItem:
 
 
 def under_way(media: Any, num_items: int = 2) -> ItemsUnderWay:
-    items = [LoadedItem(MediaSource(None, "f"), None, "", f"item {index}") for index in range(num_items)]
+    items = [LoadedItem(MediaSource(None, "f"), None, 0, "", f"item {index}") for index in range(num_items)]
     return ItemsUnderWay(media, request(num_items), items)
 
 

@@ -135,17 +135,39 @@ async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Ite
     assert [await task for task in tasks] == known
 
 
+async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(
+    items: Items, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = encoded(disc("red", (30, 20)))
+
+    async def read(cache_salt: str, file_id: str) -> bytes:
+        return picture
+
+    monkeypatch.setattr(items, "_uploads", SimpleNamespace(read=read))
+    fetched: list[tuple[int, int]] = []
+    sources = [
+        MediaSource("upload:a", "f"),
+        MediaSource("upload:b", "f", is_precomputed=True),
+        MediaSource(RED, "f", num_pixels=7),  # the ingress has read this one's when it weighed the request
+    ]
+    sent = PipelineRequest(
+        "r", ChatPrompt([]), sources, SamplingParams(), on_fetched=lambda *weight: fetched.append(weight)
+    )
+    assert [item.num_pixels for item in await items.load(sent, PROCESSOR)] == [600, 0, 7]
+    assert fetched == [(len(picture), 600), (len(picture), 0)]
+
+
 async def test_bytes_of_all_items_are_bounded_while_they_arrive(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = items._limits.max_total_bytes
     ended: list[str] = []
 
-    async def content(request: PipelineRequest, source: MediaSource) -> bytes:
+    async def content(request: PipelineRequest, source: MediaSource) -> tuple[bytes, int]:
         if source.uuid == "slow":
             try:
                 await asyncio.sleep(60)
             finally:
                 ended.append("slow")
-        return b"x" * (limit // 2 + 1)
+        return b"x" * (limit // 2 + 1), 0
 
     monkeypatch.setattr(items, "_content", content)
     sources = [MediaSource(RED, "f", uuid=name) for name in ("a", "slow", "b")]

@@ -35,6 +35,7 @@ from deployments.stages.pixel_scaling import (
     queued_pixels,
 )
 from deployments.stages.stage_messages import ItemJob
+from preprocess.pixel_count import count_pixels
 from preprocess.schema import ChatPrompt
 from tests.pictures import disc, encoded
 
@@ -162,7 +163,7 @@ def test_a_call_counts_until_it_ends_in_whichever_way() -> None:
 
 
 def image_job(content: bytes) -> ItemJob:
-    return ItemJob(modality="image", content=content, num_in_prompt=1, options={})
+    return ItemJob("image", content, count_pixels(content), num_in_prompt=1, options={})
 
 
 TINY = image_job(encoded(disc("red", (64, 64))))

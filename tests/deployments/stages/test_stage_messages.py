@@ -6,7 +6,7 @@ import pytest
 
 from deployments.stages.stage_messages import ItemJob
 
-JOB = ItemJob("video", b"content" * 1000, 3, {"fps": 2}, is_precomputed=True)
+JOB = ItemJob("video", b"content" * 1000, 99, 3, {"fps": 2}, is_precomputed=True)
 
 
 @pytest.mark.parametrize("protocol", range(5, pickle.HIGHEST_PROTOCOL + 1))
