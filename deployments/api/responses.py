@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from deployments.api.generation import AnyGenerationFields, StreamOptions
 from deployments.api.messages import TemplateFields, media_of_messages
@@ -88,6 +88,13 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     response_format: NotDone = None
     previous_input_messages: NotDone = None
     enable_response_messages: NotDone = None
+
+    @field_validator("input")
+    @classmethod
+    def _holds_something_said(cls, value: str | list[Item]) -> str | list[Item]:
+        if isinstance(value, list) and all(isinstance(item, ReasoningItem) for item in value):
+            raise ValueError("has only reasoning, which is not read: send a message, too")
+        return value
 
     @model_validator(mode="after")
     def _truncates_in_one_way(self) -> "ResponsesRequest":

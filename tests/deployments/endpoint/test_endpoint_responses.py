@@ -76,6 +76,9 @@ def test_what_is_not_served_is_refused_by_name(client: OpenAI) -> None:
         client.responses.create(model="shapes", input="Hi", previous_response_id="resp_1")
     with pytest.raises(BadRequestError, match=r"input\[0\].content\[0\].input_image"):
         client.responses.create(model="shapes", input=[question(b"no picture")])
+    with pytest.raises(BadRequestError, match="has only reasoning") as caught:
+        client.responses.create(model="shapes", input=[{"type": "reasoning", "id": "rs_1", "summary": []}])
+    assert caught.value.param == "input"
     with pytest.raises(APIStatusError, match="model"):
         client.responses.create(model="other", input="Hi")
     with pytest.raises(BadRequestError) as caught:
