@@ -1,4 +1,4 @@
-"""A real Ray cluster with the application on it, once for all modules in a row that serve the same, and clients."""
+"""A real Ray cluster, once for all modules in a row, the application on it that each of them serves, and clients."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,52 +9,80 @@ from openai import OpenAI
 
 from checkpoints import PICTURES
 from deployments.config import AppConfig
-from deployments.local_cluster import free_port, running_app
+from deployments.local_cluster import deployed_app, free_port, local_ray
 
 
 class RunningApp:
-    """The application that is up, if one is."""
+    """One Ray session for all modules in a row that need one, and the application that is on it, if one is."""
 
     def __init__(self) -> None:
+        self._port: int | None = None
+        self._ray = ExitStack()
         self._config: AppConfig | None = None
-        self._stack = ExitStack()
         self._url = ""
+        self._app = ExitStack()
+
+    def port(self) -> int:
+        """Where an application on the session answers; none is on it."""
+        self._end_app()
+        if self._port is None:
+            port = free_port()
+            self._ray.enter_context(local_ray(host="127.0.0.1", port=port, num_cpus=_NUM_CPUS))
+            self._port = port
+        return self._port
 
     def url(self, config: AppConfig) -> str:
         if config != self._config:
-            self.stop()
-            self._url = self._stack.enter_context(running_app(config, host="127.0.0.1", port=free_port()))
+            self._url = self._app.enter_context(deployed_app(config, host="127.0.0.1", port=self.port()))
             self._config = config
         return self._url
 
     def stop(self) -> None:
+        self._end_app()
+        self._port = None
+        self._ray.close()
+
+    def _end_app(self) -> None:
         self._config = None
-        self._stack.close()
+        self._app.close()
 
 
+_NUM_CPUS = 8  # on offer; no application of the tests reserves more
 _RUNNING = RunningApp()
-_MODULES: set[Path] = set()
-"""Those with a test that needs the application."""
+_WITH_APP: set[Path] = set()
+"""Modules with a test that needs the application of `app_config`."""
+_WITH_PORT: set[Path] = set()
+"""Modules that deploy their own applications on the Ray session."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    _MODULES.update(item.path for item in items if "app_url" in getattr(item, "fixturenames", ()))
+    for modules, fixture in ((_WITH_APP, "app_url"), (_WITH_PORT, "ray_port")):
+        modules.update(item.path for item in items if fixture in getattr(item, "fixturenames", ()))
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    """Those come first that share one application, in the end those that do it harm; the order is kept otherwise."""
+    """Modules come first that share one application, then the one that does it harm, then those with applications of
+    their own, last those that need none. The order is kept otherwise."""
     module = getattr(item, "module", None)
-    if item.path not in _MODULES or hasattr(module, "app_config"):
+    if item.path in _WITH_PORT or (item.path in _WITH_APP and hasattr(module, "app_config")):
         return 2
-    return int(hasattr(module, "keeps_app_as_it_is"))
+    if item.path in _WITH_APP:
+        return int(hasattr(module, "keeps_app_as_it_is"))
+    return 3
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     # There is one Ray session in a process: modules that start their own find none, nor do tests of other packages.
-    if nextitem is None or nextitem.path not in _MODULES:
+    if nextitem is None or nextitem.path not in _WITH_APP | _WITH_PORT:
         _RUNNING.stop()
+
+
+@pytest.fixture(scope="module")
+def ray_port() -> int:
+    """The HTTP port of a Ray session without an application, for modules that deploy their own."""
+    return _RUNNING.port()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, expect
 from safetensors.torch import save
 
 from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app, free_port, local_ray
+from deployments.local_cluster import deployed_app
 from modeling.families import load_family
 from preprocess.data_url import data_url
 from preprocess.hf_processor import load_processor
@@ -40,13 +40,6 @@ QUESTIONS = {
     "gemma3": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],
     "paligemma": [*ONE_PICTURE, ("Where is it?", [2]), ("Why?", [3])],
 }
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    port = free_port()
-    with local_ray(host="127.0.0.1", port=port, num_cpus=8):
-        yield port
 
 
 def video_part(content: bytes) -> dict[str, Any]:
@@ -116,12 +109,12 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=" ".join)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ray_port: int) -> Iterator[Served]:
     model_type, encoder = request.param
     change = with_pictures_of_1024_tokens if model_type == "paligemma" else lambda folder: None
     checkpoint = make_checkpoint(model_type, tmp_path_factory.mktemp(model_type), change=change)
     config = AppConfig.model_validate({"model": checkpoint, "served_model_name": "small", "encoder": encoder})
-    with deployed_app(config, host="127.0.0.1", port=port) as url:
+    with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
         yield Served(model_type, checkpoint, url)
 
 

@@ -9,7 +9,7 @@ from openai import OpenAI
 from transformers import AutoProcessor
 
 from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app, free_port, local_ray
+from deployments.local_cluster import deployed_app
 from tests.generate_oracle import Oracle, generate_oracle
 from tests.pictures import disc, encoded, user_message
 
@@ -24,20 +24,13 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    port = free_port()
-    with local_ray(host="127.0.0.1", port=port, num_cpus=8):
-        yield port
-
-
 @pytest.fixture(
     scope="module", params=[7, pytest.param(512, marks=pytest.mark.slow)], ids=lambda budget: f"budget_{budget}"
 )
-def client(request: pytest.FixtureRequest, shapes: str, port: int) -> Iterator[OpenAI]:
+def client(request: pytest.FixtureRequest, shapes: str, ray_port: int) -> Iterator[OpenAI]:
     generate = {"engine": {"max_num_batched_tokens": request.param, "max_num_seqs": 7}}
     config = AppConfig.model_validate({"model": shapes, "generate": generate})
-    with deployed_app(config, host="127.0.0.1", port=port) as url:
+    with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
 
 

@@ -60,9 +60,9 @@ def test_a_repeated_picture_is_encoded_but_not_processed_again(client: OpenAI) -
 
 
 def niceness(pids: list[int]) -> set[int]:
-    """Of the threads of the one process; field 19 of /proc/PID/task/TID/stat."""
-    (pid,) = pids
-    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    """Of the threads of the processes; field 19 of /proc/PID/task/TID/stat."""
+    assert pids
+    stats = [(task / "stat").read_text() for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
     return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
 
 
