@@ -1,4 +1,4 @@
-"""Item tensors in, embeddings out: the vision half of a model behind a batching engine.
+"""The vision half of a model behind a batching engine: it takes item tensors and returns embeddings.
 
 A plain, synchronous library: it knows nothing of Ray or asyncio.
 """

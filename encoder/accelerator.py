@@ -1,4 +1,4 @@
-"""What the engine uses on a GPU only: copies beside the computation, and CUDA graphs."""
+"""Chooses what the engine uses on a GPU only: copies that overlap with the computation, and CUDA graphs."""
 
 import torch
 from transformers import PreTrainedModel
@@ -11,18 +11,22 @@ from encoder.tower_graphs import TowerGraphs
 from modeling.cuda_graphs import CudaCapture
 
 _GRAPHS_SHARE = 1 / 16
-"""Of the GPU's memory, at most."""
+"""The largest share of the GPU's memory that the CUDA graphs may take."""
 
 
 def make_staging(config: EncoderConfig) -> Staging:
-    """Overlapped where both parts are on one GPU: between two devices the host waits in the middle of a batch."""
+    """Returns overlapped staging where the tower and the projector are on one GPU, and direct staging elsewhere.
+
+    Between two devices the host waits in the middle of a batch."""
     if is_on_one_gpu(config):
         return OverlappedStaging(CudaTransfers(torch.device(config.tower.device)))
     return DirectStaging(torch.device(config.tower.device))
 
 
 def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderConfig) -> TowerGraphs | None:
-    """None where there is nothing to record: off the GPU, and for towers that take pictures of all sizes."""
+    """Returns the tower's CUDA graphs, or None where there is nothing to record.
+
+    There is nothing to record off the GPU, with the parts on two devices, and for a family without `has_tiles`."""
     if not family.has_tiles or not is_on_one_gpu(config):
         return None
     device = torch.device(config.tower.device)
@@ -31,6 +35,7 @@ def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderCon
 
 
 def is_on_one_gpu(config: EncoderConfig) -> bool:
+    """Returns whether the tower and the projector are on the same CUDA device."""
     tower, projector = torch.device(config.tower.device), torch.device(config.projector.device)
-    # "cuda" is the current device, 0 unless somebody changes it.
+    # "cuda" without an index is the current device, which is 0 unless the process changes it.
     return tower.type == projector.type == "cuda" and (tower.index or 0) == (projector.index or 0)

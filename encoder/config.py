@@ -14,11 +14,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class PartConfig:
-    """How the tower or the projector is kept. `linear` is the form of its linear layers: "plain" as transformers has
-    them, whose embeddings are the same to the bit; "packed" laid out for the CPU, faster and equal but for rounding;
-    "int8" with weights of 8 bits, half the memory of bfloat16.
+    """The dtype, the device and the form of linear layers of the tower or of the projector.
 
-    Raises ValueError that names the field for what cannot be."""
+    `linear` is "plain" for transformers' own layers, which give the same embeddings to the bit. "packed" layers are
+    laid out for the CPU: they are faster, and their embeddings differ by rounding only. "int8" layers have weights of 8
+    bits, half the memory of bfloat16.
+
+    Raises ValueError that names the field for a value that is not supported."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -42,10 +44,15 @@ class PartConfig:
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """`model`: a folder or a name on the Hugging Face Hub. `tower` gets the pixels; `projector` brings what comes of
-    them to the language model's size, and its dtype is that of the embeddings. `max_batch_patches`: patches encoded
-    together, of several items, one with more goes alone; None: what suits the tower's device. Raises ValueError for
-    fewer than 1."""
+    """The settings of one encoder engine.
+
+    `model`: a folder, or a name on the Hugging Face Hub.
+    `tower`: the part that gets the pixels.
+    `projector`: the part that brings the tower's features to the language model's size. Its dtype is the embeddings'.
+    `max_batch_patches`: the most patches in a batch of several items; an item with more is encoded alone. None stands
+    for a number that suits the tower's device.
+
+    Raises ValueError for a `max_batch_patches` below 1."""
 
     model: str
     revision: str | None = None
@@ -59,8 +66,9 @@ class EncoderConfig:
 
     @property
     def batch_patches(self) -> int:
-        """`max_batch_patches`, or its default: a GPU wants large batches, a CPU gains nothing from them and those who
-        come next wait longer."""
+        """Returns `max_batch_patches`, or its default for the tower's device.
+
+        A GPU needs large batches. A CPU gains nothing from them, and the items of the next batch wait longer."""
         if self.max_batch_patches is not None:
             return self.max_batch_patches
         return 1024 if torch.device(self.tower.device).type == "cpu" else 16384

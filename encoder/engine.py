@@ -1,4 +1,4 @@
-"""The encoder engine: `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread."""
+"""The encoder engine: call `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread."""
 
 import time
 from collections import deque
@@ -21,8 +21,8 @@ from preprocess.schema import InvalidRequestError, ItemTensors
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A batch on its way, with the embeddings of each item or the error that ended it. `started` in seconds of
-    `time.perf_counter`."""
+    """A batch that has been launched, with each item's pending embeddings or the error that ended the item. `started`
+    is in seconds of `time.perf_counter`."""
 
     batch: Sequence[EncodeRequest]
     results: Sequence[PendingEmbeddings | Exception]
@@ -30,7 +30,7 @@ class _Launched:
 
 
 class EncoderEngine:
-    """Batches what is waiting and runs the vision half over it."""
+    """Batches the waiting items and runs the vision half over each batch."""
 
     def __init__(self, config: EncoderConfig) -> None:
         self._device = torch.device(config.tower.device)
@@ -42,8 +42,11 @@ class EncoderEngine:
         self._launched: deque[_Launched] = deque()
 
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
-        """Encodes an item to see what a patch takes, and bounds batches so that activations stay below `max_bytes`:
-        `max_item_patches` is the most that an item may have. CUDA graphs take at most as much again."""
+        """Encodes one item to measure the memory of a patch, and bounds batches so that activations stay below
+        `max_bytes`.
+
+        Sets `max_item_patches`, the most patches that an item may have from then on. CUDA graphs are recorded until
+        they hold as much again."""
         request = self._request("", modality, tensors)
         with nullcontext() if self._graphs is None else self._graphs.paused():
             num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode([request])], self._device)
@@ -53,14 +56,14 @@ class EncoderEngine:
         self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_item_patches))
 
     def num_patches(self, modality: str, tensors: ItemTensors) -> int:
-        """The patches of an item, by which its cost is counted."""
+        """Returns the number of patches of an item, which is the measure of its cost."""
         return self._request("", modality, tensors).num_patches
 
     def add_request(self, request_id: str, modality: str, tensors: ItemTensors) -> None:
-        """Queues one item, as Preprocess makes them; its embeddings come out of a later `step`.
+        """Queues one item in the form in which Preprocess makes it. A later `step` returns its embeddings.
 
-        Raises InvalidRequestError for a modality that the model does not take and an item that would need more memory
-        than there is for one.
+        Raises InvalidRequestError for a modality that the model does not take, and for an item of more patches than
+        `max_item_patches`.
         """
         request = self._request(request_id, modality, tensors)
         if self.max_item_patches is not None and request.num_patches > self.max_item_patches:
@@ -73,7 +76,7 @@ class EncoderEngine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Forgets an item that still waits; does nothing for one that is being encoded, done or unknown."""
+        """Removes an item that still waits. Does nothing for an item that is being encoded, done or unknown."""
         self._scheduler.abort(request_id)
 
     def has_unfinished(self) -> bool:
@@ -81,13 +84,15 @@ class EncoderEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would do nothing before the next request comes."""
+        """Returns whether a step would do nothing until the next request comes."""
         return not self.has_unfinished()
 
     def step(self) -> list[EncodeOutput]:
-        """Encodes the next batch. Every item taken gets exactly one output; one that failed carries its error.
+        """Encodes the next batch. Each of its items gets exactly one output; the output of an item that failed carries
+        the error.
 
-        On a GPU a batch is launched while the one before it runs, whose outputs these are then: none at first.
+        With both parts on one GPU a step launches a batch while the batch before it runs, and returns the outputs of
+        that earlier batch. The first step then returns none.
         """
         if batch := self._scheduler.schedule():
             self._launched.append(self._launch(batch))
@@ -102,12 +107,12 @@ class EncoderEngine:
         except torch.AcceleratorError:
             raise  # the device itself has failed: every later step would, too
         except Exception as error:
-            # One bad item must not take its neighbours along: each is tried alone.
+            # One bad item must not fail the others of its batch: each is encoded alone.
             results = [error] if len(batch) == 1 else [self._encode_alone(request) for request in batch]
         return _Launched(batch, results, started)
 
     def _finish(self, launched: _Launched) -> list[EncodeOutput]:
-        """Waits for the embeddings."""
+        """Waits for the batch's embeddings and returns an output for each item."""
         embeddings = [None if isinstance(result, Exception) else result() for result in launched.results]
         seconds = time.perf_counter() - launched.started
         return [

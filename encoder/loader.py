@@ -12,7 +12,8 @@ from modeling.half_model import load_half
 
 
 def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFamily]:
-    """Returns the vision half, its tower and projector as the settings have them, in evaluation mode, and its family.
+    """Returns the vision half in evaluation mode, and its family. Its tower and projector have the devices, dtypes and
+    linear layers that the settings name.
 
     Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
     """
@@ -24,7 +25,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
         half="vision",
         config=hf_config,
         revision=config.revision,
-        # So that neither part's weights are rounded on the way.
+        # A dtype that holds both parts' dtypes, so that loading rounds the weights of neither.
         dtype=torch.promote_types(config.tower.dtype, config.projector.dtype),
     )
     if family.is_packed:

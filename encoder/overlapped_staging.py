@@ -1,5 +1,5 @@
-"""Copies beside the computation: a batch comes to the GPU while the one before it is encoded, whose embeddings leave
-while the next is encoded."""
+"""Staging that overlaps copies with the computation: while a batch is encoded, the next batch is copied to the GPU, and
+the embeddings of the batch before it are copied back."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,28 +12,32 @@ from encoder.staging import Encode, PendingEmbeddings
 from preprocess.schema import ItemTensors
 
 _ALIGNMENT = 64
-"""In bytes, of each tensor's beginning: a multiple of every dtype's size."""
+"""The alignment in bytes of each tensor's beginning. It is a multiple of every dtype's size."""
 
 
 class Transfers(Protocol):
-    """What a device has to be able to do, each beside the others."""
+    """The operations of a device: uploads, computation and downloads, which may run at the same time."""
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory on the host that the device copies from and to by itself, not initialized."""
+        """Returns uninitialised memory on the host that the device can copy from and to by itself."""
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, for what is computed from now on. `host` may be dropped, but not be changed."""
+        """Returns a copy on the device, for computations that are launched from now on. The caller may drop `host`, but
+        not change it."""
 
     def compute(self) -> AbstractContextManager[object]:
-        """What is launched inside runs behind all that was launched inside before."""
+        """Returns a context. Work that is launched in it runs behind all work that was launched in earlier ones."""
 
     def download(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], object]:
-        """Copies to `pinned` memory what was computed up to now, (source, target) each; returns what waits for it."""
+        """Copies each source of `copies`, (source, target), to its target in `pinned` memory, once all that has been
+        launched up to now is computed. Returns a function that waits for the copies."""
 
 
 class CudaTransfers:
-    """Streams of its own: it may share the GPU, and the process, with others. The memory that it pins comes from
-    PyTorch's allocator, which keeps what is dropped for the next ones, once no copy is at work on it."""
+    """Transfers on CUDA streams of its own, so that it may share the GPU and the process with other users of them.
+
+    Its pinned memory comes from PyTorch's allocator. Once no copy uses a dropped tensor's memory, the allocator hands
+    it out again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -41,7 +45,7 @@ class CudaTransfers:
             torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for _ in range(3)
         )
-        # Weights were brought there on another stream.
+        # The weights were copied to the device on another stream.
         torch.cuda.synchronize(device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -51,7 +55,7 @@ class CudaTransfers:
         with torch.cuda.stream(self._uploads):
             copy = host.to(self._device, non_blocking=True)
         self._computation.wait_stream(self._uploads)
-        # The next upload is not to get its memory while it is still read.
+        # A later upload must not get this copy's memory while the computation still reads it.
         copy.record_stream(self._computation)
         return copy
 
@@ -59,7 +63,7 @@ class CudaTransfers:
         return torch.cuda.stream(self._computation)
 
     def download(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], object]:
-        # Others need the processor that waiting in a loop would take.
+        # A blocking event, for a wait in a loop would take a processor that other threads need.
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._downloads.wait_stream(self._computation)
         with torch.cuda.stream(self._downloads):
@@ -72,8 +76,8 @@ class CudaTransfers:
 
 
 class OverlappedStaging:
-    """All tensors of a batch in one upload, from pinned memory; each item's embeddings back to pinned memory of their
-    own."""
+    """Uploads all tensors of a batch at once from pinned memory, and downloads each item's embeddings to pinned memory
+    of their own."""
 
     look_ahead = 1
 
@@ -88,7 +92,7 @@ class OverlappedStaging:
         return [_after(wait, target) for _, target in copies]
 
     def _upload(self, items: Sequence[ItemTensors], on_host: frozenset[str]) -> list[ItemTensors]:
-        """The items with all but what stays on the host as views of one copy."""
+        """Returns the items on the device: all tensors but those named `on_host` are views of one copy."""
         places = [(place, name) for place, item in enumerate(items) for name in item if name not in on_host]
         tensors = [items[place][name] for place, name in places]
         starts = list(accumulate((-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors), initial=0))
@@ -103,7 +107,7 @@ class OverlappedStaging:
 
 
 def _view(whole: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
-    """The bytes of `whole` from `start` on as a tensor of the dtype and the shape of `like`."""
+    """Returns the bytes of `whole` from `start` on as a tensor of the dtype and shape of `like`."""
     return whole[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 

@@ -1,8 +1,8 @@
-"""Attention of pictures of all sizes that lie packed on one axis, each attending to itself alone.
+"""Attention over pictures of any sizes that lie packed on one axis, where each picture attends to itself alone.
 
-Plugged into transformers' towers under a name with "flash" in it: that is how they choose to call attention once for
-all pictures, with the places where these begin, and not once for each (Qwen) or with a mask as large as the square of
-all patches (Pixtral).
+It is registered with transformers under a name that contains "flash". For such a name the towers call attention once
+for all pictures and pass the positions where they begin. For other names Qwen's tower calls attention once for each
+picture, and Pixtral's passes a mask as large as the square of all patches.
 """
 
 from typing import Any
@@ -18,12 +18,14 @@ ATTENTION_NAME = "raylens_packed_flash"
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 _KERNEL_HEAD_DIM_STEP, _KERNEL_MAX_HEAD_DIM = 8, 256
 _KERNEL_CAPABILITY = (8, 0)
-"""What PyTorch's flash attention takes: dtypes, multiples and most of a head's size, and GPUs from Ampere on."""
+"""What PyTorch's flash attention supports: these dtypes, heads whose size is a multiple of the step and at most the
+maximum, and GPUs of at least this compute capability (Ampere)."""
 
 
 def use_packed_attention(tower: PreTrainedModel) -> None:
-    """Has a loaded tower attend with `packed_attention`. Behind loading: `from_pretrained` would import flash-attn for
-    a name like this, which we need not have."""
+    """Makes a loaded tower attend with `packed_attention`.
+
+    Call this after loading: for such a name `from_pretrained` would import flash-attn, which need not be installed."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     tower.config._attn_implementation = ATTENTION_NAME
 
@@ -40,12 +42,12 @@ def packed_attention(
     scaling: float,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: `query`, `key` and `value` (1, heads, num_patches, head_dim), returns
-    (1, num_patches, heads, head_dim).
+    """Attends in the form that transformers asks for: takes `query`, `key` and `value`, (1, heads, num_patches,
+    head_dim), and returns (1, num_patches, heads, head_dim).
 
-    `cu_seq_lens_q`, (num_sequences + 1,) int32: where each sequence begins and the last one ends; the keys lie as the
-    queries do. `max_length_q`: the longest one's length. Of `others` none changes what is computed here. Raises
-    ValueError for a mask, which would be one more limit to what each patch sees.
+    `cu_seq_lens_q`, (num_sequences + 1,) int32: where each sequence begins and the last one ends, for queries and keys
+    alike. `max_length_q`: the length of the longest sequence. None of the `others` changes the result. Raises
+    ValueError for a mask, which would further limit what each patch sees.
     """
     if attention_mask is not None:
         raise ValueError("packed attention takes no mask")
@@ -55,7 +57,7 @@ def packed_attention(
             queries, keys, values, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling
         )
         return output.unsqueeze(0), None
-    # One by one, to the bit what transformers' own path makes of them. Reads the lengths back from the device.
+    # One call a sequence gives to the bit what transformers' own path gives. It reads the lengths from the device.
     lengths = cu_seq_lens_q.diff().tolist()
     splits = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
     outputs = [
@@ -66,7 +68,8 @@ def packed_attention(
 
 
 def has_kernel(query: torch.Tensor) -> bool:
-    """Whether one kernel attends over all sequences: on newer CUDA GPUs, in half precision, for most sizes of heads."""
+    """Returns whether one kernel can attend over all sequences: it can in half precision on CUDA GPUs from Ampere on,
+    for most head sizes."""
     head_dim = query.shape[-1]
     return (
         query.is_cuda

@@ -1,4 +1,5 @@
-"""The tower and the projector of a vision half: each on a device, in a dtype and with linear layers of its own."""
+"""Places the tower and the projector of a vision half, each on its own device, in its own dtype and with its own form
+of linear layers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,22 +15,24 @@ from modeling.packed_patches import pack_patch_convolutions
 from modeling.quantized_linear import quantize_linear_layers
 
 _FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
-"""What a tower computes in float32 in any dtype: how much of each neighbour a patch's place takes."""
+"""Arguments that stay float32 whatever the tower's dtype is: the weights with which position embeddings are
+interpolated."""
 
 IsIncluded = Callable[[str], bool]
-"""Whether the module, parameter or buffer with this name is one of a part's."""
+"""Returns whether the module, parameter or buffer of a name belongs to the part."""
 
 
 def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, projector: PartConfig) -> None:
-    """Brings both parts of `model` to their settings, in place. What passes from one to the other is brought to the
-    receiver's device and dtype."""
+    """Applies the settings of both parts to `model`, in place.
+
+    From then on each part brings its inputs to its own device and dtype."""
 
     def is_projector(name: str) -> bool:
         return is_within(name, family.projector)
 
     _place(model, tower, lambda name: not is_projector(name))
     _place(model, projector, is_projector)
-    # Behind that, for layers of other forms are other modules.
+    # Only now: a packed or quantised layer is a new module, which would lack the hooks of the module that it replaces.
     _convert_inputs(model.get_submodule(family.tower), tower)
     for module in _entrances(model, family.projector):
         _convert_inputs(module, projector)
@@ -42,8 +45,8 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
     saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):
         if is_included(name):
-            # What a checkpoint holds is a weight like any other. The rest stays in the dtype in which transformers made
-            # it: rotary frequencies have to be float32.
+            # A buffer that a checkpoint holds is a weight like any other. Other buffers stay in the dtype in which
+            # transformers made them: rotary frequencies have to be float32.
             dtype = part.dtype if name in saved and buffer.is_floating_point() else buffer.dtype
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, buffer.to(part.device, dtype))
@@ -55,7 +58,8 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
 
 
 def _entrances(model: nn.Module, paths: tuple[str, ...]) -> Iterator[nn.Module]:
-    """The modules at the paths, each of a list apart; what is a parameter is never called."""
+    """Yields the modules at the paths, and for a module list each of its modules. Parameters are skipped: they are
+    never called."""
     for path in paths:
         owner, _, leaf = path.rpartition(".")
         member = getattr(model.get_submodule(owner), leaf)
@@ -74,7 +78,7 @@ def _convert_inputs(module: nn.Module, part: PartConfig) -> None:
         keeps_dtype = not value.is_floating_point() or name in _FLOAT32_ARGUMENTS
         dtype = value.dtype if keeps_dtype else part.dtype
         if is_on_gpu and value.device.type == "cpu":
-            # Memory that is not pinned would be copied only behind all that the GPU was given before.
+            # The host would wait for a copy from unpinned memory, which runs behind all earlier work of the GPU.
             return value.pin_memory().to(part.device, dtype, non_blocking=True)
         return value.to(part.device, dtype)
 

@@ -1,4 +1,4 @@
-"""Which waiting items are encoded together: batches by their cost in patches, not by their number."""
+"""Chooses which waiting items are encoded together. A batch is bounded by its patches, not by its number of items."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -7,17 +7,18 @@ from encoder.schema import EncodeRequest
 
 
 class EncoderScheduler:
-    """Batches of at most `max_batch_patches`, of items that may go through the tower together.
+    """Makes batches of at most `max_batch_patches` patches, of items that may go through the tower together.
 
-    An item of more than half of that is big: no two of them share a batch. The oldest item leads a batch and others
-    join it by age, as far as they fit, with two exceptions: after a batch with a big item the next one is led by the
-    oldest small item that waits, and a batch that a small item leads takes no big ones. So
+    An item is big if it has more than half of `max_batch_patches`, and small otherwise. The oldest waiting item leads
+    a batch, and small items join it by age as far as they fit. There is one exception: after a batch that a big item
+    led, the oldest waiting small item leads the next batch. Big items only ever lead. So
 
-    - a small item that waits sees at most one big item encoded before the next batch of small ones;
-    - of any two batches in a row one is led by the oldest item of all: nothing starves, for an item with n older ones
+    - at most one big item is encoded before the next batch that a waiting small item leads;
+    - of any two batches in a row, one is led by the oldest waiting item. So nothing starves: an item with n older ones
       before it is in one of the next 2 (n + 1) batches.
 
-    An item that costs more than `max_batch_patches` goes alone. What could never go at all is not to be added.
+    An item of more than `max_batch_patches` is encoded alone. The caller must not add an item that is too large to be
+    encoded at all.
     """
 
     def __init__(self, max_batch_patches: int) -> None:
@@ -37,7 +38,7 @@ class EncoderScheduler:
         self._waiting.pop(request_id, None)
 
     def schedule(self) -> list[EncodeRequest]:
-        """Takes the next batch off the queue; empty when nothing waits."""
+        """Takes the next batch off the queue and returns it. It is empty when no item waits."""
         leader = self._leader()
         if leader is None:
             return []
@@ -48,6 +49,7 @@ class EncoderScheduler:
         return batch
 
     def is_big(self, request: EncodeRequest) -> bool:
+        """Returns whether the item has more than half of `max_batch_patches`, so that no two such items fit a batch."""
         return 2 * request.num_patches > self.max_batch_patches
 
     def _leader(self) -> EncodeRequest | None:

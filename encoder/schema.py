@@ -1,4 +1,4 @@
-"""What goes into the encoder engine and what comes out."""
+"""The requests and outputs of the encoder engine."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from preprocess.schema import ItemTensors
 
 @dataclass(slots=True)
 class EncodeRequest:
-    """One item to encode. `num_patches`: what it costs; items are encoded together only where their `batch_key` is
-    equal. `arrival_time` in seconds of `time.perf_counter`."""
+    """One item to encode. `num_patches` is its cost. Items are encoded together only where their `batch_key`s are
+    equal. `arrival_time` is in seconds of `time.perf_counter`."""
 
     request_id: str
     modality: str
@@ -23,11 +23,10 @@ class EncodeRequest:
 
 @dataclass(slots=True)
 class EncodeOutput:
-    """The embeddings of one item, (num_embeds, embedding_size) on the CPU, or the error that ended it. From a GPU they
-    come in pinned memory.
+    """The embeddings of one item, (num_embeds, embedding_size) on the CPU, or the error that ended the item.
 
-    Times in seconds: `queue_seconds` from arrival to the batch's start, `encode_seconds` of the whole batch, which had
-    `batch_size` items.
+    Overlapped staging puts the embeddings into pinned memory. `queue_seconds` is the time from the item's arrival to
+    the start of its batch, `encode_seconds` that of the whole batch, which had `batch_size` items.
     """
 
     request_id: str

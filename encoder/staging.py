@@ -1,4 +1,4 @@
-"""How items come to the device and embeddings back."""
+"""Copies items to the device and embeddings back."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -9,21 +9,22 @@ from preprocess.schema import ItemTensors
 
 Encode = Callable[[list[ItemTensors]], list[torch.Tensor]]
 PendingEmbeddings = Callable[[], torch.Tensor]
-"""Waits for an item's embeddings and returns them, (num_embeds, embedding_size) on the CPU in memory of their own."""
+"""Waits for an item's embeddings and returns them: (num_embeds, embedding_size), on the CPU, in memory of their own."""
 
 
 class Staging(Protocol):
     @property
     def look_ahead(self) -> int:
-        """How many batches may run while another is made ready."""
+        """Returns how many launched batches may still run when the engine's step returns."""
 
     def run(self, encode: Encode, items: Sequence[ItemTensors], on_host: frozenset[str]) -> list[PendingEmbeddings]:
-        """Gives the items to `encode` on the device, but for the tensors named `on_host`. What that raises is raised
-        here."""
+        """Copies the items to the device, except for the tensors named `on_host`, and calls `encode` with them.
+
+        Returns a function for each item that waits for its embeddings. Raises what `encode` raises."""
 
 
 class DirectStaging:
-    """Copies before and after the computation: all is there when `run` returns."""
+    """Copies before and after the computation: the embeddings are on the CPU when `run` returns."""
 
     look_ahead = 0
 
@@ -35,7 +36,7 @@ class DirectStaging:
             {name: tensor if name in on_host else tensor.to(self._device) for name, tensor in item.items()}
             for item in items
         ]
-        # A view would ship and keep the whole batch.
+        # A copy, for a view would keep the whole batch's memory, and would take it along to another process.
         return [_ready(features.to("cpu", copy=True).contiguous()) for features in encode(moved)]
 
 

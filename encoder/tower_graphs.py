@@ -1,8 +1,8 @@
-"""A tower over a few tiles as CUDA graphs: what the host would launch kernel by kernel, started as a whole.
+"""Runs a tower over a few tiles as a CUDA graph, so that the host launches all of its kernels at once.
 
-A graph reads and writes the same memory each time. So there is one for each of some numbers of tiles, recorded when it
-is first asked for; a batch takes the smallest that holds it. More tiles keep a GPU busy for longer than the host takes
-to launch them, and go as they are.
+A graph reads and writes the same memory each time. So there is one graph for each of some numbers of tiles, recorded
+when it is first needed, and a batch takes the smallest graph that holds it. A batch of more tiles runs without a graph:
+it keeps the GPU busy for longer than the host takes to launch its kernels.
 """
 
 import logging
@@ -18,13 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Numbers of tiles that have a graph."""
+"""The numbers of tiles that may have a graph."""
 
 Replay = Callable[[], Any]
 
 
 class Capture(Protocol):
-    """Makes a function's replay and counts the memory that all of them take, see `modeling.cuda_graphs`."""
+    """Records a function and returns its replay. `num_bytes` is the memory that all replays take. See
+    `modeling.cuda_graphs`."""
 
     num_bytes: int
 
@@ -33,18 +34,20 @@ class Capture(Protocol):
 
 @dataclass(slots=True)
 class _Graphs:
-    """Those that read the same tiles, (largest of SIZES, ...), by their number of tiles."""
+    """The graphs that read one buffer of tiles, (largest of SIZES, ...), by their number of tiles."""
 
     tiles: torch.Tensor
     replays: dict[int, Replay] = field(default_factory=dict)
 
 
 class TowerGraphs:
-    """Takes the place of a tower's `forward`. What the tower returns is valid until it is called again: what comes
-    behind it has to read that on the same stream, as a projector does."""
+    """Takes the place of a tower's `forward`.
+
+    The tower's outputs are valid until it is called again. The caller has to read them on the same stream before that,
+    as a projector does."""
 
     def __init__(self, tower: nn.Module, capture: Capture, *, max_bytes: int) -> None:
-        """Records no more once that takes `max_bytes` or more; batches without a graph go as they are."""
+        """`max_bytes`: once the graphs take as much, no more are recorded, and batches without one run as usual."""
         self.max_bytes = max_bytes
         self._eager: Callable[..., Any] = tower.forward
         self._capture = capture
@@ -54,7 +57,7 @@ class TowerGraphs:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Has the tower compute everything as it is for a while, as to see what it takes."""
+        """Makes the tower run without graphs inside the context, for example while its memory is measured."""
         self._is_paused = True
         try:
             yield
@@ -81,7 +84,9 @@ class TowerGraphs:
         return tree_map(lambda value: value[: len(tiles)] if isinstance(value, torch.Tensor) else value, replay())
 
     def _replay(self, key: object, tiles: torch.Tensor, compute: Callable[[torch.Tensor], Any]) -> Replay | None:
-        """What computes as many tiles or a few more from the graphs' own memory, if there is room for that."""
+        """Returns the graph for as many tiles or a few more, which it records first if need be.
+
+        Returns None where there is no memory left for another graph, or where the tower cannot be recorded."""
         size = next(size for size in SIZES if size >= len(tiles))
         if key in self._graphs and size in self._graphs[key].replays:
             return self._graphs[key].replays[size]

@@ -1,4 +1,5 @@
-"""Token ids and item embeddings in, a stream of text out: the language half behind a paged engine.
+"""The language half of a model behind a paged engine: it takes token ids and item embeddings, and streams token ids,
+which its detokenizer turns into text.
 
 A plain, synchronous library: it knows nothing of Ray, asyncio or pixels.
 """

@@ -1,8 +1,7 @@
-"""Attention over a paged KV cache, plugged into transformers' models under the name `raylens_paged`.
+"""Attention over a paged KV cache, registered with transformers under the name `raylens_paged`.
 
-All sequences of a step lie flattened on one axis of `num_tokens` positions: first the decoding ones, a single
-token each, then the prefill chunks one after another. How they attend is up to the device: `cpu_attention`,
-`cuda_attention`.
+All sequences of a step lie flattened on one axis of `num_tokens` positions: first the decoding sequences with one token
+each, then the prefill chunks one after another. `cpu_attention` and `cuda_attention` compute the attention itself.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,9 @@ ATTENTION_NAME = "raylens_paged"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a decoder layer keeps of each position; `window`: how many positions it sees, itself included, None: all."""
+    """The sizes of what a decoder layer keeps for each position.
+
+    `window`: how many positions a position sees, itself included. None: all up to itself."""
 
     num_kv_heads: int
     key_dim: int
@@ -28,20 +29,21 @@ class LayerShape:
 
     @property
     def num_values(self) -> int:
-        """Numbers kept of one position, keys and values together."""
+        """Returns how many numbers the cache keeps for one position, keys and values together."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of the KV cache takes over all layers, keys and values together."""
+    """Returns the bytes that one block of the KV cache takes in all layers, keys and values together."""
     return block_size * sum(layer.num_values for layer in layers) * dtype.itemsize
 
 
 @dataclass(slots=True)  # not frozen: each layer makes one in each step
 class AttentionCall:
-    """What one layer asks for: `queries` (num_tokens, heads, key_dim), `keys` and `values` with kv_heads.
+    """One layer's request for attention. `queries` are (num_tokens, heads, key_dim), `keys` (num_tokens, kv_heads,
+    key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
-    Scores are multiplied by `scaling`; `softcap` bounds them, as softcap * tanh(score / softcap).
+    Scores are multiplied by `scaling`. A `softcap` then bounds them, as softcap * tanh(score / softcap).
     """
 
     layer: int
@@ -54,20 +56,20 @@ class AttentionCall:
 
 
 class AttentionBackend(Protocol):
-    """What the forward keyword `attention_metadata` has to be."""
+    """The type of the decoder's keyword argument `attention_metadata`: the attention of one step."""
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Stores the new keys and values, attends over all that are seen, returns (num_tokens, heads, value_dim)."""
+        """Stores the new keys and values in the cache, attends over it and returns (num_tokens, heads, value_dim)."""
 
 
 class PagedAttention(Protocol):
-    """The KV cache and what attends over it, on one kind of device."""
+    """The KV cache and the attention over it, on one kind of device."""
 
     def prepare(self, step: StepInput) -> AttentionBackend:
-        """What all layers share in attending to the step's tokens, whose tensors are on the device."""
+        """Returns what all layers share in attending to the step's tokens. The step's tensors are on the device."""
 
 
-# Arguments of transformers' attention functions that change nothing here.
+# Arguments of transformers' attention functions that do not change the result here.
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states"})
 
 
@@ -85,10 +87,11 @@ def paged_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: `query` (1, heads, num_tokens, head_dim), `key` and `value` with kv_heads.
+    """Attends in the form that transformers asks for. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
+    `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`).
 
-    `scaling` None is 1 / sqrt(head_dim). Returns (1, num_tokens, heads, head_dim). Raises TypeError for an argument
-    that it does not know: models hand over what changes their attention in this way, e.g. attention sinks.
+    `scaling` None stands for 1 / sqrt(head_dim). Raises TypeError for an argument that it does not know: a model passes
+    in this way what changes its attention, such as attention sinks.
     """
     if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
@@ -101,10 +104,10 @@ def paged_attention(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """`paged_attention` makes its own masks from the metadata."""
+    """Makes no mask: the attention backend makes its own masks from the step."""
 
 
 def register_paged_attention() -> None:
-    """Makes `ATTENTION_NAME` known to transformers; call before loading a model with it."""
+    """Registers `ATTENTION_NAME` with transformers. Call this before loading a model with it."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

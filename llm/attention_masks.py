@@ -1,4 +1,4 @@
-"""Which positions a position sees: those up to itself, within its layer's window, and those of its span."""
+"""Masks of which positions a position sees: those up to itself within its layer's window, and those of its span."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,8 @@ from llm.step_input import StepInput
 def chunk_masks(
     step: StepInput, chunk: int, windows: Iterable[int | None], *, windows_cut_spans: bool, device: torch.device
 ) -> dict[int | None, torch.Tensor | None]:
-    """By window, the `prefill_mask` of a chunk of the step; None where each position sees all up to itself."""
+    """Returns for each window the `prefill_mask` of a chunk of the step, or None where each position sees all positions
+    up to itself."""
     spans, end = step.spans_of(chunk), step.context_lengths[chunk]
     start = end - step.query_lengths[chunk]
     return {
@@ -31,9 +32,9 @@ def prefill_mask(
     windows_cut_spans: bool,
     device: torch.device,
 ) -> torch.Tensor:
-    """For the positions [start, end) of a sequence: bool (end - start, end).
+    """Returns which positions the positions [start, end) of a sequence see: bool, (end - start, end).
 
-    `windows_cut_spans`: whether members of a span see only those other members that are not before their window.
+    `windows_cut_spans`: whether a member of a span sees only those other members that do not lie before its window.
     """
     mask = torch.ones(end - start, end, dtype=torch.bool, device=device).tril(start)
     in_window = mask if window is None else torch.ones_like(mask).triu(start - window + 1)
@@ -41,7 +42,7 @@ def prefill_mask(
         mask &= in_window
     for span in spans:
         if start < span.end and span.start < end:
-            # Its beginning may lie before the chunk, in blocks that were computed with all of an equal span.
+            # The span may begin before the chunk, in cached blocks that were computed with the whole of an equal span.
             assert span.end <= end, "a bidirectional span was split"
             members = torch.tensor(span.members, device=device)
             mask[(members[members >= start] - start)[:, None], members] = True

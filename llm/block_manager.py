@@ -1,4 +1,4 @@
-"""Which blocks of the KV cache belong to which sequences, and which still hold a prefix that others can take up."""
+"""Keeps track of which blocks of the KV cache belong to which sequences, and which hold a prefix to be reused."""
 
 from collections import Counter, OrderedDict
 
@@ -9,12 +9,13 @@ from llm.sequence import Sequence
 
 
 class BlockManager:
-    """Hands out fixed-size blocks of `block_size` positions and takes them back.
+    """Allocates and frees blocks of `block_size` positions.
 
-    A full block is known by its content's hash while nothing else has been written to it, also when it is free. Free
-    blocks that nobody could find are used first, then those least recently freed.
+    A full block can be found by its content's hash until something else is written to it, also while it is free. Such
+    free blocks are called cached; all other free blocks are blank. Allocation takes blank blocks first, then the cached
+    blocks that were freed longest ago.
 
-    Blocks of a sequence follow each other where they can: then its keys and values are one stretch of memory.
+    The blocks of a sequence follow each other where they can. Its keys and values are then one stretch of memory.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -33,12 +34,12 @@ class BlockManager:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks in use, 0 to 1."""
+        """Returns the share of the blocks that are in use, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extends the sequence's block table to hold its first `num_tokens` positions. False, with nothing changed,
-        when there are too few free blocks."""
+        """Extends the sequence's block table to hold its first `num_tokens` positions. Returns False, and changes
+        nothing, when there are too few free blocks."""
         num_missing = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_missing <= 0:
             return True
@@ -55,13 +56,14 @@ class BlockManager:
         return True
 
     def can_start(self, sequence: Sequence) -> bool:
-        """Whether all tokens of a sequence without blocks would fit, counting those of its prefix that are cached."""
+        """Returns whether the free blocks hold all tokens of a sequence that has no blocks yet. The sequence would
+        reuse the blocks of its cached prefix."""
         cached = self._cached_prefix(sequence)
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
         return -(-sequence.num_tokens // self.block_size) - len(cached) <= self.num_free_blocks - num_revived
 
     def take_prefix(self, sequence: Sequence) -> None:
-        """Gives a sequence without blocks those that hold its beginning; they count as computed."""
+        """Gives a sequence without blocks the blocks that hold its beginning. Their tokens count as computed."""
         assert not sequence.block_table
         for block_id in self._cached_prefix(sequence):
             if self._ref_counts[block_id] == 0:
@@ -71,24 +73,24 @@ class BlockManager:
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
 
     def commit(self, sequence: Sequence) -> None:
-        """To be called when blocks of the sequence have been filled: they can be found from now on."""
+        """Makes the full blocks of the sequence findable. Call this when blocks of it have been filled."""
         num_full = sequence.num_computed_tokens // self.block_size
         extend_block_hashes(sequence, self.block_size)
         for index in range(num_full - 1, -1, -1):
             block_id, block_hash = sequence.block_table[index], sequence.block_hashes[index]
             if self._hash_of[block_id] is not None:
-                break  # and so have those before it
+                break  # the blocks before this one have their hashes, too
             self._hash_of[block_id] = block_hash
             self._block_of.setdefault(block_hash, block_id)
 
     def disown(self, sequence: Sequence) -> None:
-        """What the sequence's blocks hold is not to be trusted: nobody finds them any more."""
+        """Makes the sequence's blocks unfindable, because their content cannot be trusted."""
         for block_id in sequence.block_table:
             self._forget(block_id)
 
     def free(self, sequence: Sequence) -> None:
-        """Takes back all blocks of the sequence; nothing of it counts as computed any more."""
-        # From the end: what is freed first is used anew first, and the beginning is what others may share.
+        """Frees all blocks of the sequence. None of its tokens counts as computed any more."""
+        # From the end: the blocks that are freed first are reused first, and other sequences may share the beginning.
         for block_id in reversed(sequence.block_table):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
@@ -100,7 +102,8 @@ class BlockManager:
         sequence.num_computed_tokens = 0
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raises RuntimeError unless every block is either free or held by as many of `sequences` as it says."""
+        """Raises RuntimeError unless every block is free or held by as many of `sequences` as its count says, and the
+        prefix cache names only blocks that have the hash in question."""
         held = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
         counts = [held[block_id] for block_id in range(self.num_blocks)]
         free = sorted([*np.flatnonzero(self._is_blank).tolist(), *self._cached_block_ids])
@@ -111,7 +114,8 @@ class BlockManager:
             raise RuntimeError("the prefix cache names blocks that hold something else")
 
     def _blank_blocks(self, sequence: Sequence, num_wanted: int) -> list[int]:
-        """Up to so many blank blocks in a row: behind the sequence's last one, or else where there is most room."""
+        """Returns up to `num_wanted` blank blocks in a row: behind the sequence's last block, or else where there is
+        most room."""
         start = sequence.block_table[-1] + 1 if sequence.block_table else self.num_blocks
         if start >= self.num_blocks or not self._is_blank[start]:
             start = self._roomiest_start(num_wanted)
@@ -119,7 +123,10 @@ class BlockManager:
         return list(range(start, start + int(np.argmin(row) if not row.all() else len(row))))
 
     def _roomiest_start(self, num_wanted: int) -> int:
-        """In the middle of the longest row of blank blocks: the sequence before it and the new one both can grow."""
+        """Returns the block to start at in the longest row of blank blocks.
+
+        The wanted blocks lie in the middle of the row, so that both the sequence before the row and the new one can
+        grow. In a row at the very beginning they come first."""
         bounds = np.flatnonzero(np.diff(self._is_blank, prepend=False, append=False))
         starts, lengths = bounds[::2], bounds[1::2] - bounds[::2]
         longest = int(lengths.argmax())
@@ -127,7 +134,9 @@ class BlockManager:
         return start + room // 2 if start > 0 and room > 0 else start
 
     def _evict(self, num_wanted: int) -> list[int]:
-        """The cached blocks that have been free for longest; ascending, as they may follow each other."""
+        """Makes the cached blocks that were freed longest ago blank and returns them.
+
+        The blocks are in ascending order, because some of them may follow each other."""
         block_ids = sorted(self._cached_block_ids.popitem(last=False)[0] for _ in range(num_wanted))
         for block_id in block_ids:
             self._make_blank(block_id)
@@ -139,7 +148,8 @@ class BlockManager:
         self._num_blank += 1
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the sequence's beginning; at least one token is left to compute, for its logits."""
+        """Returns the findable blocks that hold the sequence's beginning. At least its last token is left out: it has
+        to be computed for its logits."""
         if not sequence.reuses_prefix:
             return []
         extend_block_hashes(sequence, self.block_size)

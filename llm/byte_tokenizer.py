@@ -1,4 +1,4 @@
-"""A model's tokens as bytes: what grammars match, and what log-probabilities name."""
+"""Gives a model's tokens as bytes, which grammars match and log-probabilities name."""
 
 import copy
 import functools
@@ -13,13 +13,15 @@ _MAX_CACHED_SPELLINGS = 2**14
 
 
 class ByteTokenizer:
-    """Of one model. The tokenizer is read in full on first use, which takes up to a second: requests that need nothing
-    of it do not wait. Any thread may use it."""
+    """The tokens of one model as bytes. Any thread may use it.
+
+    llguidance's tokenizer is built on first use, which takes up to a second. Requests that do not need it do not
+    wait."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Takes a Hugging Face tokenizer, the width of the model's logits, and its end tokens."""
         self._tokenizer = tokenizer
-        # Logits may be padded beyond the tokenizer's tokens; nothing may stand in its way on the other side.
+        # The logits may be padded beyond the tokenizer's tokens, and the tokenizer may have more tokens than logits.
         self.vocab_size = max(vocab_size, len(tokenizer))
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < len(tokenizer))
         self._spellings = functools.lru_cache(maxsize=_MAX_CACHED_SPELLINGS)(self._spell)
@@ -35,7 +37,9 @@ class ByteTokenizer:
         return type(self._tokenizer).__name__
 
     def arguments(self) -> dict[str, Any]:
-        """What makes an LLTokenizer of it in any process. Raises ValueError for one that is not of `tokenizers`."""
+        """Returns the arguments from which any process can make the LLTokenizer.
+
+        Raises ValueError for a tokenizer that is not of the `tokenizers` library."""
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"{self.name} is not of the tokenizers library")
         backend = copy.copy(self._tokenizer.backend_tokenizer)
@@ -45,15 +49,17 @@ class ByteTokenizer:
         return {"tokenizer": backend.to_str(), "n_vocab": self.vocab_size, "eos_token": eos_token}
 
     def matching(self) -> LLTokenizer:
-        """What llguidance compiles grammars for. Raises ValueError for a tokenizer that is not of `tokenizers`."""
+        """Returns the LLTokenizer, for which llguidance compiles grammars.
+
+        Raises ValueError for a tokenizer that is not of the `tokenizers` library."""
         with self._lock:
             if self._matching is None:
                 self._matching = LLTokenizer(**self.arguments())
             return self._matching
 
     def spellings(self, text: str) -> Sequence[tuple[int, ...]]:
-        """The tokens of a text where it begins a text, behind a blank, and inside a text. Those that were asked for
-        last take no time."""
+        """Returns the tokens of `text` at the beginning of a text, behind a blank, and inside a text. The texts that
+        were asked for last are cached."""
         return self._spellings(text)
 
     def _spell(self, text: str) -> Sequence[tuple[int, ...]]:
@@ -68,7 +74,7 @@ class ByteTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token stands for, which may be a part of a character; a special token stands for its name."""
+        """Returns the bytes of a token, which may be part of a character. Those of a special token are its name."""
         try:
             found: bytes = self.matching().decode_bytes([token_id])
         except ValueError:

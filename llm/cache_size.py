@@ -1,4 +1,5 @@
-"""How much memory of a GPU is left for the KV cache: the most demanding step is run before there is one."""
+"""Measures how much memory of a GPU is left for the KV cache, by running the most demanding step before the cache
+exists."""
 
 from collections.abc import Callable
 
@@ -10,10 +11,10 @@ from llm.step_input import StepInput
 def worst_step(
     *, num_tokens: int, num_positions: int, num_logits: int, num_rope_axes: int, block_size: int, is_span: bool
 ) -> StepInput:
-    """The last `num_tokens` of a prompt of `num_positions`, with logits for as many sequences as can run at once.
-    `is_span`: they attend to each other.
+    """Returns a step that computes the last `num_tokens` tokens of a prompt of `num_positions`.
 
-    All of it reads and writes block 0, so that a cache of one block will do.
+    It computes `num_logits` rows of logits, one for each sequence that can run at once. `is_span`: the tokens attend to
+    each other. The whole step reads and writes block 0, so that a cache of one block is enough.
     """
     num_tokens = min(num_tokens, num_positions)
     zeros = torch.zeros(num_tokens, dtype=torch.int64)
@@ -35,10 +36,10 @@ def worst_step(
 def bytes_left_for_cache(
     run_worst_step: Callable[[], None], device: torch.device, memory_fraction: float, reserved_bytes: int = 0
 ) -> int:
-    """Bytes of `memory_fraction` of a GPU's memory that neither other processes nor weights nor the step take, nor
-    those that are reserved for what this process does besides.
+    """Returns how many bytes are left of `memory_fraction` of a GPU's memory.
 
-    Raises ValueError when there are none.
+    From that share it subtracts the memory of other processes, the peak of weights and step together, and
+    `reserved_bytes` for the other work of this process. Raises ValueError when nothing is left.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Attention of a prefill chunk, on any device, once all that it may see lies in one piece."""
+"""Attention of a prefill chunk on any device, over keys and values that have been gathered into one tensor each."""
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -8,22 +8,23 @@ from llm.attention import AttentionCall
 
 
 def capped(scores: torch.Tensor, scaling: float, softcap: float) -> torch.Tensor:
-    """float32, scaled and then capped."""
+    """Returns the scores in float32, scaled and then capped."""
     return softcap * torch.tanh(scores.float() * scaling / softcap)
 
 
 def attend_chunk(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """`queries` (num_queries, heads, key_dim), `keys` and `values` (kv_heads, num_positions, dim) of the same dtype.
+    """Attends with `queries` (num_queries, heads, key_dim) over `keys` and `values` (kv_heads, num_positions, dim), all
+    of one dtype. Returns (num_queries, heads, value_dim).
 
-    `mask`: bool, (num_queries, num_positions), who sees whom; None: the queries are those of the last positions, and
-    each sees all up to its own. Returns (num_queries, heads, value_dim).
+    `mask`: bool, (num_queries, num_positions), which positions each query sees. None: the queries belong to the last
+    positions, and each sees all positions up to its own.
     """
     queries = queries.transpose(0, 1)
     if call.softcap is None:
         is_square = queries.shape[1] == keys.shape[1]
-        # Without a mask that lies in memory the fastest kernels can run.
+        # The fastest kernels take no mask that lies in memory.
         bias = causal_lower_right(queries.shape[1], keys.shape[1]) if mask is None and not is_square else mask
         output = scaled_dot_product_attention(
             queries[None],
@@ -35,7 +36,7 @@ def attend_chunk(
             enable_gqa=True,
         )[0]
         return output.transpose(0, 1)
-    # PyTorch's own function has no soft cap.
+    # PyTorch's own attention function has no soft cap.
     groups = queries.reshape(len(keys), -1, *queries.shape[1:])
     scores = (groups.flatten(1, 2) @ keys.transpose(1, 2)).view(*groups.shape[:3], -1)
     if mask is None:

@@ -1,7 +1,7 @@
-"""Decoder layers through torch.compile: norms, rotary embeddings, activations and sums become a kernel each.
+"""Compiles decoder layers with torch.compile: norms, rotary embeddings, activations and sums become a kernel each.
 
-Run one by one they are some thirty small kernels a layer, most of what a step launches. Layers of one kind share their
-code, which is compiled once for all of them; attention and collectives between ranks stay as they are.
+Without this their operations are some thirty small kernels a layer, most of what a step launches. Layers of one kind
+share their code, which is compiled once for all of them. Attention and collectives between ranks are not compiled.
 """
 
 import logging
@@ -17,20 +17,22 @@ from llm.parallel import RankDiedError
 logger = logging.getLogger(__name__)
 
 _FEW_TOKENS = 13
-# Beyond so many kinds of layers and sizes PyTorch would leave the rest as it is; 8 is its own number.
+# PyTorch compiles at most so many variants of a layer's code and leaves the others as they are; its default is 8.
 _MOST_KINDS = 64
-# A fused kernel would keep more digits between its operations than the model does.
+# Rounds between the operations of a fused kernel as the model does; without this the kernel would keep more digits.
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
 
 
 def compile_layers(
     decoder: nn.Module, run: Callable[[int], object], max_num_tokens: int, *, is_one_of_several: bool
 ) -> None:
-    """Compiles the decoder's layers, in place. `run` computes a step of so many tokens in just the way in which steps
-    are computed later: that compiles them, so that none of up to `max_num_tokens` has to wait for it.
+    """Compiles the decoder's layers, in place.
 
-    A decoder that cannot be compiled stays as it is, with a warning; as one of several ranks' it raises RuntimeError,
-    for the others may wait for it in the middle of a step.
+    `run` computes a step of a number of tokens exactly as steps are computed later. Its calls compile the layers, so
+    that no later step of up to `max_num_tokens` has to wait for that.
+
+    A decoder that cannot be compiled is left as it is, with a warning. With `is_one_of_several` this raises
+    RuntimeError instead, because the other ranks may wait for this one in the middle of a step.
     """
     layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
@@ -53,8 +55,10 @@ def compile_layers(
 
 
 def _sizes(max_num_tokens: int) -> list[int]:
-    """Kernels for any number of tokens are made at the first, those for one alone at the last; in between, those of
-    layers that do something else for many. Odd, for a number that the model has elsewhere, as of heads or of hidden
-    states' size, would be taken for the same one."""
+    """Returns the numbers of tokens to compile with.
+
+    The first compiles kernels for any number of tokens, and the last, 1, those for a single token. A number between
+    them is for layers that compute something else for many tokens. All are odd: PyTorch would equate the number of
+    tokens with an equal number in the model, such as that of its heads or the size of its hidden states."""
     most = (max_num_tokens - 1) | 1
     return [*sorted({min(_FEW_TOKENS, most), most} - {1}), 1]

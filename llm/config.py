@@ -1,4 +1,4 @@
-"""The engine's settings: plain values without torch, which a configuration file can hold."""
+"""The engine's settings: plain values, without torch, that a configuration file can hold."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,7 +10,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class EngineSettings:
-    """What may be chosen for an engine, whatever its model is. Raises ValueError that names the field."""
+    """The settings of an engine that do not depend on its model. Raises ValueError that names the field."""
 
     block_size: Annotated[int, Field(ge=1, description="tokens per block of the KV cache")] = 16
     kv_cache_bytes: Annotated[
@@ -56,11 +56,12 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class EngineConfig(EngineSettings):
-    """An engine of one model: a folder or a hub id. `reserved_bytes` of the device's memory are left to others.
+    """The settings of one model's engine. `model` is a folder or a hub id.
 
-    `largest_item_tokens` are the positions that the model's largest picture takes in a prompt. The engine does not
-    start where it has no room for one. Tokens that attend to each other go in one step: so many, and the budget of a
-    step.
+    `reserved_bytes`: how much of a GPU's memory the engine leaves to other work of its process.
+    `largest_item_tokens`: the positions that the model's largest picture takes in a prompt. The engine does not start
+    where its context has no room for that picture. Tokens that attend to each other go in one step. They may be as many
+    as `largest_item_tokens` and `max_num_batched_tokens` together.
     """
 
     model: str

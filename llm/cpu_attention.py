@@ -1,7 +1,7 @@
-"""Attention on the CPU: the cache is read where it lies, as few long stretches of positions; nothing is gathered.
+"""Attention on the CPU: it reads the cache in place, as a few long stretches of positions, mostly without a copy.
 
-A sequence's blocks mostly follow each other, see `BlockManager.allocate`. Keys and values of a head lie one position
-behind the other, so that such a stretch is a matrix.
+A sequence's blocks mostly follow each other, see `BlockManager`. The keys and values of a head lie one position behind
+the other, so that such a stretch is a matrix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,20 @@ from llm.attention_masks import chunk_masks
 from llm.chunk_attention import attend_chunk, capped
 from llm.step_input import StepInput
 
-# A sequence in more stretches than this is read through a copy: each costs two calls of a matrix product.
+# A sequence of more stretches than this is read through a copy: each stretch costs two calls of a matrix product.
 MAX_STRETCHES = 8
 
-# What a product that adds nothing is given to add, by the queries' dtype.
+# By the queries' dtype, the tensor that a product with beta=0 has to be given as its summand and does not read.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UNREAD = {dtype: torch.empty(1, dtype=dtype) for dtype in _DTYPES}
 
 Stretches = Sequence[slice] | torch.Tensor
-"""Where positions lie in the cache: ranges of slots one behind the other, or each position's slot."""
+"""Where positions lie in the cache: ranges of slots, one behind the other, or a tensor of each position's slot."""
 
 
 class CpuAttention:
-    """The KV cache and what attends over it: per layer keys and values, (kv_heads, num_blocks * block_size, dim)."""
+    """The KV cache on the CPU and the attention over it. Each layer has keys and values, (kv_heads, num_blocks *
+    block_size, dim)."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class CpuAttention:
         self._windows_cut_spans = windows_cut_spans
 
     def prepare(self, step: StepInput) -> "CpuStep":
-        """What all layers share in attending to the step's tokens."""
+        """Returns what all layers share in attending to the step's tokens."""
         num_decodes = step.num_decodes
         tables, ends = step.block_tables[:num_decodes], step.context_lengths[:num_decodes]
         decodes = {window: self._seen(tables, ends, window) for window in self._windows}
@@ -61,19 +62,19 @@ class CpuAttention:
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
 
     def _seen(self, tables: Sequence[list[int]], ends: Sequence[int], window: int | None) -> list[Stretches]:
-        """Where the positions lie that the last ones of sequences see."""
+        """Returns for each sequence where the positions lie that its last position sees."""
         return [
             self._stretches(blocks, 0 if window is None else max(0, end - window), end)
             for blocks, end in zip(tables, ends, strict=True)
         ]
 
     def _stretches(self, blocks: list[int], start: int, end: int) -> Stretches:
-        """Where the positions [start, end) of a sequence lie."""
+        """Returns where the positions [start, end) of a sequence lie."""
         size = self._block_size
         first, last = start // size, (end - 1) // size
         begin = blocks[first] * size + start % size
         if blocks[first : last + 1] == list(range(blocks[first], blocks[first] + last + 1 - first)):
-            return [slice(begin, begin + end - start)]  # as mostly: told faster than by looking at each
+            return [slice(begin, begin + end - start)]  # the usual case; one comparison is faster than the loop below
         stretches: list[slice] = []
         for index in range(first, last):
             if blocks[index + 1] != blocks[index] + 1:
@@ -87,7 +88,8 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Rows of the flattened tokens, where all positions up to the last of them lie, and masks by window."""
+    """A prefill chunk: its rows of the flattened tokens, where all positions up to its last one lie in the cache, and
+    its masks by window."""
 
     rows: slice
     stretches: Stretches
@@ -96,7 +98,7 @@ class _Prefill:
 
 @dataclass(slots=True)
 class CpuStep:
-    """One step's `AttentionBackend`. `decodes`: by window, for each sequence where the positions lie that it sees."""
+    """One step's `AttentionBackend`. `decodes`: by window, where the positions lie that each decoding sequence sees."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -120,22 +122,23 @@ class CpuStep:
 
 
 def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
-    """Puts (num_tokens, kv_heads, dim) into the cache."""
+    """Writes `new`, (num_tokens, kv_heads, dim), to the slots of the cache."""
     new = new.transpose(0, 1).to(cache.dtype)
-    if cache.itemsize == 1:  # PyTorch copies bytes to any place, but no float8
+    if cache.itemsize == 1:  # PyTorch's index_copy_ takes bytes, but no float8
         cache, new = cache.view(torch.uint8), new.view(torch.uint8)
     cache.index_copy_(1, slots, new)
 
 
 def _read(cache: torch.Tensor, stretches: Stretches, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Parts of the cache, each (kv_heads, num_positions, dim)."""
+    """Returns the stretches of the cache in `dtype`, each (kv_heads, num_positions, dim)."""
     places = [stretches] if isinstance(stretches, torch.Tensor) else stretches
     parts = [cache[:, place] for place in places]
     return parts if cache.dtype is dtype else [part.to(dtype) for part in parts]
 
 
 def _groups(rows: torch.Tensor, num_rows: int, keys: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The first of `rows` (num_tokens, heads, dim), each as (kv_heads, heads that share a key head, dim)."""
+    """Returns the first `num_rows` of `rows` (num_tokens, heads, dim), each as (kv_heads, heads that share a key head,
+    dim)."""
     _, heads, dim = rows.shape
     return rows[:num_rows].view(num_rows, len(keys), heads // len(keys), dim).unbind()
 
@@ -148,18 +151,19 @@ def _decode(
     stretches: Stretches,
     result: torch.Tensor,
 ) -> None:
-    """One token's `queries` (kv_heads, group, key_dim) to `result` (kv_heads, group, value_dim): the heads that share a
-    key head are the rows of one matrix product."""
+    """Attends with one token's `queries` (kv_heads, group, key_dim) and fills `result` (kv_heads, group, value_dim).
+
+    The heads that share a key head are the rows of one matrix product."""
     parts = _read(keys, stretches, queries.dtype)
     if call.softcap is None:
-        # The product and its scaling in one call.
+        # Computes the product and its scaling in one call.
         unread = _UNREAD[queries.dtype]
         scores = [torch.baddbmm(unread, queries, part.mT, beta=0, alpha=call.scaling) for part in parts]
     else:
         scores = [capped(torch.bmm(queries, part.mT), call.scaling, call.softcap) for part in parts]
     whole = scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
     weights = whole.softmax(dim=-1)
-    if weights.dtype is not queries.dtype:  # a call that does nothing takes time, too
+    if weights.dtype is not queries.dtype:  # even a call of `to` that does nothing takes time
         weights = weights.to(queries.dtype)
     parts = _read(values, stretches, queries.dtype)
     if len(parts) == 1:
@@ -171,7 +175,7 @@ def _decode(
 
 
 def _prefill(call: AttentionCall, chunk: _Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The chunk's rows of (num_tokens, heads, value_dim)."""
+    """Returns the attention output of a chunk, (num_tokens of the chunk, heads, value_dim)."""
     own_keys, own_values = (
         torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         for parts in (_read(cache, chunk.stretches, call.queries.dtype) for cache in (keys, values))

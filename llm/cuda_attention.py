@@ -1,4 +1,5 @@
-"""Attention on a GPU: decoding reads the cache block by block, a prefill chunk reads a copy of what it sees."""
+"""Attention on a GPU: decoding reads the cache block by block, and a prefill chunk reads a copy of all positions up to
+its end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from llm.step_input import StepInput, slots_of
 
 
 class CudaAttention:
-    """The KV cache and what attends over it: per layer keys and values, (num_blocks + 1, block_size, kv_heads, dim).
+    """The KV cache on a GPU and the attention over it. Each layer has keys and values, (num_blocks + 1, block_size,
+    kv_heads, dim).
 
-    Nobody reads the last block, which is there beyond `num_blocks`: rows that only fill up a CUDA graph write to it.
+    The last block, beyond `num_blocks`, belongs to no sequence. Rows that only pad a CUDA graph's batch write to it.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class CudaAttention:
         )
 
     def prepare(self, step: StepInput) -> "CudaStep":
-        """What all layers share in attending to the step's tokens."""
+        """Returns what all layers share in attending to the step's tokens."""
         num_decodes = step.num_decodes
         prefills, row = [], num_decodes
         for index in range(num_decodes, len(step.query_lengths)):
@@ -63,12 +65,14 @@ class CudaAttention:
     def prepare_decodes(
         self, slot_mapping: torch.Tensor, contexts: PagedContexts, max_length: int, prefills: "Sequence[_Prefill]" = ()
     ) -> "CudaStep":
-        """The same from what is on the device already. It is read when layers attend, so that a graph may read
-        something else each time; `max_length` bounds the contexts' lengths for good."""
+        """Returns the same as `prepare`, from tensors that are on the device already.
+
+        The layers read the tensors when they attend, so that a CUDA graph reads their latest content each time it
+        runs. `max_length` bounds the contexts' lengths for all runs."""
         return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
 
     def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:
-        # Lengths and tables in one copy to the device.
+        # One array holds lengths and tables, so that one copy brings both to the device.
         rows = np.zeros((len(lengths), 1 + max(map(len, block_tables), default=0)), dtype=np.int32)
         rows[:, 0] = lengths
         for row, blocks in zip(rows, block_tables, strict=True):
@@ -77,13 +81,14 @@ class CudaAttention:
         return PagedContexts(on_device[:, 1:], on_device[:, 0])
 
     def _slots(self, blocks: list[int], end: int) -> torch.Tensor:
-        """Where the positions up to `end` of a sequence lie: (end,), int64."""
+        """Returns the slots of a sequence's positions up to `end`: (end,), int64."""
         return torch.from_numpy(slots_of(blocks, 0, end, self.block_size)).to(self._device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Rows of the flattened tokens, slots of all positions up to the last of them, and masks by window."""
+    """A prefill chunk: its rows of the flattened tokens, the slots of all positions up to its last one, and its masks
+    by window."""
 
     rows: slice
     slots: torch.Tensor
@@ -92,7 +97,8 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """One step's `AttentionBackend`: decodes, the rows of `contexts`, lie in front of the prefill chunks."""
+    """One step's `AttentionBackend`. The decoding sequences, which `contexts` describes, lie in front of the prefill
+    chunks."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -130,15 +136,15 @@ class CudaStep:
 
 
 def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
-    """Puts (num_tokens, kv_heads, dim) into the cache."""
+    """Writes `new`, (num_tokens, kv_heads, dim), to the slots of the cache."""
     _movable(cache).flatten(0, 1).index_copy_(0, slots, _movable(new.to(cache.dtype)))
 
 
 def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """(num_slots, kv_heads, dim)"""
+    """Returns the content of the slots, (num_slots, kv_heads, dim), in the cache's dtype."""
     return _movable(cache).flatten(0, 1)[slots].view(cache.dtype)
 
 
 def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """PyTorch copies bytes from and to any place, but no float8."""
+    """Returns the tensor, as bytes if its dtype is a float8: PyTorch's indexing takes bytes, but no float8."""
     return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor

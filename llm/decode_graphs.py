@@ -1,7 +1,7 @@
-"""Decode steps as CUDA graphs: what the host would launch kernel by kernel, recorded once and started as a whole.
+"""Runs decode steps as CUDA graphs: their kernels are recorded once, and the host launches all of them at once.
 
-A graph reads and writes the same memory each time. So there is one graph for each of some batch sizes, all reading
-one buffer of inputs; a step takes the smallest that holds it and fills the rest of its rows with padding.
+A graph reads and writes the same memory each time. So there is one graph for each of some batch sizes, and all of them
+read one buffer of inputs. A step takes the smallest graph that holds it and fills the rest of its rows with padding.
 """
 
 from collections.abc import Callable
@@ -16,24 +16,24 @@ from llm.step_input import StepInput
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Forward = Callable[[StepInput, AttentionBackend], Outputs]
 Replay = Callable[[], Outputs]
-"""Computes once more, from what the inputs hold now, into the same outputs."""
+"""Runs the recorded computation on the inputs' present content and overwrites the outputs of the run before."""
 
-# Columns of the inputs in front of the rotary positions and the block table.
+# The columns of the inputs in front of the rotary positions and the block table.
 _TOKEN, _SLOT, _LENGTH, _NUM_FIXED = range(4)
 _STEP_BETWEEN_SIZES = 8
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Those that have a graph: 1, 2, 4, then every eighth up to the largest."""
+    """Returns the batch sizes that have a graph: 1, 2, 4, then the multiples of 8, and `max_num_seqs`."""
     sizes = [1, 2, 4, *range(_STEP_BETWEEN_SIZES, max_num_seqs, _STEP_BETWEEN_SIZES)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 class DecodeGraphs:
-    """Runs `forward` for steps in which all sequences decode. `capture` makes a function's replay, see
-    `modeling.cuda_graphs.CudaCapture`.
+    """Runs `forward` for steps in which all sequences decode.
 
-    `max_length` bounds the positions of a sequence.
+    `capture` records a function and returns its replay, see `modeling.cuda_graphs.CudaCapture`. `max_length` bounds the
+    positions of a sequence.
     """
 
     def __init__(
@@ -53,17 +53,18 @@ class DecodeGraphs:
         self._num_rope_axes = num_rope_axes
         self._table_start = _NUM_FIXED + num_rope_axes
         num_columns = self._table_start + -(-max_length // attention.block_size)
-        # A row a sequence, so that the rows of a batch are one copy to the device.
+        # Each sequence has one row, so that one copy brings all rows of a batch to the device.
         self._host = torch.zeros(max_num_seqs, num_columns, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._rows = self._host.numpy()
         self._pad(slice(None))
         self._inputs = self._host.to(device)
         self._logits_rows = torch.arange(max_num_seqs, device=device)
-        # The largest first: the smaller ones find room in the memory that it took.
+        # The largest is recorded first: the smaller ones reuse the memory that it took.
         self._replays = {size: capture(self._computation(size)) for size in reversed(batch_sizes(max_num_seqs))}
 
     def fits(self, step: StepInput) -> bool:
-        """Whether the step does nothing but decode, a token for each of its sequences."""
+        """Returns whether the graphs can run the step: it only decodes, one token for each of its sequences, and no
+        context is longer than `max_length`."""
         num_chunks = len(step.query_lengths)
         return (
             step.num_decodes == num_chunks == len(step.logits_rows) <= len(self._rows)
@@ -73,8 +74,8 @@ class DecodeGraphs:
         )
 
     def run(self, step: StepInput) -> Outputs:
-        """What `forward` gives for a step that fits, whose tensors are on the CPU: hidden states and logits, valid
-        until the next run."""
+        """Returns the hidden states and logits that `forward` gives for a step that fits. The step's tensors are on the
+        CPU. The outputs are valid until the next run."""
         num_seqs = len(step.query_lengths)
         size = min(size for size in self._replays if size >= num_seqs)
         self._fill(step, num_seqs)
@@ -93,7 +94,7 @@ class DecodeGraphs:
             row[self._table_start : self._table_start + len(blocks)] = blocks
 
     def _pad(self, rows: slice) -> None:
-        """Makes rows of the host's buffer a sequence of one token in the block that nobody reads."""
+        """Makes each of these rows of the host's buffer a sequence of one token in the padding block."""
         padding = self._rows[rows]
         padding[:, : self._table_start] = 0
         padding[:, _SLOT] = self._attention.padding_block * self._attention.block_size
@@ -108,7 +109,7 @@ class DecodeGraphs:
             wide = inputs[:, : self._table_start].long()
             step = StepInput(
                 token_ids=wide[:, _TOKEN],
-                # Of a single row, too, strides have to be those that layers have been compiled for.
+                # The strides have to be those that the layers have been compiled for, also for a single row.
                 positions=wide[:, _NUM_FIXED:].T.clone(memory_format=torch.contiguous_format),
                 slot_mapping=wide[:, _SLOT].contiguous(),
                 logits_rows=self._logits_rows[:size],

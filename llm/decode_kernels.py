@@ -1,7 +1,7 @@
-"""Triton kernels for one new token a sequence over a paged KV cache: nothing is gathered, the cache is read once.
+"""Triton kernels for the attention of one new token a sequence. They read the paged KV cache once and in place.
 
-A context is divided into splits, so that a few long sequences keep a whole GPU busy; a second kernel merges what the
-splits found.
+Each context is divided into splits, so that a few long sequences keep a whole GPU busy. A second kernel merges the
+results of the splits.
 """
 
 from dataclasses import dataclass
@@ -10,27 +10,29 @@ import torch
 import triton
 import triton.language as tl
 
-# Positions that one turn of the inner loop reads; fewer where their keys and values take more than so many bytes, which
-# have to find room on the chip, several turns at a time.
+# One turn of the inner loop reads so many positions, or fewer where their keys and values take more than so many bytes:
+# several turns have to fit into the chip's memory at a time.
 _TILE_POSITIONS = 64
 _TILE_BYTES = 48 * 2**10
-# The least size of an operand of a tensor core's matrix product.
+# The smallest size of an operand's dimension in a matrix product on tensor cores.
 _LEAST_DOT = 16
-# A merge reads all splits of a head at once.
+# The merge kernel reads all splits of a head at once, so their number is bounded.
 _MAX_SPLITS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PagedContexts:
-    """What the sequences see, on the device: `block_tables` (num_sequences, max_blocks) and `lengths`
-    (num_sequences,), int32; entries of a table behind its sequence's last block are not read."""
+    """The contexts of decoding sequences, on the device: `block_tables` (num_sequences, max_blocks) and `lengths`
+    (num_sequences,), int32. A table's entries behind the last block of its sequence are not read."""
 
     block_tables: torch.Tensor
     lengths: torch.Tensor
 
 
 def count_splits(num_programs: int, max_length: int, num_processors: int) -> int:
-    """Splits of each context: enough for four programs on each processor, none shorter than a few tiles."""
+    """Returns how many splits each context is divided into: as many as give each of the GPU's processors four programs.
+
+    There are at most `_MAX_SPLITS`, and those of the longest context have at least 4 * `_TILE_POSITIONS` positions."""
     wanted = -(-4 * num_processors // num_programs)
     return max(1, min(wanted, max_length // (4 * _TILE_POSITIONS), _MAX_SPLITS))
 
@@ -47,17 +49,18 @@ def paged_decode(
     window: int | None,
     num_splits: int,
 ) -> None:
-    """Fills `output` (num_sequences, heads, value_dim), contiguous as `queries` (num_sequences, heads, key_dim) are.
+    """Attends with `queries` (num_sequences, heads, key_dim) and fills `output` (num_sequences, heads, value_dim). Both
+    have to be contiguous.
 
-    `keys` and `values`: the cache, (num_blocks, block_size, kv_heads, dim), of any dtype. Each query is of the last
-    position of its context and sees the last `window` positions, all for None.
+    `keys` and `values`: the cache, (num_blocks, block_size, kv_heads, dim), of any dtype. Each query belongs to the
+    last position of its context and sees the last `window` positions, or all for None.
     """
     (num_sequences, heads, key_dim), value_dim = queries.shape, values.shape[-1]
     kv_heads = keys.shape[2]
     assert queries.is_contiguous()
     assert output.is_contiguous()
     assert heads % kv_heads == 0
-    # A single split is the result: it goes to its place at once.
+    # The result of a single split is the final one: the kernel writes it to `output` directly.
     partials, sums = output, output
     if num_splits > 1:
         shape = (num_sequences, heads, num_splits)
@@ -65,7 +68,7 @@ def paged_decode(
         sums = torch.empty(shape, dtype=torch.float32, device=queries.device)
     tile_keys, tile_values = _padded(key_dim), _padded(value_dim)
     position_bytes = (tile_keys + tile_values) * max(queries.itemsize, keys.itemsize)
-    # Triton launches on the current device, whichever the tensors are on.
+    # Triton launches on the current device, whatever device the tensors are on.
     with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
         _attend_split[(num_sequences, kv_heads, num_splits)](
             queries,
@@ -111,7 +114,7 @@ def _padded(size: int) -> int:
 
 
 def _tile_positions(position_bytes: int) -> int:
-    """A power of two, as Triton wants."""
+    """Returns how many positions one turn of the inner loop reads: a power of two, as Triton requires."""
     tile = _TILE_POSITIONS
     while tile > _LEAST_DOT and tile * position_bytes > _TILE_BYTES:
         tile //= 2
@@ -145,8 +148,10 @@ def _attend_split(  # type: ignore[no-untyped-def]
     tile_values: tl.constexpr,
     tile_positions: tl.constexpr,
 ):
-    """One split of one sequence for all query heads of one key head: partials (sequences, heads, splits, value_dim)
-    and, with several splits, the logarithm of each one's sum of weights (sequences, heads, splits)."""
+    """Attends over one split of one sequence's context, for all query heads of one key head.
+
+    Writes `partials` (sequences, heads, splits, value_dim) and, with several splits, the logarithm of each split's sum
+    of weights to `sums` (sequences, heads, splits)."""
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -155,7 +160,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     key_range = tl.arange(0, tile_keys)
     value_range = tl.arange(0, tile_values)
     tile_range = tl.arange(0, tile_positions)
-    # Rows of queries and output; int64, as a cache may have more than 2**31 numbers.
+    # The rows of queries and output. They are int64, because places that follow from them may lie beyond 2**31.
     heads = (sequence * kv_heads + kv_head).to(tl.int64) * groups + group_range
     is_head = group_range < groups
 
@@ -185,11 +190,11 @@ def _attend_split(  # type: ignore[no-untyped-def]
         key = tl.load(key_places, mask=is_seen[None, :] & (key_range < key_dim)[:, None], other=0.0)
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scaling
         if has_softcap:
-            # tanh, which Triton lacks, by way of the exponential
+            # tanh, which Triton lacks, computed with the exponential function
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
         scores = tl.where(is_seen[None, :], scores, float("-inf"))
 
-        # A split that is not empty sees at least one position in each of its tiles: `new_highest` is finite.
+        # Each tile of a split holds at least one position that is seen, so `new_highest` is finite.
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp(scores - new_highest[:, None])
         shrink = tl.exp(highest - new_highest)
@@ -202,7 +207,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
             weights.to(query.dtype), value.to(query.dtype), input_precision="ieee"
         )
 
-    # An empty split counts for nothing: exp(-inf) of the log of its sum.
+    # An empty split gets the logarithm -inf and so the weight exp(-inf) = 0.
     is_empty = last <= first
     result = result / tl.where(is_empty, 1.0, total)[:, None]
     places = heads * num_splits + split
@@ -223,7 +228,7 @@ def _merge_splits(  # type: ignore[no-untyped-def]
     tile_splits: tl.constexpr,
     tile_values: tl.constexpr,
 ):
-    """The mean of a head's partials, each with the weight of its split."""
+    """Writes to `output` the mean of a head's partials, each weighted with its split's sum of weights."""
     head = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     split_range = tl.arange(0, tile_splits)
     value_range = tl.arange(0, tile_values)

@@ -1,16 +1,16 @@
-"""Token ids to text as they come, never half a character and never the beginning of a stop string."""
+"""Turns token ids into text as they come. It never returns half a character or the beginning of a stop string."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-# So many tokens are decoded with each new one, at most, where each completes a character.
+# With each new token at most so many tokens are decoded, as long as each token completes a character.
 MAX_DECODED_TOKENS = 16
 
 Decode = Callable[[list[int]], str]
 
 
 class Tokenizer(Protocol):
-    """What is used here of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer's interface that this module uses."""
 
     is_fast: bool
     clean_up_tokenization_spaces: bool
@@ -22,8 +22,10 @@ class Tokenizer(Protocol):
 
 
 def decoder_of(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Decode:
-    """Token ids to text, past what transformers does around it: that takes longer than the decoding of a few
-    tokens."""
+    """Returns a function that turns token ids into text.
+
+    Where it can it calls the fast tokenizer directly: what transformers does around that call takes longer than the
+    decoding of a few tokens."""
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
         decode = tokenizer.backend_tokenizer.decode
         return lambda token_ids: str(decode(token_ids, skip_special_tokens))
@@ -31,7 +33,7 @@ def decoder_of(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Dec
 
 
 class Detokenizer:
-    """The output text of one sequence, grown token by token. Decoding a token costs the same at any length."""
+    """Builds the output text of one sequence token by token. A token costs the same at any length of the text."""
 
     def __init__(
         self,
@@ -42,37 +44,39 @@ class Detokenizer:
         min_tokens: int = 0,
         before: Sequence[int] = (),
     ) -> None:
-        """Takes `decoder_of` the tokenizer. A stop string that is complete with one of the first `min_tokens` tokens is
-        text like any other. `before`: tokens of a text that this one goes on: some tokenizers drop the blank that opens
-        a text."""
+        """`decode`: what `decoder_of` returns for the tokenizer.
+        `min_tokens`: a stop string that is complete with one of the first `min_tokens` tokens is text like any other.
+        `before`: tokens of a text that the output continues. Some tokenizers drop the blank at the beginning of a text,
+        so the output is decoded behind the last of these tokens."""
         self._decode = decode
         self._stop = stop
         self._includes_stop = includes_stop
         self._token_ids = _whole_end(decode, before)
         self._min_tokens = min_tokens + len(self._token_ids)
-        # Of the tokens from `_anchor` on, up to `_boundary`, `_text` is what has been told: whole characters.
+        # `_text` is the text of the tokens from `_anchor` to `_boundary`: whole characters, not to be returned again.
         self._anchor, self._boundary = 0, len(self._token_ids)
         self._text = decode(self._token_ids) if self._token_ids else ""
         self._held_back = ""
         self.num_chars = 0
-        """Of the text so far, what is held back and cut off among it, without a character that is unfinished."""
+        """The number of characters of the text so far. Characters that are held back or cut off count, an unfinished
+        character does not."""
         self.stopped = False
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last token ended with the end of a character."""
+        """Returns whether the last token ended at the end of a character."""
         return self._boundary == len(self._token_ids)
 
     def tells(self, token_id: int) -> bool:
-        """Whether the token is text by itself; special tokens mostly are not."""
+        """Returns whether the token by itself decodes to any text; most special tokens do not."""
         return bool(self._decode([token_id]))
 
     def append(self, token_ids: list[int]) -> str:
-        """Returns the text that `token_ids` make certain; sets `stopped` when a stop string is complete.
+        """Returns the text that `token_ids` make certain, and sets `stopped` when a stop string is complete.
 
-        What follows a stop string is not part of the text, nor is, unless `includes_stop`, the stop string. One token
-        after the other, however many come together: some decoders make something else of broken characters when more
-        is behind them.
+        The text ends before the stop string, or behind it with `includes_stop`. The tokens are decoded one after the
+        other, however many come together, because some decoders decode a broken character differently when more tokens
+        follow it.
         """
         text = ""
         for token_id in token_ids:
@@ -83,7 +87,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Returns what was still held back; call once at the end of a sequence that was not `stopped`."""
+        """Returns the text that is still held back. Call this once, at the end of a sequence that was not `stopped`."""
         tail = self._decode_new(final=True)
         text = self._release(tail) + self._held_back
         self._held_back = ""
@@ -92,14 +96,16 @@ class Detokenizer:
     def _decode_new(self, *, final: bool = False) -> str:
         told, text = self._text, self._decode(self._token_ids[self._anchor :])
         if not text.startswith(told):
-            # A broken character has spoilt whole ones before it, which have been told: it is decoded without them.
+            # A broken character has changed the whole characters before it, which have been returned already. So it is
+            # decoded without them.
             self._anchor, self._text, told = self._boundary, "", ""
             text = self._decode(self._token_ids[self._anchor :])
         num_held = len(self._token_ids) - self._boundary
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not final and num_held <= MAX_DECODED_TOKENS:
             return ""
         if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
-            # From the last boundary on: never from inside a character, which some decoders spoil wholly.
+            # The new anchor is the last boundary, never a token inside a character: some decoders would spoil the whole
+            # character.
             self._anchor = self._boundary
             self._text = self._decode(self._token_ids[self._anchor :])
         else:
@@ -122,8 +128,10 @@ class Detokenizer:
         return text[: len(text) - keep]
 
     def _first_stop(self, text: str) -> tuple[int, int] | None:
-        """Where the stop string begins and ends that is complete first, in what is new of `text`: that choice does not
-        depend on how many tokens come at once."""
+        """Returns where in `text` the stop string begins and ends that is complete first, or None where none is.
+
+        It looks only at stop strings that end in the new part of `text`. The choice does not depend on how many tokens
+        come at once."""
         found = []
         for stop in self._stop:
             start = text.find(stop, max(0, len(self._held_back) + 1 - len(stop)))
@@ -136,7 +144,8 @@ class Detokenizer:
 
 
 def _whole_end(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """The fewest of the last of `token_ids` that make whole characters; none where that takes many."""
+    """Returns the shortest end of `token_ids` that decodes to whole characters, or no tokens where that end would have
+    more than half of `MAX_DECODED_TOKENS`."""
     for number in range(1, min(len(token_ids), MAX_DECODED_TOKENS // 2) + 1):
         end = list(token_ids[-number:])
         text = decode(end)
@@ -146,5 +155,5 @@ def _whole_end(decode: Decode, token_ids: Sequence[int]) -> list[int]:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Returns the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,6 +1,6 @@
-"""The LLM engine: `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread.
+"""The LLM engine: call `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread.
 
-A step is `schedule`, `run`, `sample`, and what comes of it for each request.
+A step schedules chunks, runs the model over them, samples tokens, and makes an output for each sequence with a token.
 """
 
 import logging
@@ -40,13 +40,13 @@ class LLMEngine:
     """Continuous batching over a paged KV cache. Requests join and leave between any two steps."""
 
     def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
-        """With a `group` it is rank 0 of several, see `ModelRunner`."""
+        """With a `group` this engine is rank 0 of several ranks, see `ModelRunner`."""
         self._config = config
         self._runner = ModelRunner(config, group)
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._block_manager, config.max_num_seqs, config.max_num_batched_tokens)
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
-        # By whether special tokens are left out.
+        # The key is whether the decoder leaves special tokens out.
         self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
         generation = load_generation_config(config.model, config.revision)
         self._eos_token_ids = eos_token_ids(generation, tokenizer.eos_token_id)
@@ -61,7 +61,7 @@ class LLMEngine:
         self._check_largest_item()
 
     def _check_largest_item(self) -> None:
-        """Raises ValueError where the model's own largest picture would be refused."""
+        """Raises ValueError where the context has no room for the model's largest picture and an answer."""
         config, num_blocks = self._config, self._runner.num_blocks
         if config.largest_item_tokens >= self.max_model_len:
             raise ValueError(
@@ -82,14 +82,16 @@ class LLMEngine:
         cache_salt: str = "",
         priority: int = 0,
     ) -> None:
-        """Queues a request; `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`. None: they
-        come later, with `set_embeddings`; meanwhile the prompt is computed up to there.
+        """Queues a request. `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`.
 
-        Requests of different `cache_salt` share nothing in the prefix cache, however equal their prompts. Those of a
-        lower `priority` go first.
-        Raises InvalidRequestError when it can never run: embeddings of a wrong shape, no room in the context, tokens
-        that are not in the vocabulary, a grammar that cannot be compiled. One that `grammar_compiler`, which any thread
-        may use, has compiled before takes no time here.
+        None stands for embeddings that come later, with `set_embeddings`. The engine computes the prompt up to their
+        placeholder meanwhile. Requests of different `cache_salt` share nothing in the prefix cache, however equal their
+        prompts are. Requests of a lower `priority` go first.
+
+        Raises InvalidRequestError for a request that can never run: for embeddings of a wrong shape, for a prompt or
+        answer that the context has no room for, for tokens outside the vocabulary, and for a grammar that cannot be
+        compiled. Raises ValueError for a `request_id` that is in the engine already. A grammar that `grammar_compiler`
+        has compiled before takes no time here. Any thread may use that compiler.
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is in the engine already")
@@ -113,8 +115,10 @@ class LLMEngine:
         self._is_stalled = False
 
     def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
-        """What turns the tokens of one answer to `prompt` into text. The engine says tokens only: who reads its outputs
-        may do this beside the next step."""
+        """Returns a detokenizer for one answer to `prompt`.
+
+        The engine's outputs hold token ids only, so that the caller can turn them into text while the next step
+        runs."""
         return Detokenizer(
             self._decoders[params.skip_special_tokens],
             params.stop,
@@ -124,8 +128,10 @@ class LLMEngine:
         )
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
-        """Hands in the embeddings of item `index`, (num_embeds, embedding_size); nothing happens for a request that is
-        done or unknown. Raises InvalidRequestError for a wrong shape; the request then still waits for them."""
+        """Hands in the embeddings of item `index`, (num_embeds, embedding_size). Does nothing for a request that is
+        done or unknown.
+
+        Raises InvalidRequestError for a wrong shape. The request then still waits for the embeddings."""
         if request_id not in self._requests:
             return
         request = self._requests[request_id]
@@ -134,7 +140,7 @@ class LLMEngine:
         self._is_stalled = False
 
     def abort(self, request_id: str) -> None:
-        """Ends a request and frees what it holds; does nothing for one that is done or unknown."""
+        """Ends a request and frees all that it holds. Does nothing for a request that is done or unknown."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._finish_all(request, FinishReason.ABORT)
@@ -146,7 +152,7 @@ class LLMEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would do nothing before the next request or embeddings come."""
+        """Returns whether a step would do nothing until the next request or embeddings come."""
         return self._is_stalled or not self._scheduler.has_unfinished()
 
     @property
@@ -159,9 +165,11 @@ class LLMEngine:
         )
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step. A step that fails ends the requests in it, with `ERROR`; the others go on.
+        """Runs one step and returns its outputs. A step that fails ends the requests in it with `ERROR`, and the other
+        requests go on.
 
-        They are somewhat faster on a thread that is in `torch.inference_mode` all the time.
+        Raises torch.AcceleratorError and RankDiedError, after which no step can succeed. Steps are somewhat faster on a
+        thread that is in `torch.inference_mode` all the time.
         """
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
@@ -184,11 +192,12 @@ class LLMEngine:
         return outputs
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError when a block was lost or is held more often than it says."""
+        """Raises RuntimeError when a block of the KV cache was lost, or when its reference count is wrong."""
         self._block_manager.check_integrity([*self._scheduler.running, *self._scheduler.waiting])
 
     def _check_nothing_is_left(self) -> None:
-        """Raises RuntimeError when nothing is unfinished and yet something is held; cheap enough for every step."""
+        """Raises RuntimeError when no sequence is unfinished and yet a block or a request is held. The check is cheap
+        enough for every step."""
         if not self._scheduler.has_unfinished() and (self._block_manager.usage or self._requests):
             raise RuntimeError(
                 f"idle with {self._block_manager.usage:.1%} of the KV cache, {len(self._requests)} requests"
@@ -208,7 +217,8 @@ class LLMEngine:
         return outputs
 
     def _compute(self, chunks: list[ScheduledChunk]) -> tuple[Sampling, torch.Tensor | None]:
-        """The answers that can have their next token now, with a row of logits each: (answers, vocab), float32."""
+        """Computes the chunks and returns the answers to sample a token for, with their logits, (answers, vocab),
+        float32."""
         if not chunks:
             return [], None
         result = self._runner.run(chunks)
@@ -257,7 +267,7 @@ class LLMEngine:
         return replace(params, **unset)
 
     def _advance(self, sequence: Sequence, answer: AnswerState, token: SampledToken) -> RequestOutput:
-        """Appends a sampled token, decides whether the sequence ends, and says what that adds to its output."""
+        """Appends a sampled token, ends the sequence where it is complete, and returns the output for the token."""
         sequence.append_token(token.token_id)
         is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
         reason = None
@@ -274,7 +284,7 @@ class LLMEngine:
         return output
 
     def _end_without_tokens(self, sequence: Sequence) -> RequestOutput:
-        """Ends a sequence of which only the prompt was to be computed."""
+        """Ends a sequence that was to compute its prompt only, and returns its output."""
         prompt_logprobs = self._answer(sequence).prompt_logprobs
         self._scheduler.finish(sequence, FinishReason.LENGTH)
         self._forget(sequence)
@@ -287,7 +297,9 @@ class LLMEngine:
             del self._requests[sequence.request_id]
 
     def _fail(self, request_id: str, error: InvalidRequestError | None = None) -> list[RequestOutput]:
-        """Ends a request, all its answers, with an error, which may be its own; nothing for one that has ended."""
+        """Ends all answers of a request with `ERROR` and returns their outputs, or none for a request that has ended.
+
+        `error` says what the client has to change, where the request itself has caused the failure."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return []

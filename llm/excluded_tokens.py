@@ -1,4 +1,4 @@
-"""Tokens that a request keeps out of its answers: all but those that it allows, and those that would end a bad word."""
+"""The tokens that a request keeps out of its answers: all but its allowed tokens, and the last token of a bad word."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,10 +16,11 @@ NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 
 
 class ExcludedTokens:
-    """Of one request, the same for all of its answers."""
+    """The excluded tokens of one request. All of its answers share them."""
 
     def __init__(self, allowed: Sequence[int] | None = None, words: Iterable[tuple[int, ...]] = ()) -> None:
-        """`allowed`: the only tokens that may come; None: any. `words`: tokens that must not come in a row."""
+        """`allowed`: the only tokens that may come; None allows any. `words`: sequences of tokens that must not come in
+        a row."""
         self.allowed: IntArray | None = None if allowed is None else np.unique(np.array(allowed, dtype=np.int64))
         endings: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         for word in dict.fromkeys(words):
@@ -29,7 +30,9 @@ class ExcludedTokens:
 
     @classmethod
     def of(cls, params: SamplingParams, tokenizer: ByteTokenizer, vocab_size: int) -> "ExcludedTokens":
-        """Raises InvalidRequestError for allowed tokens that are not in the vocabulary of `vocab_size`."""
+        """Returns the tokens that the parameters exclude.
+
+        Raises InvalidRequestError for allowed tokens outside the vocabulary of `vocab_size`."""
         allowed = params.allowed_token_ids
         if allowed is not None:
             check_vocabulary("allowed_token_ids", (min(allowed), max(allowed)), vocab_size)
@@ -42,11 +45,11 @@ class ExcludedTokens:
 
     @property
     def num_deciding(self) -> int:
-        """How many of an output's last tokens decide on which may not come next."""
+        """Returns how many of an output's last tokens decide which tokens may not come next."""
         return self._lengths[-1] if self._lengths else 0
 
     def completing(self, last_token_ids: Iterable[int]) -> IntArray:
-        """The tokens that would complete one of the words behind `last_token_ids`, the end of the output."""
+        """Returns the tokens that would complete one of the words. `last_token_ids` is the end of the output."""
         last = tuple(last_token_ids)
         ends = (last[len(last) - length :] for length in self._lengths if length <= len(last))
         found = [self._endings[end] for end in ends if end in self._endings]

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation config says of ending and sampling."""
+"""Reads a checkpoint's generation config: the end tokens and the defaults of sampling."""
 
 import logging
 from typing import Any
@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 logger = logging.getLogger(__name__)
 
-# Settings of a generation config that change which tokens HF `generate` chooses and that are not honoured here.
+# Settings of a generation config that change which tokens transformers' `generate` chooses and that the engine ignores.
 _IGNORED_SETTINGS = (
     "no_repeat_ngram_size",
     "suppress_tokens",
@@ -26,7 +26,8 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
 
 
 def default_sampling(generation: GenerationConfig) -> dict[str, Any]:
-    """What a request that does not say gets: sampling as the model's authors set it, else greedy."""
+    """Returns the values of the sampling parameters that a request leaves unset: those of a generation config that
+    samples, or else greedy decoding. Both keep the config's repetition penalty."""
     repetition_penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
     if not generation.do_sample:
         off = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -41,7 +42,7 @@ def default_sampling(generation: GenerationConfig) -> dict[str, Any]:
 
 
 def eos_token_ids(generation: GenerationConfig, tokenizer_eos: int | None) -> frozenset[int]:
-    """The model's end tokens: of its generation config, else of its tokenizer."""
+    """Returns the model's end tokens: those of its generation config, or else that of its tokenizer."""
     eos = tokenizer_eos if generation.eos_token_id is None else generation.eos_token_id
     if eos is None:
         return frozenset()

@@ -1,8 +1,8 @@
-"""Structured output: which tokens the answer may go on with, by a grammar that the request asked for.
+"""Structured output: masks of the tokens that may come next in an answer, by the grammar that its request asks for.
 
 The library (llguidance) matches bytes, so any tokenizer of the `tokenizers` library works, and a token may span
-several terminals. It computes a mask when one is asked for, and so compiles in milliseconds. A mask may take longer
-than a step of the model: threads of their own compute each as soon as the token before it is known.
+several terminals. The library computes each mask only when it is asked for, and so compiles in milliseconds. A mask may
+take longer than a step of the model. So separate threads compute it, from the moment the token before it is known.
 """
 
 import logging
@@ -24,13 +24,13 @@ from preprocess.schema import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 MAX_CACHED_GRAMMARS = 256
-# So many answers may have slow masks before others' have to wait for a thread.
+# The masks of so many answers may be slow before those of other answers have to wait for a thread.
 _NUM_MASK_THREADS = 4
 _BITS_PER_WORD = 32
 
 
 class GrammarMatcher:
-    """How far one answer has come in its grammar. Of one sequence, on one thread."""
+    """Follows one answer through its grammar. It belongs to one sequence, and only one thread may call it."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
@@ -38,7 +38,7 @@ class GrammarMatcher:
         self._words = torch.empty(-(-vocab_size // _BITS_PER_WORD), dtype=torch.int32)
         self._computing = threads.submit(self._compute_mask)
         self.is_complete = False
-        """Whether nothing but an end token can follow."""
+        """Whether only an end token can follow."""
         self.failure: str | None = None
 
     @property
@@ -46,10 +46,11 @@ class GrammarMatcher:
         return self._computing.done()
 
     def mask(self) -> torch.Tensor:
-        """Which tokens may come next, (ceil(vocab / 32),), int32, on the CPU: bit i % 32 of word i // 32. Waits for it.
+        """Waits for the mask of the tokens that may come next and returns it: (ceil(vocab / 32),), int32, on the CPU.
+        Token i is bit i % 32 of word i // 32.
 
-        Once the grammar is complete and cannot go on, these are the model's end tokens. A grammar that turns out to
-        be too complex on the way allows no token at all, and `failure` says why.
+        Once the grammar is complete and cannot go on, the mask allows the model's end tokens only. A grammar that turns
+        out on the way to be too complex allows no token at all, and `failure` says why.
         """
         try:
             self._computing.result()
@@ -59,11 +60,12 @@ class GrammarMatcher:
         return self._words
 
     def advance(self, token_id: int) -> bool:
-        """Goes on by a token that the mask allowed; false where the grammar fails, and `failure` says why.
+        """Consumes a token that the mask allowed. Returns False where the grammar fails, and `failure` then says why.
 
-        It does where all that may follow is a text that the tokenizer takes for a special token.
+        The grammar fails for example where the only text that may follow is one that the tokenizer takes for a special
+        token.
         """
-        self.mask()  # until then a thread is at work on the matcher
+        self.mask()  # until it returns, another thread may use the matcher
         self._matcher.consume_token(token_id)
         try:
             check(self._matcher)
@@ -85,13 +87,13 @@ class GrammarMatcher:
 
     @staticmethod
     def wait_for(matchers: "Iterable[GrammarMatcher]", timeout_s: float, *, for_all: bool) -> None:
-        """Returns when the masks of all, or of any, are ready, and after `timeout_s` at the latest."""
+        """Waits until the masks of all matchers, or of any, are ready, but at most `timeout_s`."""
         computing = [matcher._computing for matcher in matchers]
         wait(computing, timeout_s) if for_all else wait(computing, timeout_s, FIRST_COMPLETED)
 
 
 class CompiledGrammar:
-    """One compiled grammar, of any number of requests; nothing in it changes."""
+    """One compiled grammar. It never changes, and any number of requests may share it."""
 
     def __init__(self, start: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._start = start
@@ -103,7 +105,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles for one model and keeps what was asked for last. May be used by any thread, beside the engine's."""
+    """Compiles grammars for one model and keeps those that were asked for last. Any thread may use it."""
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -113,9 +115,10 @@ class GrammarCompiler:
         self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
 
     def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
-        """Takes milliseconds for most, about a second for the first, and at most some seconds, see `grammar_check`.
+        """Returns the compiled grammar of `wanted`.
 
-        Raises InvalidRequestError that names the field of `wanted`.
+        This takes milliseconds for most grammars, about a second for the first, and at most some seconds, see
+        `grammar_check`. Raises InvalidRequestError that names the field of `wanted`.
         """
         for text in wanted.choice or ():
             if special := [token for token in self._tokenizer.special_tokens if token in text]:
@@ -127,7 +130,8 @@ class GrammarCompiler:
         return outcome
 
     def _outcome(self, field: str, text: str) -> CompiledGrammar | str:
-        """The grammar, or why it is refused: found out once for however many ask for it."""
+        """Returns the compiled grammar, or the reason why it is refused. Threads that ask for the same grammar share
+        one compilation."""
         with self._lock:
             known = self._outcomes.get((field, text))
             outcome = self._outcomes.setdefault((field, text), Future())
@@ -154,7 +158,8 @@ class GrammarCompiler:
 
 
 def apply_bitmask(logits: torch.Tensor, rows: list[int], matchers: list[GrammarMatcher]) -> None:
-    """Sets to -inf, in place, what the grammars of these rows of `logits` (any, vocab) do not allow."""
+    """Sets to -inf, in place, the tokens that the grammars do not allow. `rows` are the rows of `logits` (any number,
+    vocab) that have the `matchers`."""
     words = torch.stack([matcher.mask() for matcher in matchers]).to(logits.device)
     bits = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
     is_allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]

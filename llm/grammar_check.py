@@ -1,8 +1,9 @@
-"""Whether a grammar can be compiled and followed within bounds, found out in a process of its own.
+"""Checks in a child process whether a grammar can be compiled and followed within bounds.
 
-A few hundred bytes of a client's can ask for minutes of compiling, for all memory, or for a stack that overflows, and
-nothing ends a thread. So the first to compile a grammar is a child process: the kernel ends it at its bounds, and the
-next grammar gets another one. Its import is light: no torch, no transformers.
+A grammar of a few hundred bytes can take minutes to compile, use up all memory, or overflow the stack, and nothing can
+end a thread that compiles it. So a child process compiles each new grammar first. The kernel bounds the child's time
+and memory, and a child that ends at these bounds is replaced for the next grammar. The child imports neither torch nor
+transformers, and so starts fast.
 """
 
 import json
@@ -25,9 +26,10 @@ from llm.grammar_source import GrammarError, check, make_matcher
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 1 << 30
 NUM_TOKENS = 64
-"""A grammar is followed for so many tokens: some only show then that they cannot be, or what they cost."""
+"""The number of tokens that a grammar is followed for. Some grammars show only then that they fail, or what they
+cost."""
 
-# Decoding goes first where both want a processor.
+# Lets decoding go first where both need a processor.
 NICENESS = 5
 _TOO_LONG = f"must be simpler: to compile and follow it for {NUM_TOKENS} tokens took more than {MAX_SECONDS:g} s"
 _TOO_LARGE = f"must be simpler: to compile it took more than {MAX_MEMORY_BYTES >> 20} MiB, or is nested too deeply"
@@ -35,16 +37,17 @@ _REASONS = {signal.SIGPROF: _TOO_LONG, signal.SIGABRT: _TOO_LARGE, signal.SIGSEG
 
 
 class GrammarCheck:
-    """For one tokenizer. Any thread may use it; one grammar is checked at a time."""
+    """Checks grammars for one tokenizer. Any thread may use it; it checks one grammar at a time."""
 
     def __init__(self, tokenizer: Callable[[], Mapping[str, Any]]) -> None:
-        """`tokenizer`: see `ByteTokenizer.arguments`. Asked for with every child, as it may take megabytes."""
+        """`tokenizer`: returns what `ByteTokenizer.arguments` does. It is called for each child anew, because its
+        result may take megabytes."""
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
 
     def reason_against(self, field: str, text: str) -> str | None:
-        """Why this `StructuredOutput.specification` is refused, None where it is not.
+        """Returns why this `StructuredOutput.specification` is refused, or None where it is not.
 
         Raises what the tokenizer raises, and RuntimeError when the child ends for a reason that has nothing to do with
         the grammar.
@@ -68,7 +71,7 @@ class GrammarCheck:
             [sys.executable, "-m", "llm.grammar_check"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what the library says as it gives up, of a client's grammar
+            stderr=subprocess.DEVNULL,  # what the library prints when it aborts, which quotes the client's grammar
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             text=True,
         )
@@ -79,7 +82,7 @@ class GrammarCheck:
 
 
 def _ask(child: "subprocess.Popen[str]", question: object) -> str | None:
-    """The child's next line; None when it has ended."""
+    """Sends the child a line of JSON and returns the line that it answers, or None when it has ended."""
     assert child.stdin is not None, "a pipe"
     assert child.stdout is not None, "a pipe"
     try:
@@ -96,14 +99,15 @@ def _end(child: "subprocess.Popen[str]") -> None:
 
 
 def main() -> None:
-    """The child: a tokenizer, then grammars, by standard input, a line of JSON each. Each has a line for an answer."""
+    """Runs the child. It reads a tokenizer and then grammars from standard input, a line of JSON each, and answers each
+    with a line of JSON."""
     os.nice(NICENESS)
     tokenizer = LLTokenizer(**json.loads(sys.stdin.readline()))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MAX_MEMORY_BYTES,) * 2)
     print("null", flush=True)
     for line in sys.stdin:
-        # Counts the process's own time, whatever else runs on the machine; the signal's default is to end it.
+        # The timer counts this process's CPU time, whatever else runs on the machine. Its signal ends the process.
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         reason = _reason_against(tokenizer, *json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -121,7 +125,8 @@ def _reason_against(tokenizer: LLTokenizer, field: str, text: str) -> str | None
 
 
 def _follow(matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
-    """Takes tokens that are allowed, by a chance that is the same every time, and goes on as long as it can."""
+    """Consumes up to `NUM_TOKENS` allowed tokens, drawn with a fixed seed, until only an end token may follow. Raises
+    GrammarError where the grammar fails."""
     chance = random.Random(0)
     for _ in range(NUM_TOKENS):
         mask = bytearray(matcher.compute_bitmask())
@@ -135,14 +140,15 @@ def _follow(matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
 
 
 def _some_token(mask: bytearray, chance: random.Random) -> int:
-    """A token whose bit is set, bit i % 8 of byte i // 8; at least one is."""
+    """Returns a random token whose bit in `mask` is set. Token i is bit i % 8 of byte i // 8; at least one bit is
+    set."""
     start = chance.randrange(len(mask))
     byte = next(place % len(mask) for place in range(start, start + len(mask)) if mask[place % len(mask)])
     return 8 * byte + chance.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
 
 
 def _address_space() -> int:
-    """What this process has mapped, in bytes."""
+    """Returns the size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 

@@ -1,4 +1,4 @@
-"""Sequences that have logits but not yet their grammar's mask: they wait while the others take their next steps."""
+"""Holds the logits of sequences whose grammar's mask is not ready yet, while other sequences take their next steps."""
 
 from typing import TypeAlias
 
@@ -9,15 +9,17 @@ from llm.request import AnswerState
 from llm.sequence import Sequence
 
 _PATIENCE_SECONDS = 0.005
-"""Most masks take a tenth of a millisecond: to leave the batch for one that comes in a moment costs more."""
+"""How long a step waits for masks before their sequences leave its batch. Most masks take a tenth of a millisecond, and
+leaving the batch costs more than that."""
 _IDLE_SECONDS = 0.05
-"""How long a step that has nothing else to do waits, so that requests that come or go are not kept waiting."""
+"""How long a step that has nothing else to do waits for masks. It is short, so that requests that come or go need not
+wait."""
 
 Sampling: TypeAlias = list[tuple[Sequence, AnswerState]]
 
 
 class LateMasks:
-    """Holds their logits, a copy of a row of the step's (vocab,) each."""
+    """The waiting sequences, each with a copy of its row of a step's logits, (vocab,)."""
 
     def __init__(self) -> None:
         self._rows: dict[Sequence, tuple[AnswerState, torch.Tensor]] = {}
@@ -30,14 +32,16 @@ class LateMasks:
         return list(self._rows)
 
     def forget_gone(self) -> None:
-        """Drops those that have ended or were preempted: these are computed again."""
+        """Drops the sequences that have ended, and those that were preempted, whose logits will be computed again."""
         gone = [one for one in self._rows if one.is_finished or one.num_uncomputed_tokens]
         for sequence in gone:
             del self._rows[sequence]
 
     def exchange(self, sampling: Sampling, logits: torch.Tensor | None) -> tuple[Sampling, torch.Tensor | None]:
-        """Takes what a step has computed, `logits` (len(sampling), vocab), None where it had nothing to compute; gives
-        what can be sampled now, in the same form."""
+        """Takes a step's sequences and logits, and returns the sequences to sample a token for now and their logits.
+
+        `logits` are (len(sampling), vocab), or None where the step computed none; the result has the same form. It
+        holds those of the step's and of the waiting sequences whose masks are ready."""
         late = _matchers([answer for _, answer in sampling if not answer.sampler_state.is_ready])
         if not late and not self._rows:
             return sampling, logits
@@ -53,7 +57,7 @@ class LateMasks:
         candidates += [(*one, row) for one, row in zip(sampling, rows, strict=True)]
         ready = [answer.sampler_state.is_ready for _, answer, _ in candidates]
         self._rows = {
-            # The runner writes the next step's logits to the same place.
+            # Cloned, because the runner may write the next step's logits to the same memory.
             sequence: (answer, row if sequence in self._rows else row.clone())
             for (sequence, answer, row), is_ready in zip(candidates, ready, strict=True)
             if not is_ready

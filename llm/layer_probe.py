@@ -1,4 +1,4 @@
-"""What a decoder's layers ask of the KV cache, and whether all of them go through it: one token is run to see."""
+"""Runs one token through a decoder to see what its layers keep in the KV cache, and whether all of them use it."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from llm.attention import AttentionCall, LayerShape
 
 
 class _Probe:
-    """Takes the place of a step's attention metadata and notes what the layers ask for."""
+    """Takes the place of a step's attention metadata and records the layers' calls."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, LayerShape]] = []
@@ -19,7 +19,8 @@ class _Probe:
 
 
 def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[LayerShape]:
-    """Returns the shapes of the layers that have a cache, in order: one that looks into an earlier one's has none.
+    """Returns the shapes of the layers that have a cache, in order. A layer that reads an earlier layer's cache has no
+    cache of its own.
 
     Raises ValueError for a decoder with layers that attend in another way or not at all (linear attention, state
     spaces, encoder layers): their state would silently be lost between steps.
@@ -36,7 +37,7 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
     except TypeError as error:  # an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error}") from error
     shapes = dict(probe.layers)
-    # As transformers marks layers that look into an earlier one's cache.
+    # transformers marks the layers that read an earlier layer's cache in this way.
     num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())
     if len(probe.layers) != num_layers or list(shapes) != list(range(num_layers - num_sharing)):
         raise ValueError(

@@ -15,17 +15,18 @@ from modeling.families import load_family
 from modeling.half_model import load_half
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-# Their rotations depend on the longest sequence of a batch.
+# Types of rotary embeddings whose rotations depend on the longest sequence of a batch.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def load_language_half(
     config: EngineConfig, group: ProcessGroup | None = None
 ) -> tuple[PreTrainedModel, LanguageFamily]:
-    """Returns the language half on its device, in evaluation mode, with paged attention, and its family. With a
-    `group`, only this rank's part of it.
+    """Returns the language half and its family. The half is on its device, in evaluation mode and with paged attention.
+    With a `group` it holds only this rank's part of the weights.
 
-    Raises ValueError for an unsupported family or text model and for a checkpoint that lacks a weight.
+    Raises ValueError for an unsupported family or text model, for a checkpoint that lacks a weight, and for a model
+    that cannot be divided among the ranks.
     """
     hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
     family: LanguageFamily = load_family("llm", hf_config.model_type)
@@ -48,7 +49,7 @@ def load_language_half(
 
 
 def _share_caches(decoder: nn.Module) -> None:
-    """Lets layers that reuse an earlier layer's keys and values address that layer's cache; they write the same values
+    """Makes each layer that reuses an earlier layer's keys and values use that layer's cache. It writes the same values
     there once more."""
     config: Any = decoder.config
     modes = getattr(config, "kv_sharing_modes", ())
@@ -60,7 +61,8 @@ def _share_caches(decoder: nn.Module) -> None:
 
 
 def _why_unsupported(text_config: PreTrainedConfig) -> str | None:
-    """What can be told without the weights; `probe_layers` tells the rest."""
+    """Returns why the text model is not supported, as far as its configuration shows it, or None. `probe_layers` finds
+    the other reasons."""
     if text_config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:

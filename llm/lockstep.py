@@ -1,4 +1,4 @@
-"""Rank 0 and the other ranks run the same steps: one tells, the others listen."""
+"""Makes all ranks run the same steps: rank 0 sends each step, and the other ranks receive and run it."""
 
 from typing import Protocol
 
@@ -12,14 +12,14 @@ from llm.step_output import StepOutput
 
 class StepRunner(Protocol):
     def run_step(self, step: StepInput) -> StepOutput:
-        """Computes the step on this rank's share of the model; the outputs of all ranks are the same."""
+        """Computes the step with this rank's share of the model. The outputs of all ranks are the same."""
 
 
 def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -> StepOutput:
-    """Rank 0: runs the step together with all ranks in `serve_steps` and returns its output.
+    """Runs the step on rank 0, which calls this, and on all ranks in `serve_steps`. Returns its output.
 
-    Raises RankDiedError for any failure: one in the middle of a step leaves the ranks at different collectives, so
-    no later step can be trusted.
+    Raises RankDiedError for any failure: a failure in the middle of a step leaves the ranks at different collectives,
+    so that no later step can be trusted.
     """
     group.send(pack(step))
     try:
@@ -32,14 +32,14 @@ def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -
 
 @torch.inference_mode()
 def serve_steps(runner: StepRunner, group: ProcessGroup) -> None:
-    """Other ranks: runs every step that rank 0 sends, until it says stop.
+    """Runs every step that rank 0 sends, until rank 0 sends a stop. All ranks but rank 0 call this.
 
-    Raises RankDiedError when another rank is gone, and whatever the step itself raises; the process should end then.
+    Raises RankDiedError when another rank is gone, and any error of a step. The process should end then.
     """
     while (step := unpack(group.receive())) is not None:
         runner.run_step(step)
 
 
 def stop_ranks(group: ProcessGroup) -> None:
-    """Rank 0: lets the others return from `serve_steps`."""
+    """Makes the other ranks return from `serve_steps`. Rank 0 calls this."""
     group.send(pack(None))

@@ -1,6 +1,6 @@
-"""What changes logits before a token is chosen, greedily or not: grammar, exclusions, `min_tokens`, bias, penalties.
+"""Changes logits before a token is chosen, greedily or not: grammar, exclusions, `min_tokens`, bias and penalties.
 
-Each works on all rows that want it at once, and touches only the tokens that it is about.
+Most processors work on all rows that need them at once, and touch only the tokens that they are about.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,22 +13,23 @@ from llm.grammar import apply_bitmask
 from llm.sampler_state import FloatArray, SamplerState
 
 Rows = list[tuple[int, SamplerState]]
-"""Rows of the logits with their states."""
+"""Row numbers of the logits, each with the row's state."""
 
 
 def process_logits(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
     """Changes `logits` (len(states), vocab), float32, in place, by each row's settings, in vLLM's order:
 
-    1. structured output: -inf for every token that the grammar does not allow
-    2. `allowed_token_ids`: -inf for every other token
-    3. `bad_words`: -inf for the last of a word's tokens where the output ends in those before it. Gives way where no
-       other token is left
-    4. `min_tokens`: -inf for the tokens that would end the output. Gives way where no other token is left, as when the
-       grammar is complete: the form of the answer goes before its length
-    5. `logit_bias`: added
-    6. `repetition_penalty`, on tokens of prompt and output: a negative logit is multiplied by it, another divided, as
-       by transformers' RepetitionPenaltyLogitsProcessor
-    7. `frequency_penalty` times the count in the output, and `presence_penalty` once, subtracted, as OpenAI defines
+    1. structured output: every token that the grammar does not allow gets -inf
+    2. `allowed_token_ids`: every other token gets -inf
+    3. `bad_words`: the last token of a word gets -inf where the output ends in the tokens before it. This is skipped
+       for a row in which no other token would be left
+    4. `min_tokens`: the tokens that would end the output get -inf. This is skipped for a row in which no other token
+       would be left, as when the grammar is complete: the form of the answer takes precedence over its length
+    5. `logit_bias`: is added
+    6. `repetition_penalty`: multiplies a negative logit of a token of prompt or output, and divides any other, like
+       transformers' RepetitionPenaltyLogitsProcessor
+    7. `frequency_penalty` times the token's count in the output, and `presence_penalty` once for a token of the output:
+       are subtracted, as OpenAI defines it
     """
     rows = [(row, state) for row, state in enumerate(states) if state.edits_logits]
     if constrained := [(row, state.matcher) for row, state in rows if state.matcher is not None]:
@@ -55,7 +56,7 @@ def _keep(row: torch.Tensor, token_ids: IntArray) -> None:
 
 
 def _ban(logits: torch.Tensor, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> None:
-    """Bans each row's `token_ids`, where others are left."""
+    """Sets each row's `token_ids` to -inf, but leaves a row unchanged in which no other token would be left."""
     places = _places(logits, rows, token_ids)
     allowed = logits[places]
     logits[places] = -torch.inf
@@ -87,7 +88,8 @@ def _seen(state: SamplerState) -> tuple[IntArray, FloatArray]:
 def _places(
     logits: torch.Tensor, rows: Rows, token_ids: Callable[[SamplerState], IntArray]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of each of the rows' tokens, one after another: an index into `logits`, no place in it twice."""
+    """Returns the row and the column of each of the rows' tokens, as an index into `logits` that names no place
+    twice."""
     columns = [token_ids(state) for _, state in rows]
     row_of_each = np.repeat([row for row, _ in rows], [len(own) for own in columns])
     return _to_device(logits, [row_of_each]), _to_device(logits, columns)

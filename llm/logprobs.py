@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, for clients that ask for them."""
+"""Computes log-probabilities of tokens, for clients that ask for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ import torch
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """The token at one position: its log-probability in nats, its rank (1 is the likeliest), and the likeliest tokens
-    there with theirs, in order. A log-probability may be -inf where the model itself excludes a token."""
+    at the position with their log-probabilities, likeliest first.
+
+    A log-probability may be -inf where the model itself excludes a token."""
 
     token_id: int
     logprob: float
@@ -18,11 +20,12 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """What `logits` (len(token_ids), vocab), float32, the model's own, say about each row's token.
+    """Returns the log-probabilities of each row's token and of the row's `num_top` likeliest tokens.
 
-    Log-softmax of the raw logits, before penalties and temperature (vLLM's `raw_logprobs`). Of the output a row is what
-    a token was drawn from; of the prompt row i is of position i and `token_ids[i]` stands at position i + 1. Takes
-    as much memory again as `logits`: give a long prompt in parts.
+    They are the log-softmax of `logits` (len(token_ids), vocab), float32, which are the model's own, before penalties
+    and temperature (vLLM's `raw_logprobs`). For output tokens a row has the logits that its token was chosen from. For
+    a prompt row i has the logits of position i, and `token_ids[i]` is the token at position i + 1. The call takes as
+    much memory again as `logits`: give a long prompt in parts.
     """
     if not token_ids:
         return []

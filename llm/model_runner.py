@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Logits of a prompt are made for so many of its tokens at once: a vocabulary is large.
+# The logits that score a prompt are computed for so many of its tokens at once, because a vocabulary is large.
 _SCORED_AT_ONCE = 128
 _CPU_CACHE_BYTES = 512 * 2**20
 
 
 class ModelRunner:
-    """Holds the weights and the KV cache; knows chunks of sequences, not requests."""
+    """Holds the weights and the KV cache, and runs chunks of sequences. It knows nothing of requests."""
 
     def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
-        """With a `group` it is one rank of several; the others than 0 run `lockstep.serve_steps`."""
+        """With a `group` this runner is one rank of several. All ranks but rank 0 run `lockstep.serve_steps`.
+
+        Raises ValueError for a model or settings that are not supported."""
         self._group = group
         self._device = torch.device(config.device)
         self._model, self._family = load_language_half(config, group)
@@ -56,7 +58,7 @@ class ModelRunner:
         self._hidden_size: int = text_config.hidden_size
         self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
         self.max_span_tokens = self._count_span_tokens(config)
-        # The longest span goes in one step with the next token of everybody else.
+        # The longest span goes in one step together with one token of every other sequence.
         self._max_step_tokens = max(config.max_num_batched_tokens, self.max_span_tokens + config.max_num_seqs - 1)
         self._builder = StepBuilder(
             max_num_tokens=self._max_step_tokens,
@@ -70,7 +72,7 @@ class ModelRunner:
             self._compile_layers(layers, config)
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
-        # Ranks launch their collectives one by one.
+        # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
 
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
@@ -81,14 +83,17 @@ class ModelRunner:
         compile_layers(self._decoder, run, self._max_step_tokens, is_one_of_several=is_one_of_several)
 
     def _count_span_tokens(self, config: EngineConfig) -> int:
-        """The longest span that goes in one step: the model's largest picture, and as much as goes in any step."""
+        """Returns the length of the longest span that the engine takes, or 0 for a family without spans.
+
+        A span has to go in one step. The limit is the tokens of the model's largest picture and a step's budget
+        together, but no more than the context."""
         if not self._family.has_spans:
             return 0
         num_positions = config.max_model_len or self.max_position_embeddings
         return min(config.max_num_batched_tokens + config.largest_item_tokens, num_positions)
 
     def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
-        """Blocks of the KV cache, the same number on every rank."""
+        """Returns the number of blocks of the KV cache, which is the same on every rank."""
         bytes_of_block = block_bytes(layers, block_size=config.block_size, dtype=_cache_dtype(config))
         num_bytes = config.kv_cache_bytes or self._cache_bytes(layers, config, bytes_of_block)
         num_blocks = num_bytes // bytes_of_block
@@ -101,7 +106,7 @@ class ModelRunner:
     def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig, bytes_of_block: int) -> int:
         num_positions = config.max_model_len or self.max_position_embeddings
         if self._device.type == "cpu":
-            # With room for the largest picture and what goes in a step beside it.
+            # The cache has room at least for the largest picture and a step's budget beside it.
             num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, num_positions)
             return max(_CPU_CACHE_BYTES, -(-num_needed // config.block_size) * bytes_of_block)
         run = partial(self._try_step, layers, config, self._max_step_tokens, num_positions)
@@ -111,7 +116,7 @@ class ModelRunner:
     def _try_step(
         self, layers: Sequence[LayerShape], config: EngineConfig, num_tokens: int, num_positions: int
     ) -> None:
-        """Computes the last tokens of a prompt, as a step of nothing else, with a cache of a single block."""
+        """Runs a step that computes only the last `num_tokens` of a prompt, with a cache of a single block."""
         step = worst_step(
             num_tokens=num_tokens,
             num_positions=num_positions,
@@ -138,7 +143,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
-        """None for a model that cannot be recorded, since the host decides something in the middle of it."""
+        """Returns the CUDA graphs of decode steps, or None for a model that cannot be recorded because the host decides
+        something in the middle of it."""
         from llm.cuda_attention import CudaAttention
         from llm.decode_graphs import DecodeGraphs
 
@@ -160,20 +166,22 @@ class ModelRunner:
 
     @property
     def embedding_size(self) -> int:
-        """Size of the last axis of item embeddings: that of hidden states, for each deepstack level once more."""
+        """Returns the size of the last axis of item embeddings: the hidden size, and once more for each deepstack
+        level."""
         return self._hidden_size * (1 + self._num_deepstack_levels)
 
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
-        """How the prompt's positions relate; raises InvalidRequestError where its items do not fit it."""
+        """Returns how the prompt's positions relate. Raises InvalidRequestError where the items do not fit the
+        prompt."""
         return self._family.layout(self._model, prompt)
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput:
-        """Computes the chunks, decode chunks first."""
+        """Computes the chunks, of which decode chunks come first, and returns their outputs."""
         step = self._builder.build(chunks)
         return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
 
     def run_step(self, step: StepInput) -> StepOutput:
-        """The part of `run` that every rank does."""
+        """Computes a step on this rank: the part of `run` that every rank does."""
         if self._graphs is not None and self._graphs.fits(step):
             _, logits = self._graphs.run(step)
             return StepOutput(logits, [])
@@ -182,7 +190,8 @@ class ModelRunner:
         return StepOutput(logits, self._score(hidden, step) if step.scored else [])
 
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model itself: hidden states (num_tokens, hidden_size) and the logits of `step.logits_rows`."""
+        """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
+        float32."""
         hidden = self._decoder(
             **self._embed(step),
             position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
@@ -192,15 +201,16 @@ class ModelRunner:
         return hidden, self._logits(hidden[step.logits_rows])
 
     def _embed(self, step: StepInput) -> dict[str, Any]:
-        """The decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with item embeddings at their
-        placeholders, the deepstack levels of the latter, and what else the family's decoder makes of tokens."""
+        """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
+        their placeholders, the items' deepstack levels, and the family's `inputs_of_tokens`."""
         embeds = self._family.embed_tokens(self._model, step.token_ids)
         deepstack = self._overlay(embeds, step) if len(step.embed_rows) else {}
         further = self._family.inputs_of_tokens(self._model, step.token_ids)
         return {"inputs_embeds": embeds.unsqueeze(0), **deepstack, **further}
 
     def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
-        """Puts the items' embeddings into the rows of `embeds` in place; returns what the decoder adds later."""
+        """Puts the items' embeddings into the rows of `embeds`, in place. Returns the deepstack levels, which the
+        decoder adds later, as its keyword arguments."""
         own, *levels = torch.split(step.embeds.to(embeds), self._hidden_size, dim=-1)
         embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
         if not levels:

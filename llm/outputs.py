@@ -1,4 +1,4 @@
-"""What the engine returns: one output for each answer that got on in a step, and figures of its state."""
+"""What the engine returns: one output for each answer that a step has advanced or ended, and figures of its state."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from preprocess.schema import InvalidRequestError
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step adds to answer `index` of a request; `finish_reason` is set on that answer's last output.
+    """What one step adds to answer `index` of a request. `finish_reason` is set on that answer's last output.
 
-    `has_stop_token`: the last of `token_ids` ended the answer and is no part of its text; what makes text of the others
-    is `LLMEngine.make_detokenizer`. `logprobs`: of `token_ids`, one each, where they were asked for. `prompt_logprobs`:
-    of the prompt's tokens but the first, on the first output of answer 0. `num_cached_tokens`: of the prompt, those
-    whose keys and values were in the prefix cache.
+    `has_stop_token`: the last of `token_ids` ended the answer and is no part of its text. The detokenizer of
+    `LLMEngine.make_detokenizer` turns the other ids into text.
+    `logprobs`: one for each of `token_ids`, where the request asks for them.
+    `prompt_logprobs`: one for each token of the prompt but the first, on the first output of answer 0.
+    `num_cached_tokens`: how many of the prompt's tokens had their keys and values in the prefix cache.
     """
 
     request_id: str
@@ -34,7 +35,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, sequence: Sequence, token: SampledToken | None, *, has_stop_token: bool = False) -> "RequestOutput":
-        """What `sequence`, to which `token` has been appended, has to tell."""
+        """Returns the output of `sequence`, to which `token` has been appended."""
         return cls(
             request_id=sequence.request_id,
             index=sequence.index,
@@ -52,7 +53,8 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot; counts of sequences, share of KV blocks in use (0 to 1), preemptions since the start."""
+    """A snapshot of the engine: numbers of sequences, the share of KV blocks in use (0 to 1), and the number of
+    preemptions since the start."""
 
     num_running: int
     num_waiting: int

@@ -1,7 +1,8 @@
-"""Processes that run one model together: rank 0 decides, the others follow; all take part in each collective.
+"""The group of processes that run one model together: rank 0 decides, the other ranks follow, and all ranks take part
+in each collective.
 
-An engine has a group of its own, apart from torch's global default group, so that several engines can live in one
-process and nothing else in it is touched.
+An engine has its own group, apart from torch's global default group. So several engines can live in one process, and
+they change nothing else in it.
 """
 
 import socket
@@ -12,26 +13,32 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where their types are declared
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # this module declares their types
 
 T = TypeVar("T")
 
 # A message that fits into the first frame costs one broadcast; a longer one sends its rest in a second.
 FRAME_BYTES = 64 * 2**10
 _LENGTH_BYTES = 8
-# Ranks wait for the next step for as long as the engine is idle; when rank 0 ends, its connection closes.
+# How long a rank waits for the next step. It is practically unbounded, because the engine may be idle for long. If rank
+# 0 ends, its connection closes, and the wait fails.
 _IDLE = timedelta(days=365)
 
 
 class RankDiedError(RuntimeError):
-    """A rank is gone, silent for too long or out of step: the group cannot be used again, its processes should end."""
+    """A rank is gone, silent for too long or out of step. The group cannot be used again, and its processes should
+    end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """This process's place among `world_size` ranks. `host` is the address of the interface that the ranks talk over:
-    whoever reaches it could speak to them, so it is loopback unless ranks live on several machines. `timeout_s` is
-    how long a rank may keep the others waiting."""
+    """This process's place among `world_size` ranks.
+
+    `host`: the address of the interface that the ranks talk over. Any process that reaches it could send messages to
+    the ranks, so it is loopback unless the ranks run on several machines.
+    `timeout_s`: how long a rank may keep the others waiting.
+
+    Raises ValueError for a rank outside the world and for a timeout that is not above 0."""
 
     rank: int
     world_size: int
@@ -50,8 +57,9 @@ class ParallelConfig:
 
 
 def listen(config: ParallelConfig) -> TCPStore:
-    """The place where ranks find each other, on a free port of `config.host`; the others `connect` to its `.port`."""
-    # Bound here: the store by itself would listen on every interface.
+    """Returns rank 0's store, through which the ranks find each other. It listens on a free port of `config.host`, and
+    the other ranks `connect` to its `.port`."""
+    # The socket is bound here, because the store itself would listen on every interface.
     listener = socket.create_server((config.host, 0))
     port: int = listener.getsockname()[1]
     return TCPStore(
@@ -66,22 +74,23 @@ def listen(config: ParallelConfig) -> TCPStore:
 
 
 def connect(config: ParallelConfig, address: str, port: int) -> TCPStore:
-    """Joins what rank 0 listens on. Raises RankDiedError when nobody answers in time."""
+    """Returns another rank's connection to the store of rank 0. Raises RankDiedError when rank 0 does not answer in
+    time."""
     return _collective(
         lambda: TCPStore(address, port, config.world_size, is_master=False, timeout=config.timeout), "connect"
     )
 
 
 class ProcessGroup:
-    """Collectives of the ranks that met at `store`. Each has to be called by all ranks, in the same order.
+    """The collectives of the ranks that met at `store`. All ranks have to call each collective, in the same order.
 
-    All raise RankDiedError when another rank is gone, or silent for longer than the timeout.
+    A collective raises RankDiedError when another rank is gone, or silent for longer than the timeout.
     """
 
     def __init__(self, config: ParallelConfig, store: Store, device: torch.device) -> None:
         self.rank = config.rank
         self.world_size = config.world_size
-        # Messages stay on the CPU whatever the tensors' device is: a rank that waits for one keeps no GPU busy.
+        # Messages stay on the CPU whatever the tensors' device is, so that a rank that waits for one keeps no GPU busy.
         self._messages = _collective(lambda: _gloo(config, PrefixStore("messages", store)), "set-up")
         self._tensors: dist.ProcessGroup = self._messages
         if device.type == "cuda":
@@ -91,20 +100,20 @@ class ProcessGroup:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks; `tensor` holds it afterwards and is returned."""
+        """Sums `tensor` over all ranks, in place, and returns it."""
         _collective(lambda: self._tensors.allreduce([tensor]).wait(), "all_reduce")
         return tensor
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Every rank's tensor of one shape, stacked by rank: (world_size, *tensor.shape)."""
+        """Returns the tensors of all ranks, which have one shape, stacked by rank: (world_size, *tensor.shape)."""
         gathered = tensor.new_empty(self.world_size * tensor.numel())
         # NCCL and gloo both fill one flat buffer, without a list of tensors and a copy out of it.
         _collective(lambda: self._tensors._allgather_base(gathered, tensor.flatten()).wait(), "all_gather")
         return gathered.view(self.world_size, *tensor.shape)
 
     def send(self, message: torch.Tensor) -> None:
-        """Rank 0: broadcasts a message of uint8, (num_bytes,), which may be empty."""
+        """Broadcasts a message from rank 0 to the other ranks: uint8, (num_bytes,), which may be empty."""
         assert self.rank == 0
         frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
         frame[:_LENGTH_BYTES].view(torch.int64)[0] = message.numel()
@@ -116,7 +125,8 @@ class ProcessGroup:
             _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")
 
     def receive(self) -> torch.Tensor:
-        """Other ranks: waits, however long, for rank 0's next message; uint8, (num_bytes,)."""
+        """Waits, without a timeout in practice, for rank 0's next message and returns it: uint8, (num_bytes,). Ranks
+        other than 0 call this."""
         assert self.rank != 0
         frame = torch.empty(FRAME_BYTES, dtype=torch.uint8)
         _collective(lambda: self._messages.broadcast([frame], self._idle).wait(), "broadcast")
@@ -132,9 +142,9 @@ class ProcessGroup:
 def _gloo(config: ParallelConfig, store: Store) -> dist.ProcessGroup:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = config.timeout
-    # By name of the host gloo may choose an interface that others reach, too.
+    # By default gloo looks up the machine's host name, which may lead to an interface that other machines reach.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=config.host)]
-    # A backend alone answers to the calls of a process group, and is not registered anywhere.
+    # A backend by itself has the methods of a process group, and it is registered nowhere.
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, config.rank, config.world_size, options))
 
 

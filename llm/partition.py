@@ -1,4 +1,4 @@
-"""Which part of a weight a rank holds."""
+"""Describes which part of a weight a rank holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +9,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The rank holds the half-open `ranges` of a weight's dimension `dim` (negative), of `full` entries in all,
-    one behind the other, and `padding` zeros after them."""
+    """The part of one weight that a rank holds.
+
+    Of the weight's dimension `dim` (negative), which has `full` entries, the rank holds the half-open `ranges`, one
+    behind the other, and `padding` zeros after them."""
 
     dim: int
     full: int
@@ -19,31 +21,34 @@ class Partition:
 
     @property
     def length(self) -> int:
-        """Entries of the dimension on this rank."""
+        """Returns how many entries of the dimension this rank holds, padding included."""
         return sum(stop - start for start, stop in self.ranges) + self.padding
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Start and stop of the only range."""
+        """Returns start and stop of the partition's only range."""
         ((start, stop),) = self.ranges
         return start, stop
 
     def on(self, dim: int) -> "Partition":
-        """The same entries on another dimension: a bias has the rows of its weight on its only one."""
+        """Returns the partition with the same entries on another dimension. A bias has the rows of its weight on its
+        only dimension."""
         return replace(self, dim=dim)
 
     def twice(self) -> "Partition":
-        """For a weight that holds two of this partition's, one behind the other."""
+        """Returns the partition of a weight that consists of two weights of this partition, one behind the other."""
         return joined([self, self])
 
     def within(self, start: int, stop: int) -> "Partition":
-        """For the entries [start, stop), which are stored apart from the others; the last ones have the padding."""
+        """Returns the partition of the entries [start, stop), which are stored apart from the others. The last entries
+        keep the padding."""
         clipped = ((max(first, start), min(last, stop)) for first, last in self.ranges)
         own = tuple((first - start, last - start) for first, last in clipped if first < last)
         return Partition(self.dim, stop - start, own or ((0, 0),), self.padding if stop == self.full else 0)
 
     def of_shape(self, shape: tuple[int, ...]) -> "Partition":
-        """The partition of a weight of that shape that is stored: all of this one's, or one half of a `twice`.
+        """Returns the partition of a stored weight of `shape`: the whole weight, or one half of a weight that is
+        partitioned `twice`.
 
         Raises ValueError for any other shape.
         """
@@ -55,21 +60,22 @@ class Partition:
         raise ValueError(f"a weight of shape {shape} is stored, {self.full} on dimension {self.dim} were expected")
 
     def take(self, weight: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole weight, with memory of its own."""
+        """Returns this rank's part of a whole weight, in memory of its own."""
         return self.read(weight, weight.ndim)
 
     def read(self, stored: Any, ndim: int) -> torch.Tensor:
-        """`take` for anything of `ndim` dimensions that gives a tensor for an index; only the rank's part is asked."""
+        """Returns this rank's part of `stored`, in memory of its own. `stored` has `ndim` dimensions and returns a
+        tensor for an index, like a weight in a file. Only the rank's part is read."""
         before, after = [slice(None)] * (ndim + self.dim), [slice(None)] * (-1 - self.dim)
         parts = [stored[(*before, slice(start, stop), *after)] for start, stop in self.ranges]
         if self.padding:
             parts.append(parts[0].new_zeros(_with_size(parts[0], self.dim, self.padding)))
-        # A slice may be a view, which would keep the whole alive.
+        # A clone, because a slice may be a view, which would keep the whole weight's memory.
         return torch.cat(parts, self.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
 
 
 def joined(partitions: Sequence[Partition]) -> Partition:
-    """For a weight in which those of `partitions` are stored one behind the other."""
+    """Returns the partition of a weight that consists of the weights of `partitions`, one behind the other."""
     ranges: list[tuple[int, int]] = []
     full = 0
     for partition in partitions:
@@ -80,7 +86,7 @@ def joined(partitions: Sequence[Partition]) -> Partition:
 
 
 def even(name: str, size: int, dim: int, rank: int, world_size: int) -> Partition:
-    """An equal part for each rank. Raises ValueError when there is none."""
+    """Returns an equal part for each rank. Raises ValueError when `size` cannot be divided by the ranks."""
     if size % world_size:
         raise ValueError(f"{name}: {size} cannot be divided by {world_size} ranks")
     length = size // world_size
@@ -88,16 +94,16 @@ def even(name: str, size: int, dim: int, rank: int, world_size: int) -> Partitio
 
 
 def with_padding(size: int, dim: int, rank: int, world_size: int) -> Partition:
-    """Equal parts, the last of them filled up with zeros."""
+    """Returns an equal part for each rank, where zeros fill up the last parts."""
     length = -(-size // world_size)
     start, stop = (min(size, bound * length) for bound in (rank, rank + 1))
     return Partition(dim, size, ((start, stop),), length - (stop - start))
 
 
 def replicated_kv(name: str, num_kv_heads: int, head_dim: int, rank: int, world_size: int) -> Partition:
-    """Rows of key or value heads; ranks share a head when there are fewer heads than ranks.
+    """Returns this rank's rows of the key or value heads. Ranks share a head when there are fewer heads than ranks.
 
-    Raises ValueError when neither number divides the other.
+    Raises ValueError when neither the number of heads nor that of ranks divides the other.
     """
     if world_size % num_kv_heads and num_kv_heads % world_size:
         raise ValueError(f"{name}: {num_kv_heads} key/value heads cannot be divided by {world_size} ranks")

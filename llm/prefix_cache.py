@@ -1,4 +1,4 @@
-"""Names for the content of full KV blocks: equal names mean equal keys and values."""
+"""Hashes that name the content of full KV blocks: equal hashes mean equal keys and values."""
 
 import os
 from collections.abc import Sequence as Seq
@@ -12,21 +12,22 @@ _DIGEST_BYTES = 16
 
 
 def shared_root(cache_salt: str) -> bytes:
-    """What the hashes of all requests of one salt begin with."""
+    """Returns the root of the block hashes of all requests with one salt, so that they share blocks."""
     return blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def private_root() -> bytes:
-    """What the hashes of one request begin with that shares only among its own answers."""
+    """Returns a random root of block hashes, for a request that shares blocks only among its own answers."""
     return os.urandom(_DIGEST_BYTES)
 
 
 def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
-    """Brings `sequence.block_hashes` up to all blocks that its tokens fill.
+    """Extends `sequence.block_hashes` to all blocks that the sequence's tokens fill.
 
-    A block's hash covers the hash of the block before it (the first one's: `sequence.prefix_root`), its token ids, and
-    of each item in it the content's hash and where the item starts. So equal ids with different pictures in them, or of
-    another tenant, differ; a cryptographic hash, for a client could look for collisions.
+    A block's hash covers the hash of the block before it (for the first block `sequence.prefix_root`), its token ids,
+    and for each item in it the hash of the item's content and the position where the item starts. So blocks of equal
+    ids have different hashes if their pictures or their tenants differ. The hash is cryptographic, because a client
+    could search for collisions.
     """
     for index in range(len(sequence.block_hashes), sequence.num_tokens // block_size):
         parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.prefix_root
@@ -39,7 +40,8 @@ def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
 
 
 def _items_between(items: Seq[PromptItem], start: int, end: int) -> list[bytes]:
-    """Of every item with an embedding in or on both sides of [start, end)."""
+    """Returns start and content hash of every item with an embedding in [start, end) or embeddings on both sides of
+    it."""
     return [
         f"{item.positions[0] - start}:{item.mm_hash};".encode()
         for item in items

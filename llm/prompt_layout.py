@@ -1,4 +1,4 @@
-"""How the positions of one prompt relate, where that is more than "each sees all before it, and they count from 0"."""
+"""How the positions of one prompt relate: their rotary positions, and which of them also see later positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class BidirectionalSpan:
-    """Positions [start, end) of a prompt, of which those in `members` (ascending) also see the later ones among them.
+    """The positions [start, end) of a prompt, in which all `members` (ascending) see each other, also later ones.
 
-    All of the span is computed in one chunk: what a position holds depends on positions behind it.
+    The whole span has to be computed in one chunk, because a member depends on positions behind it.
     """
 
     start: int
@@ -25,13 +25,14 @@ class BidirectionalSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """What a model family says of one prompt.
+    """How the positions of one prompt relate, by the rules of its model family.
 
-    `rope_positions` (num_axes, num_prompt_tokens): positions of the prompt's tokens, as the model
-    counts them, None: `rope_offset`, `rope_offset` + 1, ...
-    `rope_offset`: what a generated token's position is beyond its index in the sequence.
-    `spans`: ascending, apart from each other. `is_prefix_cacheable`: whether the keys and values of a position follow
-    from the tokens up to it and the items that these belong to; not so where a span goes over several items or text.
+    `rope_positions` (num_axes, num_prompt_tokens): the rotary positions of the prompt's tokens. None stands for
+    `rope_offset`, `rope_offset` + 1, ...
+    `rope_offset`: the difference between a generated token's rotary position and its index in the sequence.
+    `spans`: ascending, apart from each other.
+    `is_prefix_cacheable`: whether the keys and values of a position follow from the tokens up to it and the items that
+    these tokens belong to. They do not where a span covers several items or text.
     """
 
     rope_positions: npt.NDArray[np.int64] | None = None
@@ -40,8 +41,8 @@ class PromptLayout:
     is_prefix_cacheable: bool = True
 
     def positions(self, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Positions of the tokens [start, end) of the sequence, prompt or generated: (num_axes, end - start), or one
-        axis for all."""
+        """Returns the rotary positions of the tokens [start, end) of the sequence, prompt or generated: (num_axes,
+        end - start), or (1, end - start) where all axes are equal."""
         generated = np.arange(start + self.rope_offset, end + self.rope_offset)[None]
         if self.rope_positions is None or start >= self.rope_positions.shape[1]:
             return generated

@@ -1,4 +1,4 @@
-"""A request inside the engine: its prompt and items, and the answers that it wants, a sequence each."""
+"""A request inside the engine: its prompt, its items, and a sequence for each answer that it asks for."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -17,15 +17,18 @@ from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """One answer on its way. `text`: where it may end in a stop string. `prompt_logprobs`: of the prompt's tokens so
-    far, where they are asked for."""
+    """The state of one unfinished answer.
+
+    `text`: the answer's text, kept only where a stop string may end it.
+    `prompt_logprobs`: those of the prompt's tokens so far, where the request asks for them."""
 
     sampler_state: SamplerState
     text: Detokenizer | None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def is_complete_with(self, token_id: int) -> bool:
-        """Takes the next token: whether the answer has the form that it was asked for, or ends in a stop string."""
+        """Takes the answer's next token. Returns whether the answer now ends in a stop string or is complete in the
+        form that the request asks for."""
         if self.text is not None:
             self.text.append([token_id])
             if self.text.stopped:
@@ -35,7 +38,7 @@ class AnswerState:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`answers`: those that are unfinished."""
+    """A request with its unfinished `answers`."""
 
     prompt: ProcessedPrompt
     items: list[PromptItem]
@@ -51,7 +54,8 @@ class Request:
         max_model_len: int,
         priority: int,
     ) -> list[Sequence]:
-        """One an answer. The first computes the prompt, the others take it up from the prefix cache."""
+        """Returns a sequence for each answer. The first computes the prompt, and the others take its blocks from the
+        prefix cache."""
         prompt_token_ids = self.prompt.prompt_token_ids
         room = max_model_len - len(prompt_token_ids) if params.max_tokens is None else params.max_tokens
         sequences: list[Sequence] = []
@@ -74,9 +78,9 @@ class Request:
 
 
 def make_items(prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None], embedding_size: int) -> list[PromptItem]:
-    """The prompt's items with their embeddings, None for those that come later.
+    """Returns the prompt's items with their embeddings, which are None where they come later.
 
-    Raises InvalidRequestError where they do not fit the placeholders.
+    Raises InvalidRequestError where the embeddings do not fit the placeholders.
     """
     if len(embeddings) != len(prompt.placeholders):
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Logits to token ids, each row of a batch by its own sampling parameters."""
+"""Turns logits into token ids, each row of a batch by its own sampling parameters."""
 
 import math
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from llm.truncation import truncate
 _TOKENS_PER_GROUP = 128
 
 
-@dataclass(slots=True)  # not frozen: that would cost a microsecond for each
+@dataclass(slots=True)  # not frozen: to freeze it would cost a microsecond for each token
 class SampledToken:
-    """The token chosen for one row; `logprobs` where its parameters ask for them."""
+    """The token chosen for one row, with its `logprobs` where the row's parameters ask for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
 def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[SampledToken | None]:
-    """Chooses one token a row of `logits` (len(states), vocab), float32, and appends it to the row's state.
+    """Chooses one token for each row of `logits` (len(states), vocab), float32, and appends it to the row's state.
 
-    Settings apply in vLLM's order: log-probabilities of the raw logits, then `process_logits`, then the likeliest token
-    for a greedy row; for another the temperature, `truncate`, and a draw.
+    Settings apply in vLLM's order: log-probabilities of the raw logits, then `process_logits`. Then a greedy row takes
+    its likeliest token. For any other row the temperature, `truncate` and a draw follow.
 
-    A row whose highest logit is NaN or infinite gives None, as does one whose grammar fails: what made it concerns its
-    sequence alone. May overwrite `logits`.
+    Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails: such a failure
+    concerns the row's sequence alone. May overwrite `logits`.
     """
     if not states:
         return []
@@ -62,7 +62,8 @@ def _num_top(state: SamplerState) -> int:
 
 
 def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """The first of the highest of each row, NaN where there is one in the row, and whether its logit is finite."""
+    """Returns each row's first token of the highest logit, and whether that logit is finite. A NaN counts as the
+    highest."""
     if logits.device.type == "cpu":  # NumPy is several times as fast at this as PyTorch
         rows = logits.numpy()
         token_ids: list[int] = rows.argmax(axis=-1).tolist()
@@ -83,11 +84,12 @@ def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
 
 
 def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The token of each row at which the share `uniforms` (rows,), float64, of its weights (rows, vocab) is passed.
+    """Returns the token of each row at which the cumulative sum of the row's `weights` (rows, vocab) passes the share
+    `uniforms` (rows,), float64, of their sum.
 
-    One float64 a row decides: rounding, which may change with the batch, moves the bounds between tokens by 1e-16 or
-    so and hardly ever a token. In two steps, over groups of tokens and inside one, since a cumulative sum costs much
-    more than a sum.
+    One float64 decides for each row. Rounding may change with the batch, but it moves the bounds between tokens by
+    1e-16 or so, which hardly ever changes a token. The search first finds a group of tokens and then the token inside
+    the group, because a cumulative sum costs much more than a sum.
     """
     padding = -weights.shape[1] % _TOKENS_PER_GROUP
     groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
@@ -96,6 +98,6 @@ def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     group = torch.searchsorted(cumulative, targets, right=True)
     rest = targets - cumulative.gather(1, (group - 1).clamp_(min=0)).masked_fill_(group == 0, 0.0)
     inside = groups[torch.arange(len(groups), device=groups.device), group[:, 0]].cumsum(dim=-1, dtype=torch.float64)
-    # The two sums of a group may differ in their last bits; the token has to be one of its own.
+    # The two sums of a group may differ in their last bits. The bound keeps the token within the group.
     rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros_like(rest)))
     return (group * _TOKENS_PER_GROUP + torch.searchsorted(inside, rest, right=True))[:, 0]

@@ -1,4 +1,5 @@
-"""What the choice of a sequence's next token depends on beside its logits: parameters, past tokens, chance, grammar."""
+"""What the choice of a sequence's next token depends on beside the logits: parameters, past tokens, random numbers and
+the grammar."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -14,14 +15,14 @@ from preprocess.schema import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
 
-# Below this the softmax is an argmax, and the division would overflow.
+# At such a temperature or a lower one the softmax is an argmax, and the division by it could overflow.
 _GREEDY_TEMPERATURE = 1e-4
 
 _NOTHING_EXCLUDED = ExcludedTokens()
 
 
 class SeenTokens:
-    """The distinct tokens of a sequence and how often each stands in its output. Grows by a token in O(1)."""
+    """The distinct tokens of a sequence, and how often each occurs in its output. To append a token takes O(1)."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self._slots = {token_id: slot for slot, token_id in enumerate(dict.fromkeys(token_ids))}
@@ -46,7 +47,7 @@ class SeenTokens:
 
 
 class SamplerState:
-    """The sampler's side of one sequence. `sampler.sample` reads it and takes its own choice down in it."""
+    """The state of the sampler for one sequence. `sampler.sample` reads it and appends the token that it chooses."""
 
     def __init__(
         self,
@@ -59,11 +60,14 @@ class SamplerState:
         excluded: ExcludedTokens = _NOTHING_EXCLUDED,
         index: int = 0,
     ) -> None:
-        """Takes the width of the model's logits, its end tokens, the compiled `params.structured_output`, what
-        `params.allowed_token_ids` and `bad_words` exclude, and which of the request's `params.n` answers this is: with
-        one seed each has a stream of random numbers of its own.
+        """`vocab_size`: the width of the model's logits.
+        `eos_token_ids`: the model's end tokens.
+        `grammar`: the compiled `params.structured_output`.
+        `excluded`: what `params.allowed_token_ids` and `params.bad_words` exclude.
+        `index`: which of the request's `params.n` answers this is. Each has its own stream of random numbers, also
+        with one seed.
 
-        Raises InvalidRequestError that names the field, for tokens that are not in the vocabulary.
+        Raises InvalidRequestError that names the field, for tokens outside the vocabulary.
         """
         if (grammar is None) != (params.structured_output is None):
             raise ValueError("a grammar has to be given exactly where params.structured_output is set")
@@ -90,32 +94,33 @@ class SamplerState:
 
     @property
     def bad_token_ids(self) -> IntArray:
-        """What must not come next: tokens that would complete a bad word."""
+        """Returns the tokens that must not come next because they would complete a bad word."""
         return self._excluded.completing(self._last_token_ids)
 
     @property
     def banned_token_ids(self) -> IntArray:
-        """What must not come next: tokens that would end the output before `min_tokens`."""
+        """Returns the tokens that must not come next because they would end the output before `min_tokens`."""
         return self._early_stop_token_ids if self.num_output_tokens < self._min_tokens else NO_TOKENS
 
     @property
     def edits_logits(self) -> bool:
-        """Whether `process_logits` does anything to the next row."""
+        """Returns whether `process_logits` may change the next row of logits."""
         return self._always_edits or self.num_output_tokens < self._min_tokens
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has the form it was asked for, and nothing but an end token can follow."""
+        """Returns whether the answer is complete in the form that the request asks for: only an end token can
+        follow."""
         return self.matcher is not None and self.matcher.is_complete
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next token can be chosen without waiting for the grammar's mask."""
+        """Returns whether the next token can be chosen without waiting for the grammar's mask."""
         return self.matcher is None or self.matcher.is_mask_ready
 
     @property
     def failure(self) -> InvalidRequestError | None:
-        """Why the answer cannot go on in the form that it was asked for."""
+        """Returns why the answer cannot go on in the form that the request asks for, or None where it can."""
         wanted = self.params.structured_output
         if wanted is None or self.matcher is None or self.matcher.failure is None:
             return None
@@ -123,11 +128,11 @@ class SamplerState:
         return InvalidRequestError(reason, field=wanted.specification[0])
 
     def draw_uniform(self) -> float:
-        """The next random number of this sequence, in [0, 1), a multiple of 2**-53. One is used a token."""
+        """Returns the sequence's next random number in [0, 1), a multiple of 2**-53. Each drawn token uses one."""
         return self._random.random()
 
     def append(self, token_id: int) -> bool:
-        """Takes the next token of the output down. False when the grammar cannot go on from there."""
+        """Appends the next token of the output. Returns False when the grammar cannot go on from there."""
         self.num_output_tokens += 1
         self._last_token_ids.append(token_id)
         if self.seen is not None:
@@ -138,7 +143,8 @@ class SamplerState:
 def _seen_tokens(
     params: SamplingParams, repetition_penalty: float, prompt_token_ids: Sequence[int], vocab_size: int
 ) -> SeenTokens | None:
-    """What the penalties need: nothing where there are none, no prompt where only the output counts."""
+    """Returns the tokens that the penalties need, or None where there are no penalties. The prompt's tokens are among
+    them only where there is a repetition penalty."""
     if repetition_penalty != 1:
         # A placeholder's id may lie outside the vocabulary.
         return SeenTokens(token_id for token_id in prompt_token_ids if 0 <= token_id < vocab_size)
@@ -148,6 +154,7 @@ def _seen_tokens(
 
 
 def _random_stream(seed: int | None, index: int) -> np.random.Generator:
-    """Of its sequence alone, and on the CPU: no other row, batch or device changes what it gives."""
+    """Returns the random numbers of one sequence. They come from the CPU, and no other row, batch or device changes
+    them."""
     entropy = None if seed is None else seed % 2**64
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))

@@ -1,4 +1,4 @@
-"""The bounds of sampling parameters: the endpoint's fields and `SamplingParams` both take them from here."""
+"""The bounds of sampling parameters, for both the endpoint's fields and `SamplingParams`."""
 
 from annotated_types import Interval
 

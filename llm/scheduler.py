@@ -1,4 +1,4 @@
-"""Which sequences run in the next step, and how many tokens of each: continuous batching, chunked prefill."""
+"""Chooses which sequences run in the next step, and how many tokens of each: continuous batching, chunked prefill."""
 
 import time
 from bisect import insort
@@ -13,8 +13,9 @@ from llm.sequence import FinishReason, Sequence, SequenceStatus
 class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence, [start, end).
 
-    `is_last`: whether it reaches the sequence's last token. `samples`: whether the next one is sampled then, which is
-    not wanted of a sequence that only has its prompt computed.
+    `is_last`: whether the chunk reaches the sequence's last token.
+    `samples`: whether a token is sampled behind the chunk: it is the last, and the sequence may grow. A request with
+    `max_tokens` 0 only has its prompt computed.
     """
 
     sequence: Sequence
@@ -34,7 +35,8 @@ class ScheduledChunk:
 
     @property
     def scored_tokens(self) -> range:
-        """Those of the chunk, counted from its start, whose logits are to say how likely the prompt's next one was."""
+        """Returns the chunk's tokens, counted from its start, whose logits give the log-probability of the prompt's
+        next token."""
         sequence = self.sequence
         if sequence.num_prompt_logprobs is None:
             return range(0)
@@ -43,13 +45,17 @@ class ScheduledChunk:
 
 
 class Scheduler:
-    """One token budget a step. Running sequences come first (those that decode before those that still prefill, so that
-    no prompt keeps a stream waiting), then new ones, both by priority and then in order of arrival. When blocks run out
-    the last of that order among those that run is preempted and recomputed later.
+    """Divides each step's token budget among sequences.
+
+    Running sequences come first. Among them decoding sequences come before prefilling ones, so that no prompt keeps a
+    stream waiting, then a lower `priority` goes first, then the sequence that started first. Waiting sequences follow,
+    by priority and then in order of arrival. When blocks run out, the running sequence that is last by priority and
+    arrival is preempted and recomputed later.
 
     A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span. A
-    span that is longer than the budget goes in a step in which all others have a token each: who decodes goes on, and
-    no other prompt does. Sequences that wait for embeddings take up to half of the places, so that others get by.
+    span that is longer than the budget goes in a step in which each other sequence has one token. In that step decoding
+    sequences go on and no other prompt does. Sequences that wait for embeddings may start in up to half of the places,
+    so that other sequences get the rest.
     """
 
     def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -71,13 +77,13 @@ class Scheduler:
         self._wait(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
-        """Picks the next step's chunks and gives them blocks; decode chunks (of one token) come first.
+        """Chooses the next step's chunks, allocates their blocks and returns them, decode chunks (of one token) first.
 
-        Empty although there is something unfinished only where all of it waits for embeddings.
+        The list is empty although sequences are unfinished only where all of them wait for embeddings.
         """
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
-        # A stable sort: decoding sequences need one token each and nobody waits for a prompt in front of them.
+        # Decoding sequences come first: they need one token each, and no stream waits for a prompt.
         for sequence in sorted(self.running, key=_decodes_first):
             if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence, chunks)):
                 self._take(sequence, num_tokens, chunks)
@@ -99,14 +105,14 @@ class Scheduler:
             num_awaiting += awaits and sequence.status is SequenceStatus.RUNNING
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Ends a sequence that is not finished yet, at once, and frees its blocks."""
+        """Ends an unfinished sequence at once and frees its blocks."""
         (self.running if sequence.status is SequenceStatus.RUNNING else self.waiting).remove(sequence)
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
 
     def _chunk_size(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:
-        budget = max(0, self._budget)  # below 0 beside a span that is longer than it
+        budget = max(0, self._budget)  # below 0 in a step with a span that is longer than the budget
         if sequence.is_prompt_computed:
             return min(sequence.num_uncomputed_tokens, budget)
         start, num_ready = sequence.num_computed_tokens, sequence.num_ready_tokens
@@ -116,8 +122,8 @@ class Scheduler:
         return max(0, end - start) if end <= num_ready else 0
 
     def _take(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Schedules the next tokens of a running sequence. While blocks run out the last of those that run is
-        preempted, in the end `sequence` itself."""
+        """Schedules the next tokens of a running sequence. While there are too few blocks, this preempts the running
+        sequence of the highest rank, which may in the end be `sequence` itself."""
         while not self._block_manager.allocate(sequence, sequence.num_computed_tokens + num_tokens):
             victim = max(self.running, key=lambda running: running.rank)
             if victim in chunks:
@@ -129,15 +135,16 @@ class Scheduler:
         self._budget -= num_tokens
 
     def _may_start(self, sequence: Sequence) -> bool:
-        """Whether it waits for room only: not for its first embeddings, nor for the prompt that it shares."""
+        """Returns whether a waiting sequence lacks nothing but room: it waits neither for its first embeddings nor for
+        its parent to compute the prompt that they share."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
         return not waits_for_parent and sequence.last_whole(sequence.num_ready_tokens) > 0
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
-        """Begins a waiting sequence if all its tokens have room now; begun earlier it would only be thrown out again.
+        """Starts a waiting sequence if all its tokens have room now. With less room it would soon be preempted again.
 
-        False where those behind it have to wait, too.
+        Returns False where the sequences behind it have to wait, too.
         """
         if not self._block_manager.can_start(sequence):
             return False

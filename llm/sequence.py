@@ -1,4 +1,4 @@
-"""One request inside the engine: its tokens, its items, its blocks and how far it has been computed."""
+"""A sequence, which is one answer to a request: its tokens, items and blocks, and how far it has been computed."""
 
 import enum
 import time
@@ -29,8 +29,10 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(slots=True)
 class PromptItem:
-    """An item of the prompt: its content's hash, the prompt position of each of its embeddings, ascending, and these,
-    (num_embeds, embedding_size), or None until they have arrived."""
+    """An item of the prompt.
+
+    `mm_hash` is the hash of its content, and `positions` are the prompt positions of its embeddings, ascending. The
+    `embeddings` are (num_embeds, embedding_size), or None until they have arrived."""
 
     mm_hash: str
     positions: Seq[int]
@@ -41,7 +43,8 @@ class PromptItem:
         return cls(mm_hash, placeholder.embed_positions(), embeddings)
 
     def between(self, start: int, end: int) -> tuple[Seq[int], torch.Tensor]:
-        """The positions in [start, end) and their embeddings, which have to be there if there are any positions."""
+        """Returns the item's positions in [start, end) and their embeddings. If there are such positions, the
+        embeddings must have arrived."""
         rows = slice(bisect_left(self.positions, start), bisect_left(self.positions, end))
         if not self.positions[rows]:
             return (), torch.empty(0, 0)
@@ -51,7 +54,8 @@ class PromptItem:
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """Moments in seconds of `time.perf_counter`; None until reached. The first schedule is the end of queueing."""
+    """Moments of one sequence in seconds of `time.perf_counter`, None until they are reached. Queueing ends at
+    `first_scheduled`."""
 
     arrival: float = field(default_factory=time.perf_counter)
     first_scheduled: float | None = None
@@ -68,12 +72,15 @@ class SequenceTimes:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`num_computed_tokens` positions have their keys and values in the blocks of `block_table`, in order.
+    """One answer to a request, from its prompt's first token to its latest token.
 
-    `index` tells the answers of a request of several from each other; all but the first have a `parent`, whose prompt
-    they share. `block_hashes` names the content of the full blocks, from `prefix_root` on, see `prefix_cache`.
-    `num_prompt_logprobs`: how many of the likeliest tokens are wanted at each position of the prompt, None: nothing;
-    the first `num_scored_tokens` positions have been told. Those of a lower `priority` go first.
+    The keys and values of the first `num_computed_tokens` positions are in the blocks of `block_table`, in order.
+    `index`: the number of the answer in its request. All answers but the first have the first as their `parent` and
+    share its prompt.
+    `block_hashes`: names of the content of the full blocks, which start from `prefix_root`, see `prefix_cache`.
+    `num_prompt_logprobs`: how many of the likeliest tokens to name at each position of the prompt. None: the prompt is
+    not scored. The first `num_scored_tokens` positions have been scored already.
+    `priority`: sequences of a lower priority go first.
     """
 
     request_id: str
@@ -99,7 +106,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Orders all sequences: the least is served first and preempted last."""
+        """Returns the key that orders all sequences: the lowest rank is served first and preempted last."""
         return self.priority, self.arrival_number
 
     @property
@@ -116,15 +123,15 @@ class Sequence:
 
     @property
     def awaits_embeddings(self) -> bool:
-        """Whether it cannot answer before they come."""
+        """Returns whether the prompt is not computed yet and some of its embeddings have not arrived."""
         return not self.is_prompt_computed and any(item.embeddings is None for item in self.items)
 
     @property
     def num_ready_tokens(self) -> int:
-        """Positions up to the first one, not computed yet, that waits for its embedding.
+        """Returns how many positions may be computed: those before the first uncomputed one whose embedding is missing.
 
-        The last of the prompt waits for all of them, also those that the prefix cache has made up for: when the blocks
-        are taken away they are needed, and who hands them over may still say that there will be none.
+        The prompt's last position waits for all embeddings, also for those whose positions came from the prefix cache.
+        A preempted sequence needs them again, and the caller may still find that it cannot deliver them.
         """
         if self.num_computed_tokens >= self.num_prompt_tokens:
             return len(self.token_ids)
@@ -134,7 +141,8 @@ class Sequence:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Off where all of the prompt has to be computed, whatever is cached: its logits are wanted."""
+        """Returns whether cached blocks may stand in for computing the prompt. They may not while its logits are needed
+        for `num_prompt_logprobs`."""
         return self.num_prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     @property
@@ -146,14 +154,14 @@ class Sequence:
         return self.num_computed_tokens >= self.num_prompt_tokens
 
     def last_whole(self, end: int) -> int:
-        """The greatest position up to `end` where a chunk may end: not within a span."""
+        """Returns the greatest position up to `end` where a chunk may end, which is not within a span."""
         for span in self.layout.spans:
             if span.start < end < span.end:
                 return span.start
         return end
 
     def end_of_span(self, position: int) -> int:
-        """The end of the span that holds `position`; the next position where none does."""
+        """Returns the end of the span that holds `position`, or the next position where no span holds it."""
         return next((span.end for span in self.layout.spans if span.start <= position < span.end), position + 1)
 
     def append_token(self, token_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Layers that hold one rank's part of a weight. They keep the names of the parameters that they stand for.
+"""Layers that hold one rank's part of a weight. Their parameters have the names of those that they replace.
 
 A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer output features.
 """
@@ -10,7 +10,7 @@ from llm.parallel import ProcessGroup
 
 
 def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """A layer of `cls` with that weight, (out_features, in_features), and bias; neither is copied."""
+    """Returns a layer of `cls` with this `weight`, (out_features, in_features), and `bias`. It copies neither."""
     layer = cls(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -19,8 +19,10 @@ def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | N
 
 
 class RowParallelLinear(nn.Linear):
-    """Holds some columns of the weight; its input is what the other layer's rank computed, or, with `split_input`,
-    everything, of which it takes its own part. The bias is whole and added once, to the sum."""
+    """Holds some columns of the weight and returns the sum of all ranks' products.
+
+    Its input is the output of a column-parallel layer on the same rank. With `split_input` it is the whole input, of
+    which the layer takes this rank's part. The bias is whole, and is added once, to the sum."""
 
     group: ProcessGroup
     split_input = False
@@ -34,7 +36,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class GatheredLinear(nn.Linear):
-    """Holds some rows of the weight and returns the outputs of all ranks, cut to `num_outputs`."""
+    """Holds some rows of the weight and returns the concatenated outputs of all ranks, cut to `num_outputs`."""
 
     group: ProcessGroup
     num_outputs: int
@@ -45,11 +47,13 @@ class GatheredLinear(nn.Linear):
 
 
 def shard_embedding(embedding: nn.Embedding, weight: torch.Tensor, start: int, stop: int, group: ProcessGroup) -> None:
-    """Makes `embedding` hold rows [start, stop) of its table, with `weight`; lookups return the same as before."""
+    """Makes `embedding` hold only `weight`, the rows [start, stop) of its table, perhaps with padding behind them.
+
+    Lookups return the same as before, because they sum over all ranks."""
     embedding.weight = nn.Parameter(weight, requires_grad=False)
     embedding.num_embeddings = weight.shape[0]
-    embedding.padding_idx = None  # a row of the whole table; it matters in training only
-    # Models' own classes scale what they look up: the layer stays what it is, only its rows are other ones.
+    embedding.padding_idx = None  # it names a row of the whole table, and matters in training only
+    # The layer keeps its class, because models have embedding classes of their own that scale what they look up.
     lookup = embedding.forward
 
     def forward(token_ids: torch.Tensor) -> torch.Tensor:

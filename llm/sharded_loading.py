@@ -1,4 +1,4 @@
-"""Reads of a checkpoint only what one rank holds of each weight."""
+"""Loads a checkpoint so that each rank reads only its own part of each weight."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,11 +28,14 @@ from llm.sharding import check_shapes, shard
 def sharded_class(
     model_class: type[PreTrainedModel], decoder: Callable[[PreTrainedModel], nn.Module], group: ProcessGroup
 ) -> type[PreTrainedModel]:
-    """`model_class` whose `from_pretrained` loads this rank's part of the language half; see `shard` for its errors."""
+    """Returns a subclass of `model_class` whose `from_pretrained` loads only this rank's part of the language half.
+
+    `from_pretrained` raises the errors of `shard`, and ValueError for a checkpoint that is not safetensors and for a
+    weight whose conversion needs all of it."""
 
     class Sharded(model_class):
-        # transformers has built the model on the meta device and has found the checkpoint's files when it calls this;
-        # renaming of keys, conversion of dtypes and merging of experts remain its own work.
+        # When transformers calls this, it has built the model on the meta device and found the checkpoint's files. It
+        # still does the renaming of keys, the conversion of dtypes and the merging of experts itself.
         @staticmethod
         def _load_pretrained_model(
             model: PreTrainedModel, state_dict: dict[str, Any] | None, files: list[str], load_config: Any, **_: Any
@@ -43,7 +46,7 @@ def sharded_class(
             with ExitStack() as stack:
                 slices: dict[str, Any] = {}
                 for file in files:
-                    # Not mapped: columns of a mapped weight would bring all of its pages into memory.
+                    # The file is not mapped: to read columns of a mapped weight would bring all its pages into memory.
                     opened = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
                     slices |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - no iterator
                 slices = _parts(model, slices, partitions, load_config.weight_mapping or [])
@@ -51,13 +54,13 @@ def sharded_class(
             check_shapes(model, partitions)
             return loaded  # type: ignore[no-any-return]
 
-    # transformers finds its renaming of checkpoint keys by the module and name of the class.
+    # transformers finds its renamings of checkpoint keys by the module and name of the class.
     Sharded.__module__, Sharded.__name__ = model_class.__module__, model_class.__name__
     return Sharded
 
 
 class StoredPart:
-    """A rank's part of a weight in a file, read when transformers asks for it by `part[...]`."""
+    """A rank's part of a weight in a file. It is read when transformers asks for it with `part[...]`."""
 
     def __init__(self, stored: Any, partition: Partition) -> None:
         self._stored = stored
@@ -71,7 +74,8 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A weight in a file: which of the model's it becomes, or is a part of, and what converts it on the way there."""
+    """A weight in a file, with the name of the model's weight that it becomes, alone or as a part, and with the
+    converter and its source pattern, if transformers converts it."""
 
     weight: Any
     name: str
@@ -86,7 +90,7 @@ class _Stored:
 def _parts(
     model: PreTrainedModel, slices: dict[str, Any], partitions: dict[str, Partition], mapping: list[Any]
 ) -> dict[str, Any]:
-    """`slices` by checkpoint key, the divided ones of them replaced by this rank's part."""
+    """Returns `slices` by checkpoint key, where this rank's part replaces each weight that is divided."""
     stored = _find_targets(model, slices, mapping)
     by_name: dict[str, list[_Stored]] = {}
     for entry in stored.values():
@@ -104,7 +108,7 @@ def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     expected = model.state_dict()
     stored = {}
-    # In the order of keys, as transformers goes through them: some renamings depend on it.
+    # Keys are renamed in transformers' own order, because some renamings depend on it.
     for key in sorted(slices, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, expected)
         if name not in expected and key in expected:
@@ -117,7 +121,9 @@ def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[
 def _partition_of(
     key: str, entry: _Stored, of_one_name: list[_Stored], partitions: dict[str, Partition]
 ) -> Partition | None:
-    """What this rank reads of a stored weight, None: all. Raises ValueError for a conversion that needs the whole."""
+    """Returns which part of a stored weight this rank reads, or None for all of it.
+
+    Raises ValueError for a conversion that needs the whole weight."""
     partition = partitions.get(entry.name)
     converter = entry.converter
     if converter is None or partition is None:

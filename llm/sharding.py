@@ -1,7 +1,7 @@
 """Divides a decoder, its embedding and its head among ranks, by the plan that transformers has for the model.
 
-A layer whose outputs stay on the rank (column-parallel) is followed by one that sums over ranks (row-parallel):
-attention heads and the columns of an MLP are computed where their weights are.
+A column-parallel layer keeps its outputs on the rank, and the row-parallel layer behind it sums over all ranks. So each
+attention head and each column of an MLP is computed on the rank that has its weights.
 """
 
 import re
@@ -21,8 +21,8 @@ _LLAMA_PLAN = {
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
-# For configurations without a plan of their own: by type, else as Llama (qwen3_vl's text). Names that a plan misses
-# are refused.
+# Plans by model type, for configurations that have none. Other types without a plan (qwen3_vl's text) get Llama's. A
+# model with layers that its plan does not name is refused.
 _PLANS = {
     "opt": {
         **{f"decoder.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
@@ -40,7 +40,8 @@ _PLANS = {
         "layers.*.mlp.dense_4h_to_h": "rowwise",
     },
 }
-# Whole on every rank, whatever the plan says. Gemma 3n's MLPs choose activations by the mean and spread of all columns.
+# Modules that are whole on every rank, whatever the plan says. Gemma 3n's MLPs choose activations by the mean and
+# spread of all columns.
 _WHOLE = {
     "gemma3n_text": (
         "altup_projections.*",
@@ -59,19 +60,19 @@ _WHOLE = {
         "layers.*.per_layer_projection",
     )
 }
-# Projections with the query heads, and how many rows of a head's size they have for each.
+# The projections that compute query heads, and how many times head_dim rows they have for each of these heads.
 _QUERIES = {"q_proj": 1, "query_key_value": 3}
 _REPLICATED = ("replicated_with_grad_allreduce", "replicate")
-# Small layers that choose experts; every rank needs all of their outputs.
+# Small layers that choose experts. Every rank needs all of their outputs, so they stay whole.
 _ROUTERS = ("gate", "router")
 
 
 def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> dict[str, Partition]:
     """Replaces the layers of `decoder` (a part of `model`), the embedding and the head by this rank's part of them.
 
-    Returns what the rank holds of each weight, by parameter name; all others are whole on every rank. Weights may be
-    on the meta device. Raises ValueError, before anything is changed, for sizes that do not divide and for a model
-    of which a weight would stay whole without being meant to.
+    Returns this rank's part of each divided weight, by parameter name. All other weights are whole on every rank. The
+    weights may be on the meta device. Raises ValueError, before it changes anything, for sizes that the ranks do not
+    divide, for layers that cannot be divided, and for a model with a weight that no rule divides or keeps whole.
     """
     prefix = next(name for name, module in model.named_modules() if module is decoder) + "."
     plan = {prefix + name: style for name, style in _plan(decoder.config).items()}
@@ -113,7 +114,7 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
 
 
 def check_shapes(model: nn.Module, partitions: dict[str, Partition]) -> None:
-    """Raises ValueError for a weight of the model that has not the size that its partition says."""
+    """Raises ValueError for a weight of the model whose size is not that of its partition."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, partition in partitions.items():
         size = parameters[name].shape[partition.dim]
@@ -127,7 +128,7 @@ def _plan(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def _in_plan(name: str) -> str:
-    """What a plan calls a module: `*` for the numbers of layers and experts."""
+    """Returns a module's name as plans write it: with `*` for the numbers of layers and experts."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
@@ -152,7 +153,9 @@ def _linear_partitions(
 
 
 def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: ProcessGroup) -> Partition:
-    """Attention is divided by heads: each rank has the key and value heads that its query heads look at."""
+    """Returns this rank's rows of a column-parallel layer.
+
+    Attention is divided by heads: each rank has the key and value heads that its query heads attend with."""
     head_dim = getattr(parent, "head_dim", None)
     leaf = name.rpartition(".")[2]
     if leaf not in (*_QUERIES, "k_proj", "v_proj") or not isinstance(head_dim, int):
@@ -168,15 +171,18 @@ def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: Pr
     return even(name, linear.out_features, -2, group.rank, group.world_size)
 
 
-# Styles of the experts' weights and the dimensions that are divided then: as of nn.Linear, or transposed.
+# The styles of gate_up_proj and down_proj, and the dimension of each that is divided: laid out as in nn.Linear, or
+# transposed.
 _EXPERT_DIMS = {("packed_colwise", "rowwise"): (-2, -1), ("packed_rowwise", "colwise"): (-1, -2)}
 
 
 def _expert_partitions(
     name: str, experts: nn.Module, plan: dict[str, str], group: ProcessGroup
 ) -> dict[str, Partition]:
-    """Every expert is on every rank, with some of its columns: (experts, gate and up, in), (experts, out, columns), or
-    both with their last two dimensions the other way round."""
+    """Returns this rank's part of the experts' weights: some columns of every expert.
+
+    The weights are (experts, gate and up columns, in) and (experts, out, columns), or both with the last two dimensions
+    exchanged."""
     styles = {leaf: plan.get(_in_plan(f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
     shapes = {leaf: tuple(parameter.shape) for leaf, parameter in experts.named_parameters()}
     dims = _EXPERT_DIMS.get((styles.get("gate_up_proj") or "", styles.get("down_proj") or ""))
@@ -187,7 +193,8 @@ def _expert_partitions(
 
 
 def _head_norm_partitions(model: nn.Module, partitions: dict[str, Partition]) -> dict[str, Partition]:
-    """Norms of queries and keys whose weights are a row for each head: they go with their heads."""
+    """Returns this rank's part of the query and key norms whose weights have a row for each head: the rows of its
+    heads."""
     found = {}
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
@@ -212,9 +219,12 @@ def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[
 def _check_covered(
     model: nn.Module, prefix: str, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
 ) -> None:
-    """A plan may name layers that the model does not have: then they would be whole on every rank, without a word."""
+    """Raises ValueError for a weight that the plan misses, which would silently be whole on every rank, and for a
+    weight beside divided ones that cannot be divided itself.
+
+    A plan may name layers that the model does not have, and miss those that it has."""
     replicated = {name for name, _, style in planned if style in _REPLICATED}
-    # What lies beside a divided output sees a part of it only, like a norm over all heads.
+    # A weight beside a divided projection, such as a norm over all heads, would see only a part of its output.
     parents = {name.rpartition(".")[0] for name, _, style in planned if style == "colwise"}
     row_biases = {f"{name}.bias" for name, _, style in planned if style.startswith("rowwise")}
     for name, parameter in model.named_parameters():
@@ -264,7 +274,7 @@ def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def _count_heads(model: nn.Module, name: str, partitions: dict[str, Partition], world_size: int) -> None:
-    """Tells an attention layer how many heads it has on this rank, under the names that transformers has for that."""
+    """Sets an attention layer's numbers of heads to those on this rank, under transformers' names for them."""
     attention: Any = model.get_submodule(name.rpartition(".")[0])
     rows, leaf = partitions[f"{name}.weight"], name.rpartition(".")[2]
     if leaf in _QUERIES and hasattr(attention, "num_heads"):

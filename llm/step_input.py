@@ -1,4 +1,4 @@
-"""One step's chunks as plain numbers and tensors on the CPU: all that running the model takes, on any rank."""
+"""One step's chunks as plain numbers and tensors on the CPU: all that any rank needs to run the model."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,29 +15,32 @@ from llm.sequence import Sequence as SequenceState
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
-# Rows of a builder's integers; the rotary positions, an axis each, follow.
+# The rows of a builder's integers. The rotary positions follow, a row for each axis.
 _TOKEN, _SLOT, _LOGITS, _NUM_FIXED = range(4)
 _CACHED_VIEWS = 256
 TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows", "embeds")
-"""The fields of a StepInput that its device has."""
+"""The fields of a StepInput that are tensors and move to the device."""
 
 
 @dataclass(slots=True)
 class StepInput:
     """A step's chunks, flattened one behind the other, decode chunks first.
 
-    What the model's layers read, int64:
-    token_ids (num_tokens,): any valid id where item embeddings stand in for the tokens'
+    The model's layers read these tensors, int64 but for `embeds`:
+    token_ids (num_tokens,): any valid id at a position whose item embedding replaces that of its token
     positions (num_rope_axes, num_tokens): rotary positions
-    slot_mapping (num_tokens,): where keys and values go, block_id * block_size + offset
-    logits_rows (num_sampling,): the tokens whose logits are wanted
-    embed_rows (num_embeds,), ascending, and `embeds` (num_embeds, embedding_size), float: item embeddings
+    slot_mapping (num_tokens,): where a token's keys and values go, block_id * block_size + offset
+    logits_rows (num_sampling,): the tokens whose logits are needed
+    embed_rows (num_embeds,): the tokens that take an item embedding, ascending
+    embeds (num_embeds, embedding_size): their item embeddings, float
 
-    What decides how it is run:
-    block_tables, query_lengths, context_lengths: of each chunk; the tokens that it has, the positions up to its end
-    span_members: chunk, index of a bidirectional span, and position in the sequence
-    scored: rows whose logits are to say how likely the next token of the prompt was, this one, and how many of the
-    likeliest are wanted
+    These lists decide how the step is run:
+    block_tables: the block table of each chunk's sequence
+    query_lengths: the number of tokens of each chunk
+    context_lengths: the number of positions up to each chunk's end
+    span_members: (chunk, index of a bidirectional span, position in the sequence) for each member of a span
+    scored: (row, next token of the prompt, how many of the likeliest tokens to name) for each row of the flattened
+    tokens whose logits give the next token's log-probability
     """
 
     token_ids: torch.Tensor
@@ -54,11 +57,12 @@ class StepInput:
 
     @property
     def num_decodes(self) -> int:
-        """Chunks of one token at the front; one that ends a prompt behind a longer chunk counts as prefill."""
+        """Returns the number of chunks of one token at the front. One that ends a prompt behind a longer chunk counts
+        as prefill."""
         return next((index for index, length in enumerate(self.query_lengths) if length > 1), len(self.query_lengths))
 
     def spans_of(self, chunk: int) -> list[BidirectionalSpan]:
-        """The spans that the chunk computes, or the rest of."""
+        """Returns the bidirectional spans that the chunk computes wholly or from some position on."""
         members: dict[int, list[int]] = {}
         for owner, span, position in self.span_members:
             if owner == chunk:
@@ -66,35 +70,35 @@ class StepInput:
         return [BidirectionalSpan.of(positions) for positions in members.values()]
 
     def to(self, device: torch.device) -> "StepInput":
-        """The same with its tensors on `device`."""
+        """Returns the same step with its tensors on `device`."""
         if device.type == "cpu":
             return self
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS})
 
 
 def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
-    """Where the positions [start, end) of a sequence on `blocks` lie in the cache."""
+    """Returns the slots of the cache in which the positions [start, end) of a sequence on `blocks` lie."""
     positions = np.arange(start, end)
     return np.asarray(blocks)[positions // block_size] * block_size + positions % block_size
 
 
 class StepBuilder:
-    """Lays chunks out in memory of its own, so that a step that decodes makes no tensors: after a forward pass, which
-    leaves nothing of it in the processor's caches, each kind of call into PyTorch takes some 30 microseconds.
+    """Builds each step in its own memory, so that a step that only decodes makes no tensors.
 
-    What it builds is valid until it builds the next step.
+    After a forward pass the processor's caches hold none of PyTorch's code for this, and each kind of call into PyTorch
+    takes some 30 microseconds. A step is valid until the builder builds the next one.
     """
 
     def __init__(
         self, *, max_num_tokens: int, block_size: int, num_rope_axes: int, embedding_size: int, keeps_tokens: bool
     ) -> None:
-        """`keeps_tokens`: whether ids of placeholders are looked up like any other; they may lie outside the
-        vocabulary."""
+        """`keeps_tokens`: whether the model looks up the ids of placeholders like any other. Without it they become 0,
+        because they may lie outside the vocabulary."""
         self._block_size = block_size
         self._keeps_tokens = keeps_tokens
         self._no_embeds = torch.empty(0, embedding_size)
         num_rows = _NUM_FIXED + num_rope_axes
-        self._integers = array("q", bytes(8 * num_rows * max_num_tokens))  # the fastest for one number at a time
+        self._integers = array("q", bytes(8 * num_rows * max_num_tokens))  # the fastest way to write single numbers
         self._rows = np.frombuffer(self._integers, dtype=np.int64).reshape(num_rows, max_num_tokens)
         self._tensor = torch.from_numpy(self._rows)
         self._starts = range(0, num_rows * max_num_tokens, max_num_tokens)
@@ -112,7 +116,7 @@ class StepBuilder:
         self._embeds: list[torch.Tensor] = []
 
     def build(self, chunks: Sequence[ScheduledChunk]) -> StepInput:
-        """Takes decode chunks first; at most `max_num_tokens` tokens."""
+        """Returns the step of `chunks`, which have decode chunks first and at most `max_num_tokens` tokens."""
         self._start()
         for chunk in chunks:
             if chunk.num_tokens == 1 and chunk.start >= chunk.sequence.num_prompt_tokens:
@@ -139,12 +143,12 @@ class StepBuilder:
     def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
         rows = self._tensor[:, :num_tokens]
         positions = rows[_NUM_FIXED:]
-        if len(positions) == 1:  # without the stride between rows, which compiled layers would be bound to
+        if len(positions) == 1:  # drops the stride between rows, for which compiled layers would be specialised
             positions = positions[0].unsqueeze(0)
         return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], positions
 
     def _add_decode(self, sequence: SequenceState, position: int) -> None:
-        """A generated token: nothing but itself and its place."""
+        """Adds a generated token, which needs only its id, its slot and its position."""
         integers, row = self._integers, self._num_tokens
         tokens, slots, logits, *axes = self._starts
         block_id = sequence.block_table[position // self._block_size]
@@ -191,7 +195,7 @@ class StepBuilder:
                 self._span_members += [(row, index, position) for position in span.members]
 
     def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of the items' embeddings, ascending, and these."""
+        """Returns the rows of the items' embeddings, ascending, and the embeddings in that order."""
         if not self._keeps_tokens:
             self._rows[_TOKEN, self._embed_rows] = 0
         rows, order = torch.tensor(self._embed_rows).sort()

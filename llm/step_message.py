@@ -1,4 +1,4 @@
-"""A step as one message of bytes, for the other ranks."""
+"""Packs a step into one message of bytes for the other ranks, and unpacks it there."""
 
 import json
 from collections.abc import Sequence
@@ -8,16 +8,17 @@ import torch
 
 from llm.step_input import StepInput
 
-# Multiples of every dtype's size, so that the tensors of a received message are views into it.
+# A multiple of every dtype's size, so that the tensors of a received message can be views into it.
 _ALIGNMENT = 16
 _STOP = torch.empty(0, dtype=torch.uint8)
 
 
 def pack(step: StepInput | None) -> torch.Tensor:
-    """One message of uint8: a JSON header of shapes and dtypes, then the tensors' bytes. None means stop."""
+    """Returns the message of a step, uint8: a JSON header of dtypes and shapes, and then the tensors' bytes. None gives
+    the empty message, which means stop."""
     if step is None:
         return _STOP
-    # Copied: what has a single element may be contiguous with a stride that no view of bytes can have.
+    # Cloned, because a tensor of a single element counts as contiguous even with a stride that a view as bytes refuses.
     tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in _to_tensors(step)]
     header = json.dumps([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]).encode()
     parts = [
@@ -32,7 +33,7 @@ def pack(step: StepInput | None) -> torch.Tensor:
 
 
 def unpack(message: torch.Tensor) -> StepInput | None:
-    """The inverse of `pack`; the tensors are views into `message`."""
+    """Returns the step of a message of `pack`, or None for stop. The step's tensors are views into `message`."""
     if not message.numel():
         return None
     header_bytes = int(message[:8].view(torch.int64))

@@ -1,4 +1,4 @@
-"""What running one step's chunks gives."""
+"""The outputs of one step's chunks."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from llm.logprobs import TokenLogprobs
 
 @dataclass(slots=True)
 class StepOutput:
-    """`logits`, float32 (number of chunks that sample, vocab); `prompt_logprobs` of all `scored_tokens`, in order."""
+    """The outputs of one step: `logits`, float32 (number of chunks that sample, vocab), and the `prompt_logprobs` of
+    all chunks' `scored_tokens`, in order."""
 
     logits: torch.Tensor
     prompt_logprobs: list[TokenLogprobs]

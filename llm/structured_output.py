@@ -1,4 +1,4 @@
-"""The form that a request wants its answer to have, and its checks; `grammar.py` enforces it."""
+"""The form that a request asks of its answer, and the checks of that form; `grammar.py` enforces it."""
 
 import json
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ class StructuredOutput:
     - `grammar`: the answer derives from `start` of a Lark grammar, or from `root` of a GBNF one
     - `choice`: the answer is one of these texts
 
-    Raises InvalidRequestError that names the field. That a schema, regex or grammar can be compiled shows later,
-    see `grammar.GrammarCompiler.compile`.
+    Raises InvalidRequestError that names the field. Whether a schema, regex or grammar can be compiled is checked
+    later, see `grammar.GrammarCompiler.compile`.
     """
 
     json_schema: Mapping[str, Any] | str | None = None
@@ -48,7 +48,8 @@ class StructuredOutput:
 
     @property
     def specification(self) -> tuple[str, str]:
-        """The name of the field that is set and its value as text: equal texts mean equal forms, so it keys a cache."""
+        """Returns the name of the field that is set and its value as text. Equal texts mean equal forms, so the pair
+        can be the key of a cache."""
         if self.json_schema is not None:
             return "json_schema", _schema_text(self.json_schema)
         if self.json_object:
@@ -62,7 +63,9 @@ class StructuredOutput:
 
 
 def _schema_text(schema: Mapping[str, Any] | str) -> str:
-    """The schema as JSON, keys in their order: the answer's properties come in the order of the schema's."""
+    """Returns the schema as JSON, with its keys in their order: the answer's properties come in the schema's order.
+
+    Raises InvalidRequestError for anything but a JSON object."""
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else dict(schema)
         text = json.dumps(parsed)

@@ -1,7 +1,7 @@
-"""`min_p`, `top_k` and `top_p`: which tokens may be drawn.
+"""Applies `min_p`, `top_k` and `top_p`, which limit the tokens that may be drawn.
 
-A row's cut is a threshold on its logits, never a place in an order: tokens of equal logits stay or go together, and
-no other row of the batch has a say in it.
+A row is cut at a threshold on its logits, never at a place in an order. So tokens of equal logits are kept or cut
+together, and no other row of the batch changes the result.
 """
 
 import math
@@ -11,20 +11,20 @@ import torch
 
 from llm.sampler_state import SamplerState
 
-# Most rows have their nucleus among this many tokens; only the others are sorted in full.
+# Most rows have their nucleus among so many of their likeliest tokens. Only the other rows are sorted in full.
 NUCLEUS_PREFIX = 1024
 
 
 def truncate(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
-    """Sets to -inf, in place, what may not be drawn from `logits` (len(states), vocab), float32, which are divided by
-    the temperature already and have 0 as the highest of each row.
+    """Sets to -inf, in place, the tokens of `logits` (len(states), vocab), float32, that may not be drawn. The logits
+    are already divided by the temperature, and each row's highest is 0.
 
-    In vLLM's order, each on what the one before has left:
+    The settings apply in vLLM's order, each to the tokens that the one before has left. They cut:
 
-    1. `min_p`: tokens less likely than `min_p` times the likeliest, as transformers' MinPLogitsWarper
-    2. `top_k`: tokens less likely than the k-th, as transformers' TopKLogitsWarper
+    1. `min_p`: tokens less likely than `min_p` times the likeliest, as transformers' MinPLogitsWarper does
+    2. `top_k`: tokens less likely than the k-th, as transformers' TopKLogitsWarper does
     3. `top_p`: tokens that are not needed for a mass of at least `top_p`, likeliest first, as transformers'
-       TopPLogitsWarper. The likeliest token always stays.
+       TopPLogitsWarper does. The likeliest token always stays.
     """
     if min_p := [(row, state.params.min_p) for row, state in enumerate(states) if state.params.min_p]:
         lowest = torch.tensor([value for _, value in min_p], device=logits.device).log()
@@ -43,20 +43,21 @@ def _top_k(state: SamplerState) -> int:
 
 
 def _top_p(states: Sequence[SamplerState], rows: list[int]) -> list[float]:
-    """Infinite where it is off: then no mass is ever enough, also where the last tokens no longer add to it."""
+    """Returns each row's `top_p`, or infinity where it is off: no mass is ever enough then, even where rounding keeps
+    the last tokens from adding to the cumulative mass."""
     wanted = [states[row].params.top_p for row in rows]
     return [math.inf if top_p is None or top_p == 1 else top_p for top_p in wanted]
 
 
 def _cut(logits: torch.Tensor, rows: list[int], lowest: torch.Tensor) -> None:
-    """Sets to -inf what is below a row's lowest logit, (len(rows),)."""
+    """Sets to -inf the logits that are below the lowest one that their row keeps; `lowest` is (len(rows),)."""
     index = torch.tensor(rows, device=logits.device)
     kept = logits[index]
     logits[index] = kept.masked_fill_(kept < lowest[:, None], -torch.inf)
 
 
 def _rank_threshold(logits: torch.Tensor, top_k: list[int], top_p: list[float]) -> torch.Tensor:
-    """The lowest logit that `top_k`, then `top_p`, keep in each row."""
+    """Returns the lowest logit that `top_k`, then `top_p`, keep in each row: (rows,)."""
     ordered = logits.topk(max(top_k), dim=-1).values
     ranks = torch.arange(ordered.shape[1], device=logits.device)
     own_top_k = torch.tensor(top_k, device=logits.device)[:, None]
@@ -66,13 +67,13 @@ def _rank_threshold(logits: torch.Tensor, top_k: list[int], top_p: list[float]) 
 
 
 def _mass_threshold(logits: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """The lowest logit that `top_p` keeps in each row."""
+    """Returns the lowest logit that `top_p` keeps in each row: (rows,)."""
     total = logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
     ordered = logits.topk(min(NUCLEUS_PREFIX, logits.shape[1]), dim=-1).values
     cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
     num_kept = _nucleus_size(cumulative, total, top_p)
     lowest = ordered.gather(1, num_kept - 1)[:, 0]
-    # Where the whole prefix is needed, more may be.
+    # Rows that need the whole prefix may need more tokens than that.
     wide = [row for row, size in enumerate(num_kept[:, 0].tolist()) if size == ordered.shape[1] < logits.shape[1]]
     if wide:
         ordered = logits[wide].sort(dim=-1, descending=True).values
@@ -83,6 +84,7 @@ def _mass_threshold(logits: torch.Tensor, top_p: list[float]) -> torch.Tensor:
 
 
 def _nucleus_size(cumulative: torch.Tensor, total: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """How many of the likeliest tokens make up `top_p` of the `total` (rows, 1), by cumulative mass: (rows, 1)."""
+    """Returns how many of the likeliest tokens make up `top_p` of the `total` mass (rows, 1): (rows, 1). `cumulative`
+    is the mass of the likeliest tokens up to each."""
     needed = torch.tensor(top_p, dtype=torch.float64, device=cumulative.device)[:, None] * total
     return ((cumulative < needed).sum(dim=-1, keepdim=True) + 1).clamp_(max=cumulative.shape[1])

@@ -1,1 +1,1 @@
-"""What the encoder has to be told about each model family; `modeling.families` says which file has which."""
+"""What the encoder has to know about each model family; `modeling.families` says which file describes which family."""

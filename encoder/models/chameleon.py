@@ -1,4 +1,5 @@
-"""Chameleon: its VQ model chooses tokens for a picture, whose embeddings are rows of the language model's table."""
+"""Chameleon: its VQ model chooses tokens for a picture, and the embeddings are these tokens' rows of the language
+model's embedding table."""
 
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    """Each stage of the VQ model but the last halves both sides."""
+    """Returns the number of positions behind the VQ model's last stage: each stage but the last halves both sides."""
     side = 2 ** (len(config.vq_config.channel_multiplier) - 1)
     height, width = item["pixel_values"].shape[-2:]
     return int(height // side * (width // side))

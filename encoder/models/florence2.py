@@ -1,4 +1,4 @@
-"""Florence-2: each stage of its tower cuts what the one before made into larger patches."""
+"""Florence-2: each stage of its tower cuts the output of the stage before into larger patches."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,9 @@ from preprocess.schema import ItemTensors
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    """Those of the stage with the most layers. Patches overlap and reach beyond the edge."""
+    """Returns the number of patches of the tower's stage with the most layers.
+
+    Patches overlap, and padding lets them reach beyond the edge."""
     vision = config.vision_config
     sides = list(item["pixel_values"].shape[-2:])
     for stage in range(vision.depths.index(max(vision.depths)) + 1):

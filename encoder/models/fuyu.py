@@ -1,4 +1,4 @@
-"""Fuyu: no tower; one linear layer turns raw patches into embeddings."""
+"""Fuyu has no vision tower: one linear layer turns raw patches into embeddings."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Gemma 3n: its tower is a convolutional network of timm's, an optional dependency (`raylens[gemma3n]`)."""
+"""Gemma 3n: its tower is a convolutional network from timm, an optional dependency (`raylens[gemma3n]`)."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from encoder.models.tiles import IMAGE
 from preprocess.schema import ItemTensors
 
 _PATCH_SIZE = 16
-"""In pixels, of what a position stands for in the stage of MobileNetV5 that has the most layers."""
+"""The side in pixels of the square that one position stands for in MobileNetV5's stage with the most layers."""
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
@@ -22,7 +22,7 @@ GEMMA3N = VisionFamily(
     unused=(
         "model.language_model",
         "lm_head",
-        # Of tokens for pictures that are text.
+        # The next two embed the prompt's own vision tokens, such as that of a picture's end, in the language half.
         "model.embed_vision.embedding",
         "model.embed_vision.hard_embedding_norm",
         "model.audio_tower",

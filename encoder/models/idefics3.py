@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: tiles or frames, of which those that are blank throughout count as missing to the model."""
+"""Idefics3 and SmolVLM: items are tiles or frames, and the model drops a tile whose pixels are all 0 as padding."""
 
 from collections.abc import Hashable, Sequence
 
@@ -11,7 +11,8 @@ from preprocess.schema import ItemTensors
 
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Every tile is a sample of its own to the model: so one that it drops takes no rows from an item behind it."""
+    """Gives every tile to the model as a sample of its own, so that a tile that the model drops shifts no rows of the
+    items behind it."""
     pixels, counts = joined_tiles(items, "pixel_values")
     mask = torch.cat([item["pixel_attention_mask"].reshape(-1, *pixels.shape[-2:]) for item in items])
     tiles = iter(model.get_image_features(pixels[:, None], pixel_attention_mask=mask[:, None]).pooler_output)
@@ -19,7 +20,8 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _tile_size(item: ItemTensors) -> Hashable:
-    """Pictures come as (1, num_tiles, 3, height, width), videos as (num_frames, 3, height, width)."""
+    """Returns the height and width of an item's tiles. The pixels of a picture are (1, num_tiles, 3, height, width),
+    those of a video (num_frames, 3, height, width)."""
     return tuple(item["pixel_values"].shape[-2:])
 
 

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT and LLaVA-OneVision: a picture's tiles are laid out as they lie in it, each row ended by a mark."""
+"""LLaVA-NeXT and LLaVA-OneVision: a picture's tiles are laid out as in the picture, and a mark ends each row."""
 
 from collections.abc import Hashable, Sequence
 
@@ -17,7 +17,10 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _encode_onevision(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Pictures that were tiled count as prompts of one picture each, others as one prompt of two or more."""
+    """Encodes pictures that are all tiled, or all not.
+
+    The model takes a picture for tiled where it is alone in its prompt. So tiled pictures are given as prompts of one
+    picture each, the others as one prompt of two or more."""
     pixels, _ = joined_tiles(items, "pixel_values")
     sizes = torch.stack([item["image_sizes"] for item in items])
     num_images = [1] * len(items) if _is_tiled(items[0]) else [max(2, len(items))]
@@ -34,7 +37,7 @@ def _onevision_key(item: ItemTensors) -> Hashable:
 
 
 def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """All clips as one, whose frames have the same number of rows each; a mark ends each clip."""
+    """Encodes all clips as one and splits its rows: every frame has the same number of them. A mark ends each clip."""
     frames, counts = joined_tiles(items, "pixel_values_videos")
     (rows,) = model.get_video_features(pixel_values_videos=frames[None]).pooler_output
     features, mark = rows[:-1], rows[-1:]

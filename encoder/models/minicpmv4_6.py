@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6: tiles of all shapes, whose patches lie side by side on the last axis."""
+"""MiniCPM-V 4.6: an item is tiles of any shape, whose patches lie side by side on the last axis."""
 
 from collections.abc import Sequence
 

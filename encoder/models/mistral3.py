@@ -11,17 +11,19 @@ from encoder.models.pixels import count_patches
 from preprocess.schema import ItemTensors
 
 _MAX_PADDED = 2
-"""Pixels of a call at most, as a multiple of its pictures' own."""
+"""The most padded pixels of one call, as a multiple of its pictures' own pixels."""
 
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """The tower makes patches of pictures that are padded to one size, leaves out those of padding and packs the rest.
-    So pictures whose sizes differ much go in calls of their own."""
+    """Encodes pictures of any sizes, in one or more calls.
+
+    The tower cuts pictures that are padded to one size into patches, drops the patches of padding and packs the rest.
+    Pictures whose sizes differ much go in separate calls, so that the padding stays small."""
     return list(chain.from_iterable(_encode_padded(model, group) for group in _groups(items)))
 
 
 def _groups(items: Sequence[ItemTensors]) -> Iterator[list[ItemTensors]]:
-    """Runs of items, as long as they can be."""
+    """Divides the items into runs, each as long as `_MAX_PADDED` allows."""
     group: list[ItemTensors] = []
     for item in items:
         shapes = [one["pixel_values"].shape for one in (*group, item)]
@@ -37,7 +39,7 @@ def _encode_padded(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
     sizes = [tuple(item["image_sizes"].tolist()) for item in items]
     side = model.config.vision_config.patch_size * model.config.spatial_merge_size
     if len(items) == 1 and sizes[0] == (side, side):
-        # transformers would take the axis of a call's only embedding for one of pictures, and fail.
+        # A call with a single embedding fails: transformers squeezes the axis of embeddings away.
         return _encode_padded(model, [*items, *items])[:1]
     height, width = (max(item["pixel_values"].shape[axis] for item in items) for axis in (1, 2))
     pixels = items[0]["pixel_values"].new_zeros(len(items), 3, height, width)

@@ -29,8 +29,8 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
 
 
 def _joined_pooling(items: Sequence[ItemTensors], pixels: str, pooling: str) -> torch.Tensor:
-    """For each token the patches that it is pooled of, (num_tokens, most patches), -1 for none. An item's count from
-    its own first patch; here, from the first one of all."""
+    """Returns the indices of the patches that each token is pooled from, (num_tokens, most patches of a token), with
+    -1 for no patch. An item's own indices count from its first patch; those returned count from the first of all."""
     starts = accumulate((item[pixels].shape[:2].numel() for item in items), initial=0)
     indices = zip((item[pooling] for item in items), starts, strict=False)
     return torch.cat([torch.where(own >= 0, own + start, own) for own, start in indices])

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, and each attends to itself alone."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, and the patches of each attend to one another only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +33,11 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
 
 
 def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
-    """Where the patches of grids (num_items, 3) lie and which of them see each other, as the tower would work it out.
-    It would do so on its own device and wait there for each number that it needs to go on."""
+    """Returns the arguments that tell the tower where the patches of `grids` (num_items, 3) lie and which of them see
+    each other.
+
+    The tower would compute the same itself. It would do so on its own device, and the host would wait there for each
+    number that it needs to go on."""
     config = model.config.vision_config
     places: dict[str, Any] = {"position_ids": get_vision_position_ids(grids, config.spatial_merge_size)}
     places["cu_seqlens"], places["max_seqlen"] = get_vision_attention_seqlens(grids, config)
@@ -57,12 +60,13 @@ def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
 
 
 def _repeat_frame(patches: torch.Tensor, num_frames: int) -> torch.Tensor:
-    """A picture is a video of equal frames to these models: from one of them, (num_patches, 3 x patch x patch)."""
+    """Returns the patches of `num_frames` equal frames, which is what a picture is to these models. `patches` has one
+    frame, (num_patches, 3 x patch x patch)."""
     return patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
 
 
 def _with_levels(outputs: Any) -> list[torch.Tensor]:
-    """Each item's features and, on the last axis behind them, those of its deepstack levels."""
+    """Returns each item's features, with those of its deepstack levels behind them on the last axis."""
     levels = [outputs.pooler_output, *(getattr(outputs, "deepstack_features", None) or ())]
     return [torch.cat(item, dim=-1) for item in zip(*levels, strict=True)]
 

@@ -1,4 +1,5 @@
-"""Families whose pictures are one square or several, each through the tower alone and each with as many embeddings."""
+"""Families whose pictures are one or several tiles of one size: the tower encodes each tile alone, and every tile has
+the same number of embeddings."""
 
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from preprocess.schema import ItemTensors
 
 
 def _tiles(name: str) -> VisionModality:
-    """Items whose pixels are the field `name`."""
+    """Returns the modality of items whose pixels are the field `name`."""
 
     def encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
         pixels, counts = joined_tiles(items, name)
@@ -21,7 +22,7 @@ def _tiles(name: str) -> VisionModality:
 
 
 def _encode_masked(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Aria's tiles have a mask of what is padding, (num_tiles, height, width)."""
+    """Encodes Aria's items, whose tiles have a mask of padding, (num_tiles, height, width)."""
     pixels, counts = joined_tiles(items, "pixel_values")
     mask = torch.cat([item["pixel_mask"] for item in items])
     return split_tiles(model.base_model.get_image_features(pixel_values=pixels, pixel_mask=mask).pooler_output, counts)
@@ -47,7 +48,8 @@ BLIP_2 = VisionFamily(
 
 
 def _family(whole: str, tower: str, projector: str, *unused: str, **more: VisionModality) -> VisionFamily:
-    """Pictures of tiles, and `more` kinds of items; of the model without its language half and `unused` parts."""
+    """Returns a family whose pictures are tiles and which takes `more` kinds of items. It does without the model's
+    language half and the `unused` parts."""
     return VisionFamily(
         whole=whole,
         unused=("model.language_model", "lm_head", *unused),
@@ -63,7 +65,7 @@ _DEEPSEEK = ("model.vision_model", "model.aligner")
 
 DEEPSEEK_VL = _family("DeepseekVLForConditionalGeneration", *_DEEPSEEK)
 GEMMA3 = _family("Gemma3ForConditionalGeneration", *_TOWER)
-# A frame is a tile.
+# A frame of a video is a tile.
 INTERNVL = _family("InternVLForConditionalGeneration", *_TOWER, video=_tiles("pixel_values_videos"))
 JANUS = _family("JanusForConditionalGeneration", *_DEEPSEEK, *_GENERATION)
 LLAVA = _family("LlavaForConditionalGeneration", *_TOWER)

@@ -1,4 +1,5 @@
-"""Families whose items stand in for their placeholders in a plain causal decoder: they differ by their classes only."""
+"""Families with a plain causal decoder, in which an item's embeddings replace those of its placeholders. They differ
+only in their classes and in the names of their parts."""
 
 from llm.models.family import LanguageFamily
 
@@ -8,14 +9,14 @@ _GENERATION = ("model.vqmodel", "model.generation_embeddings", "model.generation
 _Q_FORMER = ("vision_model", "qformer", "language_projection")
 
 ARIA = LanguageFamily(whole="AriaForConditionalGeneration")
-# It keeps `query_tokens`, a few rows, as LLaVA-NeXT and OneVision keep `image_newline`, a single one: transformers
-# initialises them whether they are there or not.
+# BLIP-2's language half keeps the few rows of `query_tokens`, as that of LLaVA-NeXT and LLaVA-OneVision keeps the one
+# row of `image_newline`: transformers initialises these parameters whether the model has them or not.
 BLIP_2 = LanguageFamily(whole="Blip2ForConditionalGeneration", unused=_Q_FORMER, decoder="language_model.model")
 DEEPSEEK_VL = LanguageFamily(whole="DeepseekVLForConditionalGeneration", unused=_DEEPSEEK)
 FUYU = LanguageFamily(whole="FuyuForCausalLM", unused=("model.vision_embed_tokens",))
 IDEFICS3 = LanguageFamily(whole="Idefics3ForConditionalGeneration", unused=_IDEFICS, decoder="model.text_model")
 INTERNVL = LanguageFamily(whole="InternVLForConditionalGeneration")
-# Its parts that make pictures are not of the vision half either; nobody needs them.
+# Neither half of Janus has the parts that generate pictures.
 JANUS = LanguageFamily(whole="JanusForConditionalGeneration", unused=(*_DEEPSEEK, *_GENERATION))
 LLAVA = LanguageFamily(whole="LlavaForConditionalGeneration")
 LLAVA_NEXT = LanguageFamily(whole="LlavaNextForConditionalGeneration")

@@ -1,7 +1,7 @@
-"""Chameleon: pictures are tokens of the vocabulary, which its VQ model chooses.
+"""Chameleon: a picture becomes tokens of the vocabulary, which the model's VQ model chooses.
 
-An item's embeddings are the rows of the embedding table that belong to these tokens, as `get_image_features` returns
-them: the vision half looks them up, so that to this half an item is embeddings as with any other family.
+An item's embeddings are these tokens' rows of the embedding table. The vision half looks them up, as transformers'
+`get_image_features` does. So this half gets an item as embeddings, as with any other family.
 """
 
 import torch
@@ -11,7 +11,8 @@ from llm.models.family import LanguageFamily, output_head
 
 
 def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """The model is not to answer with tokens of pictures."""
+    """Returns the logits, in which the tokens of pictures get the dtype's lowest number: the model must not answer with
+    them."""
     logits = output_head(model, hidden)
     logits[:, model.model.vocabulary_mapping.image_tokens] = torch.finfo(logits.dtype).min
     return logits

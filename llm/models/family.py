@@ -1,4 +1,4 @@
-"""What the engine has to be told about a model family; what is the same for most has a default here."""
+"""What the engine has to know about a model family; what is the same for most families has a default here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,18 +40,20 @@ def capped_output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Te
 class LanguageFamily(HalfModel):
     """The language half of a model, see `HalfModel`.
 
-    `decoder`: the path in it of the decoder, which takes `inputs_embeds` and `position_ids`.
-    `layout`: how the positions of a prompt relate; raises InvalidRequestError where items and prompt do not fit.
-    `embed_tokens`: token ids (num_tokens,) to embeddings (num_tokens, hidden_size).
-    `inputs_of_tokens`: what else the decoder takes that depends on these ids, by its name there. In both, ids of items'
-    placeholders are 0 unless embeddings are added to theirs.
-    `adds_embeddings`: item embeddings are added to those of their placeholders' tokens, not put in their place.
-    `num_deepstack_levels`: further embeddings of each item position, which stand behind the first on the last axis and
-    are added to the hidden states behind the decoder's first layers, one after each.
-    `num_rope_axes`: rotary positions of one token.
+    `decoder`: the path of the decoder in the model. The decoder takes `inputs_embeds` and `position_ids`.
+    `layout`: returns how the positions of a prompt relate; raises InvalidRequestError where the items do not fit it.
+    `embed_tokens`: returns the embeddings (num_tokens, hidden_size) of token ids (num_tokens,).
+    `inputs_of_tokens`: returns the decoder's other inputs that depend on the token ids, by their names. Here and in
+    `embed_tokens` the ids of items' placeholders are 0 unless `adds_embeddings`.
+    `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders' tokens. Otherwise they
+    replace them.
+    `num_deepstack_levels`: returns how many further embeddings each item position has. They stand behind the first
+    embedding on the last axis, and one is added to the hidden states behind each of the decoder's first layers.
+    `num_rope_axes`: how many rotary positions a token has.
     `has_spans`: whether `layout` has bidirectional spans.
-    `windows_cut_spans`: in layers with a sliding window, whether that bounds what the members of a span see.
-    `logits`: (num_rows, hidden_size) to (num_rows, vocab), all that the Hugging Face class does behind its decoder.
+    `windows_cut_spans`: whether a layer's sliding window also bounds what the members of a span see.
+    `logits`: returns the logits (num_rows, vocab) of hidden states (num_rows, hidden_size). It does all that the
+    Hugging Face class does behind its decoder.
     """
 
     unused: tuple[str, ...] = ("model.vision_tower", "model.multi_modal_projector")

@@ -10,7 +10,7 @@ from preprocess.schema import ProcessedPrompt
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Each run of placeholders is a span: an item that was cropped has one for every crop."""
+    """Makes each run of placeholders a span: an item with crops has one span for the picture and one for every crop."""
     spans = []
     for placeholder in prompt.placeholders:
         runs = groupby(enumerate(placeholder.embed_positions()), key=lambda indexed: indexed[1] - indexed[0])

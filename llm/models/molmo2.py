@@ -1,4 +1,4 @@
-"""Molmo 2: features are added to the embeddings of their tokens; all tokens of all pictures see each other."""
+"""Molmo 2: an item's embeddings are added to those of its tokens, and all tokens of all items see each other."""
 
 from itertools import chain
 
@@ -10,9 +10,10 @@ from preprocess.schema import ProcessedPrompt
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """The marks at the edges and row ends of pictures count as theirs, the times that stand between frames do not.
+    """Makes all tokens of pictures one span. The marks at the edges and row ends of pictures count as such tokens, the
+    times that stand between the frames of a video do not.
 
-    Tokens of pictures are those behind the text model's own vocabulary.
+    The tokens of pictures are those behind the text model's vocabulary.
     """
     vocab_size = model.config.text_config.vocab_size
     ranges = (range(item.offset, item.offset + item.length) for item in prompt.placeholders)

@@ -1,4 +1,4 @@
-"""PaliGemma and PaliGemma 2: all of a prompt sees itself; positions count from 1."""
+"""PaliGemma and PaliGemma 2: all tokens of a prompt see each other, and positions count from 1."""
 
 from transformers import PreTrainedModel
 

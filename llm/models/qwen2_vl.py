@@ -16,7 +16,7 @@ _GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Positions as the model itself counts them, from the items' grids of patches."""
+    """Returns the rotary positions that the model itself computes from the items' grids of patches."""
     num_tokens = len(prompt.prompt_token_ids)
     token_types = torch.full((1, num_tokens), _TEXT, dtype=torch.int)
     for placeholder, inputs in zip(prompt.placeholders, prompt.language_inputs, strict=True):
@@ -34,7 +34,7 @@ def _modality(inputs: LanguageInputs) -> int:
 
 
 def _merged(language_inputs: list[LanguageInputs]) -> dict[str, torch.Tensor]:
-    """Each input of all the items that have it, in prompt order."""
+    """Returns each language input by name, concatenated over the items that have it, in prompt order."""
     merged: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(name for inputs in language_inputs for name in inputs):
         merged[name] = torch.from_numpy(np.concatenate([one[name] for one in language_inputs if name in one]))
@@ -42,8 +42,9 @@ def _merged(language_inputs: list[LanguageInputs]) -> dict[str, torch.Tensor]:
 
 
 def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: ProcessedPrompt) -> None:
-    """Raises InvalidRequestError unless the runs of placeholders are those of the items' grids, as the model takes for
-    granted: items without a token between them would be one to it."""
+    """Raises InvalidRequestError unless the runs of placeholders are those that the items' grids ask for.
+
+    The model takes that for granted. It would take two items without a token between them for one."""
     runs = [(kind, len(list(run))) for kind, run in groupby(token_types[0].tolist()) if kind != _TEXT]
     if runs != [run for inputs in prompt.language_inputs for run in _expected_runs(config, inputs)]:
         raise InvalidRequestError("the items do not fit their placeholders in the prompt", field="messages")
@@ -55,7 +56,7 @@ def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator
     time, height, width = inputs[name][0].tolist()
     num_embeds = height * width // config.vision_config.spatial_merge_size**2
     if modality == _VIDEO and config.model_type == "qwen3_vl":
-        yield from [(modality, num_embeds)] * time  # the time of each frame is told in front of it
+        yield from [(modality, num_embeds)] * time  # each frame is a run of its own: its time stands in front of it
     else:
         yield modality, time * num_embeds
 
