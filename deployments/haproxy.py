@@ -1,13 +1,13 @@
-"""HAProxy as Ray Serve starts it, with a configuration that withstands strangers: the program `raylens-haproxy`.
+"""The program `raylens-haproxy`: HAProxy as Ray Serve starts it, with a configuration that withstands hostile clients.
 
 Ray Serve writes HAProxy's configuration and starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names. That
-configuration opens an admin socket to every user of the machine, listens for statistics on every address, waits an
-hour for the headers of a request, cuts long answers when a server behind it comes or goes, and answers errors with
-pages of HTML. Ray has no settings for most of these. So the named program is this one: it rewrites the file and becomes
-HAProxy.
+configuration opens an admin socket to every user of the machine. It listens for statistics on every address. It waits
+an hour for the headers of a request. It cuts long answers when a server behind it comes or goes, and answers errors
+with pages of HTML. Ray has no settings for most of these. So the named program is this one: it rewrites the file and
+becomes HAProxy.
 
-Uses nothing but the standard library and the package that contains HAProxy, so that it starts within milliseconds.
-"""
+It uses nothing but the standard library and the package that contains HAProxy, so that it starts within
+milliseconds."""
 
 import json
 import os

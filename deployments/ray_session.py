@@ -1,11 +1,10 @@
-"""One Ray session of this process, from its start to an end after which this process, too, can end cleanly.
+"""One Ray session of this process, from its start to an end after which this process can end cleanly, too.
 
 Ray's driver exports metrics in a thread of each session. OpenTelemetry's SDK, which Ray's library carries, shuts down
-once in a process: it joins the thread of the first session, and those of all later ones run on after `ray.shutdown()`.
-When the process ends, they export while the library's static objects are destroyed around them, and now and then the
-process dies of a segmentation fault in `_raylet.so`, after all of its work is done. So the driver exports none. Nobody
-misses them: what Ray and Ray Serve measure comes from the other processes of the cluster.
-"""
+once in a process: it joins the thread of the first session, and the threads of later sessions run on after
+`ray.shutdown()`. When the process ends, those threads export while the library's static objects are destroyed. Now and
+then the process then dies of a segmentation fault in `_raylet.so`, after all of its work is done. So the driver exports
+no metrics. Nothing is lost: what Ray and Ray Serve measure comes from the other processes of the cluster."""
 
 import asyncio
 import logging

@@ -1,7 +1,6 @@
-"""What the processes of a server on one machine have to say, in one file that `raylens serve` shows on its console.
+"""One log file for all processes of a server on one machine; `raylens serve` shows it on its console.
 
-Ray keeps a file of its own for each process besides. On a cluster there are only these.
-"""
+Ray also keeps a log file for each process. On a cluster there are only Ray's files."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What the host would launch kernel by kernel, recorded once and started as a whole."""
+"""CUDA graphs: records what the host would launch kernel by kernel, and starts the record as a whole."""
 
 from collections.abc import Callable
 from typing import TypeVar

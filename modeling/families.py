@@ -1,7 +1,7 @@
-"""The model families that Raylens knows, and where each stage finds what it has to be told about one.
+"""The model families that Raylens knows, and where each stage finds what it needs to know about a family.
 
-Plain data: nothing is imported for a family before a stage loads a model of it. See docs/add-a-model.md.
-"""
+The table is plain data: importing it imports nothing for a family until a stage loads a model of that family. See
+docs/add-a-model.md."""
 
 from dataclasses import dataclass
 from importlib import import_module

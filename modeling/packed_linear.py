@@ -1,8 +1,7 @@
 """Linear layers whose weights are laid out for the CPU once, at start-up.
 
-oneDNN reads a weight in blocks of its own; PyTorch's Linear hands it over row by row, which leaves most of the
-processor's width unused where few rows are multiplied, as in decoding.
-"""
+oneDNN reads a weight in blocks. PyTorch's Linear hands the weight over row by row, which leaves most of the processor's
+width unused where few rows are multiplied, as in decoding."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The model's chat template: conversations to text, and what it says of calls of tools."""
+"""The model's chat template: turns conversations into text, and tells how the model writes tool calls."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""`data:` URLs: media in base64 inside a request, as one text or in pieces as they came in."""
+"""`data:` URLs: media in base64 inside a request, as one text or in the pieces in which the text came in."""
 
 import asyncio
 import binascii

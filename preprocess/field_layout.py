@@ -1,5 +1,6 @@
-"""How the tensors of a Hugging Face image or video processor split into items, so that each can be cached, shipped and
-batched alone. One layout per output field, declared by the model family."""
+"""How the tensors of a Hugging Face image or video processor split into items.
+
+So each item can be cached, shipped and batched alone. A model family declares one layout for each output field."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

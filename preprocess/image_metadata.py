@@ -1,9 +1,8 @@
-"""What stands in a picture file beside its pixels, counted before Pillow reads it.
+"""Counts what stands in a picture file beside its pixels, before Pillow reads the file.
 
-Pillow takes a turn in Python, and some memory, for each segment, chunk or block, and joins some of them at the cost of
-all that came before: a few megabytes of the smallest ones would keep it busy for minutes. Here nothing is unpacked, and
-the walk ends at the limit.
-"""
+Pillow spends time in Python, and some memory, on each segment, chunk or block. It joins some of them at the cost of all
+that came before. So a few megabytes of the smallest ones would keep it busy for minutes. This module unpacks nothing
+and stops at the limit."""
 
 from preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
 from preprocess.schema import InvalidRequestError

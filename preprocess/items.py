@@ -1,4 +1,4 @@
-"""Media items to tensors: decoding, the Hugging Face image or video processor, and each item's part of the result."""
+"""Media items to tensors: decodes an item and runs the Hugging Face image or video processor on it alone."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The segments of a JPEG file, by Pillow's rules for what it takes for one, without unpacking any."""
+"""Walks through the segments of a JPEG file, by Pillow's rules for what a segment is, without unpacking any."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Media from local files by `file:` URL: regular files below one folder, and nothing else however it is named."""
+"""Media from `file:` URLs: reads regular files below one folder, and no other file, whatever its name."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Encoded media to pictures: limits checked before decoding, decoding in one canonical way."""
+"""Decodes pictures to RGB in one canonical way; checks the limits before it decodes."""
 
 import io
 import warnings

@@ -1,8 +1,7 @@
-"""Media from http(s) URLs, fetched so that no client can reach the inside of the network through the server.
+"""Fetches media from http(s) URLs, so that no client can reach the inside of the network through the server.
 
-Every address is checked where the connection is made (so a name that changes its answer gains nothing),
-redirects are followed by hand and checked again, and the size limit holds while the body streams in.
-"""
+The fetcher checks every address where the connection is made, so a name that changes its answer gains nothing. It
+follows redirects itself and checks each again. The size limit holds while the body streams in."""
 
 import asyncio
 import re

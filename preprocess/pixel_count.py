@@ -1,8 +1,7 @@
-"""How much work an encoded item is, in pixels, told by its first bytes: for scheduling, before anything is decoded.
+"""How much work an encoded item is, in pixels, by its first bytes: for admission and scheduling, before any decoding.
 
 Pillow tells a picture's size too, but walks through what stands before the pixels: 5 MB of empty JPEG segments keep it
-busy for a second. Here every loop is bounded and nothing is unpacked, so that an event loop can afford it.
-"""
+busy for a second. Here every loop is bounded and nothing is unpacked, so that an event loop can afford it."""
 
 import math
 import struct

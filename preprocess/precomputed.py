@@ -1,9 +1,8 @@
 """Items that a client has processed itself: embeddings, or the model's own inputs, as a safetensors file.
 
 The file holds `size`, an integer tensor [height, width] of the picture in pixels, which says how many positions the
-item takes in the prompt, and either `embeddings` (num_embeds, hidden_size) or the tensors that the Hugging Face
-processor would have made. safetensors holds numbers only: nothing in it is ever run.
-"""
+item takes in the prompt. It also holds either `embeddings` (num_embeds, hidden_size) or the tensors that the Hugging
+Face processor would have made. A safetensors file holds numbers only, so reading it runs none of the client's code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

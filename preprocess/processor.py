@@ -1,8 +1,7 @@
 """The multimodal processor of one model: prompts of every form and encoded media to token ids, ranges and tensors.
 
-Wraps the model's Hugging Face processor and runs it item by item, so that each item can be cached, shipped and
-encoded alone; ids and tensors are those of one call of the Hugging Face processor with everything at once.
-"""
+It wraps the model's Hugging Face processor and runs it item by item, so that each item can be cached, shipped and
+encoded alone. Its ids and tensors equal those of one call of the Hugging Face processor with all items at once."""
 
 import copy
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """The model's tokenizer as prompts with media need it: text put between tokens merges as if all had been one text.
 
-A tokenizer first cuts a text at its special tokens, then merges what lies between them: a *run*. So a prompt of token
-ids can be changed without touching the ids of any run but those that new text is put into. `join` does that.
-"""
+A tokenizer first cuts a text at its special tokens, then merges what lies between two of them, a *run*. So text can be
+put into a prompt of token ids without changing the ids of any other run. `join` does that."""
 
 import re
 from collections.abc import Iterable, Sequence

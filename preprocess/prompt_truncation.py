@@ -1,4 +1,4 @@
-"""Cutting a prompt from the left, with whole items: one that the cut would go through is taken out with its marks."""
+"""Cuts a prompt from the left. Items stay whole: an item that the cut would go through is removed with its marks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,9 +1,8 @@
 """What media items do to a prompt: replacements and insertions, declared per model family, applied to token ids.
 
 Every prompt comes here as token ids, in which an item is a short target (one placeholder token) or nothing at all.
-Working on ids makes a prompt given as text and the same prompt given as ids come out the same, and an item's thousands
-of tokens are tokenised once, not with every prompt.
-"""
+Because this module works on ids, a prompt given as text and the same prompt given as ids come out the same. An item's
+thousands of tokens are tokenised once, not with every prompt."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Which addresses media may come from, and name resolution that answers with no others.
 
-The check stands between the name and the connection: what is checked is what is connected to, so that a name whose
-answer changes gains nothing.
-"""
+The check stands between the name and the connection. The connection goes to the address that was checked, so a name
+whose answer changes gains nothing."""
 
 import asyncio
 import ipaddress

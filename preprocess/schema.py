@@ -1,7 +1,6 @@
 """The types that `preprocess` hands to the other stages, and the error for input that a user can mend.
 
-The only module of this package that `encoder` and `llm` may import.
-"""
+`encoder` and `llm` may import this module of the package and no other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

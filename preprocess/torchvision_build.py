@@ -1,9 +1,8 @@
-"""torchvision beside a torch that it was not built for.
+"""Makes torchvision importable beside a torch that it was not built for.
 
 torchvision's wheels come with operators compiled for a CUDA build of torch. Beside a CPU build those do not load, and
-`import torchvision` fails because it describes operators that do not exist. The image and video transforms, which is
-all that preprocessing needs, are plain Python: declaring the operators, without any code behind them, is enough.
-"""
+`import torchvision` fails because it describes operators that do not exist. Preprocessing needs only the image and
+video transforms, which are plain Python. So it is enough to declare the operators without any code behind them."""
 
 import importlib.util
 import sys

@@ -1,10 +1,9 @@
-"""Encoded videos to RGB frames: only the frames that a model's processor asks for, in memory bounded by `VideoLimits`.
+"""Decodes videos to RGB frames: only the frames that a model's processor asks for, in memory bounded by `VideoLimits`.
 
-Imports PyAV, and transformers when it decodes, so it is for the processors of video models to import.
+This module imports PyAV, and transformers when it decodes, so only the processors of video models import it.
 
-The demuxers and decoders see the given bytes and nothing else: playlists and lists of files are no formats here, no
-protocol is open to what a file may refer to, and what its tables would take is known before a demuxer reads them.
-"""
+The demuxers and decoders see the given bytes and nothing else. Playlists and lists of files are no formats here, and no
+protocol is open to what a file may refer to. What a file's tables would take is known before a demuxer reads them."""
 
 import io
 import struct

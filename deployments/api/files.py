@@ -1,4 +1,4 @@
-"""`/v1/files`: what is said of an uploaded file."""
+"""`/v1/files`: the description of an uploaded file."""
 
 from typing import Literal
 

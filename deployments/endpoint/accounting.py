@@ -1,4 +1,4 @@
-"""What one request cost: its usage, its stage times, and the metrics that it leaves."""
+"""What one request cost: its usage, its stage times, and what the metrics count of it."""
 
 import time
 from collections.abc import Sequence

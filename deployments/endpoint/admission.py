@@ -1,9 +1,9 @@
-"""Who may come in, and who waits: requests are weighed before anything of them is decoded.
+"""Admission: which requests start, which wait and which are refused, by weight, before anything of them is decoded.
 
-A request takes of two budgets, its API key's and that of all: requests, bytes of body and media, pixels, tokens. One
-that finds no room waits, by priority, then the one whose key has least in work, then by arrival; it is refused when
-too many wait or it has waited too long. For bytes nobody waits: they are in memory already.
-"""
+A request takes its weight (requests, bytes of body and media, pixels, tokens) from two budgets: its API key's, and the
+total of all keys. A request that finds no room waits. Waiting requests start in the order of their priority, then of
+how little work their key has, then of arrival. Admission refuses a request when too many wait, or when it has waited
+too long. A request never waits for bytes, because its bytes are in memory already: it is refused at once."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The interface of all kinds of answers: each makes a body or server-sent events of the pipeline's pieces."""
+"""The interface of all kinds of answers: each turns the pipeline's pieces into a body or into server-sent events."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol

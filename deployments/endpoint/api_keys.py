@@ -1,4 +1,4 @@
-"""API keys: who may use the endpoint. Only their hashes are kept, and a changed file is read again while serving."""
+"""API keys: which clients may use the endpoint. The server keeps only hashes of keys, and reads a changed file anew."""
 
 import hashlib
 import logging

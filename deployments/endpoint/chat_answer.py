@@ -1,4 +1,4 @@
-"""Makes a chat completion, whole or in chunks, of the pieces of its answers."""
+"""Turns the pieces of a chat completion's answers into one body or into chunks."""
 
 from collections.abc import AsyncIterator, Sequence
 

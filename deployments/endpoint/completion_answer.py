@@ -1,4 +1,4 @@
-"""Makes a completion, whole or in chunks, of the pieces of its answers, one or more to each of its prompts."""
+"""Turns the pieces of a completion's answers, one or more to each prompt, into one body or into chunks."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """ASGI middleware before every route: it checks the API key, bounds the body and logs the request.
 
-Nothing of a body is read before its sender is known, and no more of it is kept than there is room for.
-"""
+The gate reads a body only once it knows the sender, and keeps no more of it than the budgets have room for."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Whether every stage is alive, asked in the background so that `/health` answers at once."""
+"""Whether every stage is alive. The ingress asks the stages in the background, so that `/health` answers at once."""
 
 import asyncio
 import time

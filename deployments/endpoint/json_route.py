@@ -1,4 +1,6 @@
-"""How bodies of requests become JSON: fast, for one with pictures is megabytes long, and everybody else waits."""
+"""Parses the bodies of requests as JSON, fast.
+
+A body with pictures has megabytes, and the event loop answers no other request while it parses one."""
 
 import codecs
 import json

@@ -1,4 +1,4 @@
-"""What the stages have told of the model that is served."""
+"""What the stages' heartbeats have told of the model that is served."""
 
 import time
 

@@ -1,5 +1,6 @@
-"""The web page at `/`: one file, and headers by which a browser runs and loads nothing but what is in it. The pictures
-that it offers to ask about are at `/examples`."""
+"""The web page at `/`, and the pictures at `/examples` that it offers to ask about.
+
+The page is one file. Its headers make a browser run and load nothing but what the file contains."""
 
 import base64
 import hashlib

@@ -1,7 +1,6 @@
-"""An answer of the Responses API out of the pieces of its text: messages, and calls of tools between them.
+"""Turns the pieces of an answer's text into an answer of the Responses API: messages, with tool calls between them.
 
-The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming.
-"""
+The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal

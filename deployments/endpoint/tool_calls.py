@@ -1,4 +1,4 @@
-"""Calls of tools in a model's text: how they are found while it streams, and how one is forced."""
+"""Tool calls in a model's text: finds them while the text streams, and makes the grammar that forces one."""
 
 import json
 import uuid

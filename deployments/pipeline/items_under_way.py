@@ -1,4 +1,4 @@
-"""The items of one request on their way to embeddings, and what can be done meanwhile."""
+"""The items of one request on their way to embeddings, and the work that the pipeline does meanwhile."""
 
 import asyncio
 from collections.abc import Awaitable

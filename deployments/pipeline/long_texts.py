@@ -1,9 +1,9 @@
-"""Pictures in the JSON of a request, in base64, kept apart from the JSON around them.
+"""Keeps pictures in base64 apart from the JSON of the body that they come in.
 
-To parse a body of 90 MB as one piece takes a tenth of a second, in which a replica answers nobody else, and copies all
-of it. So stretches that look like base64 are taken out while the body comes in, and a mark is left in place of each.
-What is then parsed is small. A mark is inside the text of which its stretch was a part; nobody outside can guess it.
-"""
+Parsing a body of 90 MB as one piece takes a tenth of a second, in which a replica answers no other client, and copies
+all of it. So this module takes stretches that look like base64 out while the body comes in, and leaves a mark in place
+of each. What the JSON parser then gets is small. A mark stands inside the text that its stretch was a part of. A client
+cannot guess a mark."""
 
 import re
 import secrets

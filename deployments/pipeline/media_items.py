@@ -1,9 +1,8 @@
-"""From what a client sent to embeddings: loading, hashing, both caches, Preprocess and Encode.
+"""From what a client sent to embeddings: loads and hashes items, and calls Preprocess and Encode for what no cache has.
 
-Holds references, never tensors. The caches live here, in the ingress, because what a stage returns belongs to the
-process that asked for it: the cached data lies in the object store, one copy a node, and outlives the replica that
-made it.
-"""
+This module holds references, never tensors. The caches live here, in the ingress, because what a stage returns belongs
+to the process that called the stage. The cached data lies in the object store, one copy a node, and outlives the
+replica that made it."""
 
 import asyncio
 import time

@@ -1,8 +1,7 @@
-"""One call of a stage: the recovery from dead replicas and lost data, and failures in terms of this application.
+"""One call of a stage, the recovery from dead replicas and lost data, and its failures in terms of this application.
 
-Ray reports a replica's death, a lost object and an error of the stage's own code in ways of its own; nothing above
-this module sees them.
-"""
+Ray reports a replica's death, a lost object and an error of the stage's own code in ways of its own. No module above
+this one sees them."""
 
 import asyncio
 import contextlib

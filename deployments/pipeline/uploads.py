@@ -1,4 +1,4 @@
-"""Files that clients send once and name in later requests: on disk, each known only to the API key that sent it."""
+"""Files that clients send once and name in later requests. They lie on disk, each for the API key that sent it only."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Where in a text the parts of its bytes begin, of which each may be a part of a character."""
+"""Finds the character of a text in which each token begins, also where a token holds a part of a character only."""
 
 import codecs
 

@@ -1,4 +1,4 @@
-"""Runs a synchronous engine on a thread of its own for asynchronous callers: asyncio ends here."""
+"""Runs a synchronous engine on a thread of its own, for callers that use asyncio."""
 
 import asyncio
 import contextlib

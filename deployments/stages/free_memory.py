@@ -1,4 +1,4 @@
-"""Gives the memory that large pictures took back to the machine."""
+"""Gives the memory that large pictures took back to the operating system."""
 
 import ctypes
 import sys

@@ -1,8 +1,7 @@
-"""The ranks of one Generate replica: rank 0 lives in the replica, each other one in an actor of its placement group.
+"""The ranks of one Generate replica: rank 0 runs in the replica, each other rank in an actor of its placement group.
 
-The actors belong to the replica: however it ends, Ray ends them. When one of them ends first the replica is told and
-has to be replaced: ranks that have lost each other cannot go on.
-"""
+The actors belong to the replica: however the replica ends, Ray ends them. If an actor ends first, the replica learns of
+it and has to be replaced, because ranks that have lost each other cannot go on."""
 
 import contextlib
 import logging

@@ -1,8 +1,7 @@
-"""Item embeddings on their way from Encode to the language model, each as soon as it is there.
+"""Item embeddings on their way from Encode to the language model, one by one as they are ready.
 
-Generate is called while items are still being encoded. It gets a reference to each item's embeddings, behind which
-there may be nothing yet, and computes the prompt as far as it can meanwhile.
-"""
+The ingress calls Generate while items are still being encoded. Generate gets a reference to each item's embeddings, which
+may not exist yet, and meanwhile computes the prompt up to the first item that is missing."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The priorities of a machine's processes: those that answer run before those that compute, see nice(1)."""
+"""The priorities of a machine's processes: those that answer clients run before those that compute, see nice(1)."""
 
 import os
 

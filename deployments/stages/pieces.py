@@ -1,4 +1,4 @@
-"""What the engine says, as it travels to the ingress: one piece for each answer of a request that has gone on."""
+"""Turns the engine's outputs into the pieces that travel to the ingress, one for each answer that has new tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence

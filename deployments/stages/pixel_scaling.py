@@ -1,8 +1,8 @@
 """Scales replicas by the pixels that wait, not by calls: a 4K picture is 8 times the work of one of 1024 x 1024.
 
-A replica counts what it has been asked for and has not answered (`PendingWork`) and reports it to Ray Serve's
-controller, where `PixelScaling` turns the sum over all replicas into a number of them. Calls that still queue at the
-handles, because every replica has its `max_ongoing_requests`, are taken to be like those in the replicas.
+A replica counts the calls that it has not answered yet (`PendingWork`) and reports the sum to Ray Serve's controller.
+There `PixelScaling` turns the sum over all replicas into a number of replicas. Calls also queue at the handles when
+every replica has its `max_ongoing_requests`. The policy takes these to be like the calls in the replicas.
 
     class Preprocess:
         async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -10,8 +10,7 @@ handles, because every replica has its `max_ongoing_requests`, are taken to be l
 
     AutoscalingConfig(..., policy=pixel_scaling(target_megapixels=17.0))
 
-The controller gets the class by value, with what it uses of this module, and need not find the module itself.
-"""
+The controller gets the class by value, with what it uses of this module, and need not find the module itself."""
 
 import math
 from collections.abc import Iterator

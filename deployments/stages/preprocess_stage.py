@@ -1,7 +1,6 @@
 """The Preprocess deployment: a plain class, wrapped by `deployments.app`.
 
-The library is imported where a replica starts: the controller and the ingress never load torch.
-"""
+A replica imports the library when it starts, so the controller and the ingress never load torch."""
 
 import asyncio
 import os

@@ -1,16 +1,16 @@
-"""Calls with the same key go to the same replica: a request router for Ray Serve by rendezvous hashing.
+"""A request router for Ray Serve that sends calls with the same key to the same replica, by rendezvous hashing.
 
-Every router ranks the replicas by a hash of key and replica, so all agree without a word, and only the keys of a
-replica that comes or goes move. A call goes to the first replica in its key's ranking that has room. One that has far
-more to do than the others counts as full ("consistent hashing with bounded loads", Mirrokni et al., 2016), so a popular
-key spills to the second of its ranking. Calls without a key go to the less loaded of two random replicas.
+Every router ranks the replicas by a hash of key and replica. So all routers agree without talking to each other, and
+when a replica comes or goes only its own keys move. A call goes to the first replica in its key's ranking that has
+room. A replica that has far more to do than the others counts as full ("consistent hashing with bounded loads",
+Mirrokni et al., 2016), so a popular key spills to the second of its ranking. A call without a key goes to the less
+loaded of two random replicas.
 
     serve.deployment(Encode, ..., request_router_config=rendezvous_routing())
     handle.options(session_id=key, stream=True).encode.remote(...)
 
 The classes below `ray.serve.request_router` are public, but this router replaces a private method as well, see
-`RendezvousRouter`: Ray is pinned, and the tests run a real cluster.
-"""
+`RendezvousRouter`. That is safe because Ray is pinned and the tests run a real cluster."""
 
 import asyncio
 import math

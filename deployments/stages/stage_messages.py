@@ -1,9 +1,8 @@
-"""What the stages are told and what they answer, besides tensors.
+"""What travels between the ingress and the stages, besides tensors.
 
-A stage that makes tensors answers with two objects: first the tensors, then what is known of them, which is the proof
-that they are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the second.
-Both are owned by the caller, so they outlive the replica that made them.
-"""
+A stage that makes tensors answers with two objects: first the tensors, then a description of them, which proves that
+the tensors are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the
+second. The caller owns both, so they outlive the replica that made them."""
 
 from dataclasses import dataclass, field
 from pickle import PickleBuffer

@@ -1,8 +1,7 @@
 """Tensors as they travel between processes: numpy arrays, which Ray maps into the reader's memory without a copy.
 
-Ray can map torch tensors too, but then imports torch into every process of the cluster, those that only pass
-references on among them.
-"""
+Ray can map torch tensors, too. But then it imports torch into every process of the cluster, even into processes that
+only pass references on."""
 
 import time
 import warnings

@@ -1,4 +1,4 @@
-"""What the processor has to be told about each model family; `modeling.families` says which file has which."""
+"""What the processor needs to know about each model family; `modeling.families` says which file has which."""
 
 from preprocess.torchvision_build import make_importable
 

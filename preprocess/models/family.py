@@ -1,4 +1,4 @@
-"""What the processor has to be told about a model family; what is the same for all has a default here."""
+"""What a model family declares to the processor; what is the same for most families has a default here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
