@@ -17,8 +17,9 @@ from deployments.stages.rendezvous_router import rendezvous_routing
 # Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
 _HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0, "graceful_shutdown_timeout_s": 10.0}
 
-# For glibc: memory of bodies and pictures is used again. By default it goes back to the kernel each time, and to get
-# five megabytes anew, page by page, takes 4 ms, on virtual machines sometimes 100, in which everybody waits.
+# Settings of glibc: the ingress uses the memory of bodies and pictures again. By default that memory goes back to the
+# kernel each time. To get five megabytes anew, page by page, takes 4 ms, on virtual machines sometimes 100. Meanwhile
+# the ingress answers no other request.
 _MALLOC = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
@@ -46,7 +47,7 @@ def build_app(config: AppConfig) -> Application:
         **_HEALTH,
     ).bind(config)
     if config.encoder == "inline":
-        # Requests wait for items that are encoded in the same replicas: all of both have to find room.
+        # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
         room = config.admission.total.requests * (1 + config.media.limits.max_items)
         generate = _engine_stage(
             Generate,
@@ -83,7 +84,7 @@ def _engine_stage(
 
 
 def _bundles(settings: GenerateConfig) -> dict[str, Any]:
-    """A bundle for each rank, the replica's own first, on as few nodes as there is room on."""
+    """Returns a bundle for each rank, the replica's own first; Ray packs them on as few nodes as it can."""
     if settings.tensor_parallel_size == 1:
         return {}
     reserved = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}

@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _Item:
-    """What is known of one item: it `has_started` once somebody makes its embeddings, or they are there."""
+    """One item's state. It `has_started` once Encode makes its embeddings, or they are ready."""
 
     def __init__(self) -> None:
         self.has_started = asyncio.Event()
@@ -32,7 +32,7 @@ class _Item:
 
 
 class ItemsUnderWay:
-    """The items are made from when the block is entered; whatever is still being made when it is left is cancelled."""
+    """A context manager. Entering it starts to make all items; leaving it cancels those that are still being made."""
 
     _all: asyncio.Task[list[None]]
 
@@ -56,12 +56,12 @@ class ItemsUnderWay:
             self._all.exception()  # somebody has seen it, or needs it no more
 
     async def started(self) -> list[ItemInfo]:
-        """Waits until every item is known, and its embeddings are there or being made."""
+        """Waits until every item is processed, and its embeddings are ready or being made."""
         await self.meanwhile(self._wait_for_starts())
         return [stored.info for stored in self._stored()]
 
     def hand_over(self) -> list[ItemEmbeddings]:
-        """The embeddings of all items for a call of Generate, as they are known now. To be called after `started`."""
+        """Returns references to all items' embeddings for a call of Generate. Call it after `started`."""
         self._handed_over = [
             ItemEmbeddings(stored.ref, item.is_pending)
             for stored, item in zip(self._stored(), self._items, strict=True)
@@ -80,7 +80,7 @@ class ItemsUnderWay:
         await self._finished()
 
     async def meanwhile(self, work: Awaitable[ResultT]) -> ResultT:
-        """The result of `work`, or the failure of an item as soon as there is one."""
+        """Returns the result of `work`. Raises an item's failure as soon as there is one."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait([task, self._all], return_when=asyncio.FIRST_COMPLETED)
@@ -101,7 +101,7 @@ class ItemsUnderWay:
         self._all = asyncio.create_task(all_or_none(work))
 
     async def _finished(self) -> None:
-        """Waits until all embeddings are there. Raises the failure of the first item that has one."""
+        """Waits until all embeddings are ready. Raises the failure of the first item that fails."""
         await asyncio.shield(self._all)
 
     async def _wait_for_starts(self) -> None:

@@ -21,7 +21,7 @@ _PICTURE_IN_TEXT = re.compile(r'(<img src="data:[^"]*">)')
 
 
 class LongTexts:
-    """Those of one body. `take` is called for each of its chunks and `rest` at the end; what they return is the body
+    """The long texts of one body. Call `take` for each chunk of the body and `rest` at the end: they return the body
     with marks, in order."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class LongTexts:
         return pending
 
     def _kept(self, data: bytes) -> bytes:
-        """What of a slice stays in the JSON: all of it, nothing, or the mark of a new stretch."""
+        """Returns what stays in the JSON of a slice: all of it, nothing, or the mark of a new stretch."""
         if not self._has_begun_text or not _is_like_base64(data) or (not self._is_in_stretch and b"\\" in self._end):
             self._is_in_stretch = False
             self._has_begun_text = self._has_begun_text or b'"' in data

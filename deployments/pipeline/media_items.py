@@ -32,8 +32,8 @@ from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity
 
 @dataclass(frozen=True, slots=True)
 class LoadedItem:
-    """An item with the hash that names it in both caches, and its work in pixels; without `content` it must be in a
-    cache, for the client only named it."""
+    """An item, the hash that names it in both caches, and its work in pixels. `content` is None where the client only
+    named the item: then it must be in a cache."""
 
     source: MediaSource
     content: bytes | None
@@ -44,8 +44,8 @@ class LoadedItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item's metadata and the reference to its tensors or its embeddings; what both caches hold. Behind one that is
-    not cached yet there may be nothing yet."""
+    """What both caches hold: an item's metadata and the reference to its tensors or its embeddings. While an item is
+    still being made, the object behind its reference may not exist yet."""
 
     info: ItemInfo
     ref: ObjectRef
@@ -101,7 +101,7 @@ class MediaItems:
         return items
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
-        """The item processed but not encoded; for prompts that are only rendered."""
+        """Returns the item processed but not encoded, for prompts that are only rendered."""
         try:
             return await self._processed(request, item)
         except _ContentMissingError:
@@ -112,8 +112,8 @@ class MediaItems:
     async def embeddings_of(
         self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[StoredItem], None]
     ) -> StoredItem:
-        """The item with its embeddings. `on_pending` gets it as soon as they are being made, once more for each time
-        that they are made anew because who made them died."""
+        """Returns the item with its embeddings. `on_pending` gets the item as soon as a replica makes them, and again
+        each time another replica makes them because the first one died."""
 
         async def create() -> tuple[StoredItem, int]:
             processed = await self._processed(request, item)
@@ -142,7 +142,7 @@ class MediaItems:
             except _ContentMissingError:
                 if item.content is None:
                     raise _not_cached(item.source) from None
-                # That was another request's attempt, which had only the item's name.
+                # The attempt that failed was another request's, which had only the item's name.
 
     def forget(self, items: Sequence[LoadedItem]) -> None:
         """Drops items from both caches, because the node that held their data is gone."""
@@ -159,7 +159,7 @@ class MediaItems:
             )
 
     async def _contents(self, request: PipelineRequest) -> list[tuple[bytes | None, int]]:
-        """All contents side by side; the first failure, too many bytes in all among them, ends the others."""
+        """Loads all contents side by side. The first failure ends the others; too many bytes in all is one."""
         num_bytes = 0
 
         async def load(source: MediaSource) -> tuple[bytes | None, int]:
@@ -172,7 +172,7 @@ class MediaItems:
         return await all_or_none([load(source) for source in request.media])
 
     async def _content(self, request: PipelineRequest, source: MediaSource) -> tuple[bytes | None, int]:
-        """An item's content and its work in pixels."""
+        """Returns an item's content and its work in pixels."""
         if source.url is None:
             return None, 0
         try:
@@ -238,7 +238,7 @@ class MediaItems:
             request.options,
             source.is_precomputed,
         )
-        # The same item goes to the same replica, from any ingress: what it needs is on that node.
+        # The same item goes to the same replica from any ingress, because that node has what the item needs.
         process_item = self._preprocess.options(stream=True, session_id=item.mm_hash).process_item
         tensors, info = await self._calls.send("preprocess", lambda: tensors_and_info(process_item.remote(job)))
         assert isinstance(info, ItemInfo)
@@ -282,7 +282,7 @@ class _ContentMissingError(Exception):
 
 
 async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Runs them side by side. The first that fails ends the others, and is what is raised."""
+    """Runs the coroutines side by side and returns their results. The first failure ends the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in coroutines]
@@ -292,7 +292,7 @@ async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[An
 
 
 def _of_item(error: InvalidRequestError, source: MediaSource) -> InvalidRequestError:
-    """The libraries' error about a media item, with the client's name for it."""
+    """Returns a library's error about a media item with the client's name for the item."""
     return error.for_field(source.field) if error.field in ("media", "file_id") else error
 
 

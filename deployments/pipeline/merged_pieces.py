@@ -11,7 +11,8 @@ PieceStream = AsyncGenerator[GeneratedText]
 
 
 async def merged(streams: Sequence[PieceStream], *, num_answers: int) -> PieceStream:
-    """Pieces as they come; answer i to prompt p gets the index p * num_answers + i. The first failure ends all."""
+    """Yields pieces as they come. Answer i to prompt p gets the index p * num_answers + i. The first failure ends all
+    streams."""
     ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
 
     async def pass_on(number: int, stream: PieceStream) -> None:

@@ -4,10 +4,10 @@ from collections import OrderedDict
 
 
 class NamedContents:
-    """The content hash for each tenant's name; the least recently used names are forgotten.
+    """The content hash for each tenant's name. Too many names push out the least recently used ones.
 
-    A name stands for content and is never itself a cache key: whoever guesses or repeats one gets no other data than
-    its tenant sent.
+    A name stands for content and is never itself a cache key. So a client that guesses or repeats another tenant's name
+    does not get that tenant's data.
     """
 
     def __init__(self, max_names: int) -> None:
@@ -21,7 +21,7 @@ class NamedContents:
             self._hashes.popitem(last=False)
 
     def find(self, cache_salt: str, name: str) -> str | None:
-        """The hash of what the tenant last sent under the name, if it is known."""
+        """Returns the hash of what the tenant last sent under the name, None where it is not known."""
         found = self._hashes.get((cache_salt, name))
         if found is not None:
             self._hashes.move_to_end((cache_salt, name))

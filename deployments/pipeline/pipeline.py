@@ -40,10 +40,11 @@ class Pipeline:
         self.items = MediaItems(config, preprocess, encode, self._calls, metrics, uploads)
 
     async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
-        """Yields the answers' pieces. Generate is called as soon as every item is being encoded, and gets the
-        embeddings as they come. What fails before the first piece is tried again where that can help (`StageCalls`).
+        """Yields the answers' pieces. The pipeline calls Generate as soon as every item is being encoded, and Generate
+        gets the embeddings as they come. A failure before the first piece is tried again where that can help
+        (`StageCalls`).
 
-        Raises InvalidRequestError for what the client has to change, a StageError for what the server did wrong.
+        Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
         """
         items = await self.items.load(request, processor)
         async with ItemsUnderWay(self.items, request, items) as under_way:
@@ -69,7 +70,7 @@ class Pipeline:
                     ready = await anext(answers, None)
 
     async def render(self, request: PipelineRequest, processor: ProcessorIdentity) -> tuple[ProcessedPrompt, list[str]]:
-        """What the engine would get of the request, and the modality of each item in it; nothing is encoded."""
+        """Returns what the engine would get of the request, and each item's modality, without encoding anything."""
         items = await self.items.load(request, processor)
         infos = [stored.info for stored in await all_or_none([self.items.processed_of(request, one) for one in items])]
         prompt = await self._render(request, infos, [item.mm_hash for item in items])
@@ -114,10 +115,10 @@ class Pipeline:
 
 
 def _placed(prompt: ProcessedPrompt, items: list[ItemT]) -> list[ItemT]:
-    """What there is for each of the request's items, for those that are in the prompt, in its order."""
+    """Returns those of `items`, in the order of the request, that are in the prompt, in its order."""
     return items if prompt.item_order is None else [items[index] for index in prompt.item_order]
 
 
 def _by_name(error: InvalidRequestError, items: list[LoadedItem]) -> InvalidRequestError:
-    """The language model's error, with the client's name for the item that it is about."""
+    """Returns the language model's error with the client's name for the item that it is about."""
     return error if error.item is None else error.for_field(items[error.item].source.field)

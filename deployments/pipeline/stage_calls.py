@@ -22,9 +22,10 @@ from preprocess.schema import InvalidRequestError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
-# What a failed call raises. The second is no RayError: no replica, a full queue, a call that this one needed failed.
+# What a failed call raises. RayServeException is no RayError: it says that there is no replica or no room in the queue,
+# or that a call whose result this one needs has failed.
 _CALL_ERRORS = (RayError, RayServeException)
-# What says that the data behind a reference is gone: with the node that held it, or with who was to make it.
+# The data behind a reference is lost: with the node that held it, or with the replica that was making it.
 _LOSSES = (ObjectLostError, EmbeddingsLostError)
 _MAX_ATTEMPTS = 4
 
@@ -32,7 +33,7 @@ Remedy = Callable[[], Awaitable[None]]
 
 
 class StageError(RuntimeError):
-    """What the server, not the client, did wrong, and in which stage."""
+    """A failure of the server, not a mistake of the client, in the stage `stage`."""
 
     def __init__(self, stage: str, message: str) -> None:
         super().__init__(message)
@@ -48,7 +49,7 @@ class StageUnavailableError(StageError):
 
 
 class StageCalls:
-    """Calls of all stages. `on_reply(stage)` is told whenever one has answered, which is a sign of life."""
+    """Calls the stages. `on_reply(stage)` is called whenever a stage has answered, which is a sign of life."""
 
     def __init__(self, metrics: IngressMetrics, on_reply: Callable[[str], None]) -> None:
         self._metrics = metrics
@@ -57,9 +58,9 @@ class StageCalls:
     async def send(
         self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
     ) -> ResultT:
-        """Awaits `call()`, once more where that can help. Raises InvalidRequestError or a StageError.
+        """Awaits `call()` and repeats it where that can help. Raises InvalidRequestError or a StageError.
 
-        `make_lost_again`: makes the data anew that the call refers to; without it, a call whose data is lost fails.
+        `make_lost_again` makes the data anew that the call refers to. Without it, a call whose data is lost fails.
         """
         attempt = 0
         while True:
@@ -76,7 +77,7 @@ class StageCalls:
     async def stream(
         self, stage: str, call: Callable[[], DeploymentResponseGenerator[Any]], make_lost_again: Remedy
     ) -> AsyncGenerator[Any]:
-        """Yields what `call()` streams. Until the first of it has come, the stream recovers as `send` does; a failure
+        """Yields what `call()` streams. Until the first object has come, the stream recovers as `send` does. A failure
         after that is final. Closing the stream cancels the call."""
         attempt = 0
         while True:
@@ -99,10 +100,11 @@ class StageCalls:
                 raise
 
     async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
-        """Returns when the call can be made again, else raises `error` as one of ours.
+        """Returns when the call can be made again, else raises `error` as one of this application's errors.
 
-        If a replica died, another one takes the call after a pause. If data is lost that the call refers to, it is made
-        again first. A stage that answered with an error of its own would do so again.
+        If a replica died, another one takes the call after a pause. If data is lost that the call refers to,
+        `make_lost_again` makes it first. If the stage answered with an error of its own, a second call would end in the
+        same error.
         """
         cause = _cause(error)
         is_lost = isinstance(cause, _LOSSES)
@@ -122,14 +124,14 @@ class StageCalls:
 async def tensors_and_info(
     response: DeploymentResponseGenerator[Any], on_pending: Callable[[ObjectRef], None] = lambda ref: None
 ) -> tuple[ObjectRef, Any]:
-    """A reference to a stage's first object, which stays in the object store, and the value of its second.
+    """Returns a reference to a stage's first object, which stays in the object store, and the value of its second.
 
-    `on_pending` gets the reference as soon as a replica has taken the call. Whoever waits for what is behind it gets
-    the stage's error if it ends before.
+    `on_pending` gets the reference as soon as a replica has taken the call. A reader of that reference gets the stage's
+    error if the stage fails before it has made the object.
     """
     try:
         refs = await response._to_object_ref_gen()
-        tensors, info = refs._get_next_ref_n(2)  # neither has to be there yet
+        tensors, info = refs._get_next_ref_n(2)  # neither object has to exist yet
         on_pending(tensors)
         try:
             value = await info
@@ -145,8 +147,8 @@ async def tensors_and_info(
 
 @contextlib.contextmanager
 def _own_cancellation_only() -> Iterator[None]:
-    """For the wait for a call. Ray Serve raises CancelledError, too, of a call that ended because its replica did: in
-    a task that nobody has cancelled this is a TaskCancelledError, one of _CALL_ERRORS."""
+    """Wraps the wait for a call. Ray Serve raises CancelledError also when the call's replica has died. If this task
+    was not cancelled itself, the block raises TaskCancelledError instead, one of _CALL_ERRORS."""
     try:
         yield
     except asyncio.CancelledError:
@@ -157,14 +159,14 @@ def _own_cancellation_only() -> Iterator[None]:
 
 
 def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
-    """Ends a call whose answer nobody waits for any more."""
-    # Cancelling a call that never reached a replica raises what kept it from there.
+    """Ends a call whose answer this process no longer waits for."""
+    # If the call never reached a replica, cancelling it raises the reason.
     with contextlib.suppress(Exception):
         response.cancel()
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What lies under Ray's wrapping: the exception of the stage's own code, or of a call that this one needed."""
+    """Returns the exception below Ray's wrapping: of the stage's own code, or of a call whose result this one needs."""
     cause: BaseException | None = None
     if isinstance(error, RayTaskError):
         cause = error.cause
@@ -174,7 +176,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _translated(error: Exception, stage: str) -> Exception:
-    """Ray's error as one of ours."""
+    """Returns Ray's error as one of this application's errors."""
     cause = _cause(error)
     if isinstance(cause, InvalidRequestError):
         return cause

@@ -30,14 +30,14 @@ class Upload:
 
 
 class Uploads:
-    """Of one endpoint, gone when that is stopped. On one event loop; the disk is used in threads."""
+    """The uploads of one endpoint; they are deleted when it stops. Use it on one event loop. Threads use the disk."""
 
     def __init__(self, config: UploadConfig, limits: MediaLimits, now: Callable[[], float] = time.time) -> None:
         self._config = config
         self._limits = limits
         self._now = now
         self._folder = tempfile.TemporaryDirectory(prefix="raylens-uploads-", dir=os.environ.get(FOLDER_VARIABLE))
-        # Those that are being written count, too, but nobody else sees them.
+        # Files that are still being written count, too, but no request sees them.
         self._by_tenant: dict[str, dict[str, Upload]] = {}
         self._written: set[str] = set()
         self._num_bytes = 0
@@ -81,13 +81,13 @@ class Uploads:
         return upload
 
     def _write(self, tenant: str, upload: Upload, content: bytes) -> None:
-        """On a thread, which goes on when the client has left: then it deletes what it has written."""
+        """Runs on a thread. If the client has left meanwhile, the thread deletes what it has written."""
         self._path(upload).write_bytes(content)
         if upload.file_id not in self._by_tenant.get(tenant, {}):
             self._path(upload).unlink(missing_ok=True)
 
     async def all(self, tenant: str) -> list[Upload]:
-        """Those of a tenant, oldest first."""
+        """Returns a tenant's files, oldest first."""
         await self._delete_old()
         return [one for one in self._by_tenant.get(tenant, {}).values() if one.file_id in self._written]
 

@@ -26,7 +26,7 @@ OutputCovT = TypeVar("OutputCovT", bound=EngineOutput, covariant=True)
 
 
 class Engine(Protocol[OutputCovT]):
-    """The verbs that the encoder engine and the LLM engine share."""
+    """What the encoder engine and the LLM engine have in common."""
 
     def step(self) -> Sequence[OutputCovT]: ...
     def abort(self, request_id: str) -> None: ...
@@ -61,11 +61,11 @@ class EngineLoop(Generic[OutputT]):
         add_request: Callable[[str], None],
         additions: Sequence[Callable[[], Awaitable[Callable[[str], None]]]] = (),
     ) -> AsyncGenerator[list[OutputT]]:
-        """Yields the request's outputs, those that are ready together in one list, until the caller closes it.
+        """Yields the request's outputs until the caller closes the stream: outputs that are ready together as a list.
 
-        `add_request(engine_id)` runs on the engine's thread, and so does what each of `additions` comes to, as soon
-        as it does; what any of them raises is raised here. The id is unique, even when a request is sent again while
-        its first try still ends. Closing aborts the request.
+        `add_request(engine_id)` runs on the engine's thread. So does the result of each of `additions`, as soon as it
+        is known. The stream raises what any of them raises. The id is unique, even when a request is sent again while
+        its first attempt is still ending. Closing the stream aborts the request.
         """
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
@@ -97,13 +97,13 @@ class EngineLoop(Generic[OutputT]):
             raise EngineDiedError(f"no step ended in {self.heartbeat_age:.0f} s")
 
     def fail(self, error: Exception) -> None:
-        """From any thread: ends every stream and the thread, and fails the health, as if a step had raised `error`."""
+        """Ends every stream and the thread and fails the health, as if a step had raised `error`. Thread-safe."""
         self._failure = error
         with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
             self._loop.call_soon_threadsafe(self._fail_all)
 
     def close(self) -> bool:
-        """Ends the thread after the step in work; false when that takes too long. Streams get nothing any more."""
+        """Ends the thread after its current step. False: that takes too long. Streams get no more outputs."""
         self._is_closed = True
         self._commands.put(lambda: None)  # wakes it
         self._thread.join(_CLOSE_SECONDS)

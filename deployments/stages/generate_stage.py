@@ -32,16 +32,17 @@ class Generate:
     """Stitches embeddings into the prompt and decodes; rank 0 where the model is divided among several. Where `encoder`
     is inline it encodes, too, on a thread of its own."""
 
-    _ranks: RankActors | None = None  # also of one that could not load
+    _ranks: RankActors | None = None  # set also in a replica that could not load
 
     def __init__(self, config: AppConfig) -> None:
         join_server_log("generate")
         give_way_to_answers()
         settings = config.generate
-        # First: their processes start while this one imports.
+        # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
         set_up_torch(settings.num_cpus)
-        # Before the language half, whose KV cache takes what memory is left; graphs may take as much as activations.
+        # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
+        # may take as much memory as its activations.
         self._encoder = Encode(config) if config.encoder == "inline" else None
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from llm.engine import LLMEngine
@@ -88,14 +89,14 @@ class Generate:
     ) -> AsyncGenerator[list[GeneratedText]]:
         """Yields the answers piece by piece: tokens that are ready together go together, the first one at once.
 
-        Items that are encoded still are waited for one by one, while the prompt is computed up to the first of them;
-        raises EmbeddingsLostError when what was to come does not. Requests of different `cache_salt` share no prefix.
-        Those of a lower `priority` go first. `sent_at` is wall time.
+        Generate waits for items that are still being encoded one by one, and meanwhile computes the prompt up to the
+        first of them. It raises EmbeddingsLostError when an item's embeddings do not come. Requests of different
+        `cache_salt` share no prefix. Requests of a lower `priority` go first. `sent_at` is wall time.
         """
         hand_over = HandOver(items, sent_at)
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
-            # Up to some seconds, in which nobody's stream may stand still; then the engine finds it compiled.
+            # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         if params.bad_words:
             await asyncio.to_thread(self._spell, params.bad_words)
@@ -129,7 +130,7 @@ class Generate:
                     return
 
     def _spell(self, words: Sequence[str]) -> None:
-        """Makes ready what the engine will ask for, so that its thread, and with it everybody's stream, goes on."""
+        """Finds the words' spellings before the engine asks for them, so that the engine's thread does not wait."""
         for word in words:
             self._engine.byte_tokenizer.spellings(word)
 
@@ -166,7 +167,7 @@ class Generate:
 
 
 def _largest_picture_tokens(config: AppConfig) -> int:
-    """Positions that the largest picture takes in a prompt, as the model's processor is set."""
+    """Returns how many positions the model's largest picture takes in a prompt, as its processor is set."""
     items = load_model_processor(config).items
     options = items.rules("image").largest_options
     return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

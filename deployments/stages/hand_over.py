@@ -1,7 +1,7 @@
 """Item embeddings on their way from Encode to the language model, one by one as they are ready.
 
-The ingress calls Generate while items are still being encoded. Generate gets a reference to each item's embeddings, which
-may not exist yet, and meanwhile computes the prompt up to the first item that is missing."""
+The ingress calls Generate while items are still being encoded. Generate gets a reference to each item's embeddings,
+which may not exist yet, and meanwhile computes the prompt up to the first item that is missing."""
 
 import asyncio
 import time
