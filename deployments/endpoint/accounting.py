@@ -58,7 +58,7 @@ class RequestAccount:
 
     @property
     def usage(self) -> Usage:
-        """Of all prompts and answers together; a prompt counts once, however many answers it has."""
+        """Returns the usage of all prompts and answers together. A prompt counts once, however many answers it has."""
         pieces = {index: piece for index, (piece, _) in self._last_pieces.items()}
         firsts = [piece for index, piece in pieces.items() if index % self.num_answers == 0]
         num_output_tokens = sum(piece.num_output_tokens for piece in pieces.values())
@@ -109,7 +109,7 @@ class RequestAccount:
 
 
 def usage_so_far(piece: GeneratedText, num_output_tokens: int) -> Usage:
-    """Of the one answer that `piece` is of."""
+    """Returns the usage so far of the answer that `piece` is a part of."""
     return _usage([piece], num_output_tokens)
 
 

@@ -50,7 +50,7 @@ class Caller:
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """Returns a new random key."""
     return _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
@@ -115,8 +115,8 @@ class ApiKeys:
             self._state = self._seen = _state(self._file)
 
     def find(self, key: str | None) -> Caller | None:
-        """Who has this key, None where nobody has. Takes as long for a wrong key as for a right one: what is looked up
-        is its hash."""
+        """Returns the caller that has this key, None where no caller has it. A wrong key takes as long as a right one,
+        because the lookup is by the key's hash."""
         if self.is_open:
             return Caller(None, hash_key(key or ""))
         self._read_again()

@@ -179,7 +179,8 @@ class Gate:
 
 
 def _request_id(headers: Headers) -> str:
-    """The one that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new one."""
+    """Returns the id that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new
+    one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
@@ -233,12 +234,12 @@ def _key_in(authorization: str) -> tuple[str | None, bool]:
 
 
 def _challenge(*, is_page: bool) -> str:
-    """What a client is told to send; only a browser that shows the page is to ask its user."""
+    """Returns the header WWW-Authenticate. Only the one for the page makes a browser ask its user for a key."""
     return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` once more from the beginning."""
+    """Returns a `receive` that begins with the body that has been read."""
     first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

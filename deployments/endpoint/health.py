@@ -10,8 +10,8 @@ from deployments.stages.stage_messages import Heartbeat, ServedModel
 
 
 class StageMonitor:
-    """Asks each stage for its heartbeat every `period_s`; a stage is ready while the last one is recent and its
-    engine was moving then. Create it on a running event loop."""
+    """Asks each stage for its heartbeat every `period_s`. A stage is ready while its last heartbeat is recent and its
+    engine was moving then. Create the monitor on a running event loop."""
 
     def __init__(self, stages: dict[str, DeploymentHandle[Any]], *, period_s: float, timeout_s: float) -> None:
         self._period_s = period_s
@@ -30,7 +30,7 @@ class StageMonitor:
         self._last_seen[stage] = time.monotonic()
 
     def states(self) -> dict[str, str]:
-        """ "ready", "starting" (never seen) or "unresponsive" for each stage."""
+        """Returns the state of each stage: "ready", "starting" (never seen) or "unresponsive"."""
         now = time.monotonic()
         return {name: self._state(seen, now) for name, seen in self._last_seen.items()}
 

@@ -33,7 +33,7 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it is JSON, is read so."""
+    """A route that parses a JSON body so."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -47,7 +47,7 @@ class JsonRoute(APIRoute):
 
 
 def _check_content_type(content_type: str) -> None:
-    """Raises InvalidRequestError for one that is not JSON's."""
+    """Raises InvalidRequestError for a content type that is not JSON's."""
     name = content_type.partition(";")[0].strip().lower()
     if name != "application/json" and not (name.startswith("application/") and name.endswith("+json")):
         reason = f"has to be application/json for this route, got {content_type[:100]!r}"

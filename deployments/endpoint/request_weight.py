@@ -23,7 +23,7 @@ meanwhile: for the first some microseconds, for the second milliseconds."""
 
 
 class WeighedRequests:
-    """Makes the pipeline's requests of a client's, and tells what they take. `limits`: what one may bring."""
+    """Makes the pipeline's requests from a client's request, and weighs them. `limits`: what one request may bring."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
@@ -38,7 +38,8 @@ class WeighedRequests:
         *,
         priority: int = 0,
     ) -> PipelineRequest:
-        """One that takes more of the call's budgets for each item that was not in its body, once that is fetched."""
+        """Returns the pipeline's request. For each item that was not in the body it takes more of the call's budgets,
+        once the item is fetched."""
         prompt, media = prompt_and_media
         return PipelineRequest(
             request_id=request_id,
@@ -53,8 +54,9 @@ class WeighedRequests:
         )
 
     def weigh(self, requests: Sequence[PipelineRequest], max_model_len: int) -> Weight:
-        """What a client's request takes, each of its prompts one, without what its URLs hold. An answer is at most
-        `max_model_len` tokens long, however many are asked for: the engine refuses more, and says why."""
+        """Returns the weight of a client's request, which has one prompt or several, without what its URLs hold. An
+        answer counts at most `max_model_len` tokens, however many the client asks for: the engine refuses more and says
+        why."""
         tokens = sum(
             _num_prompt_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
         )
@@ -88,7 +90,8 @@ def _num_prompt_tokens(prompt: Prompt) -> int:
 
 
 def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
-    """0 for what is not in the body, or malformed, which is refused when it is loaded."""
+    """Returns the pixels of an item in the body. They are 0 for an item that is not in the body and for a malformed
+    one, which is refused when it is loaded."""
     data = source.data
     if data is None or source.is_precomputed:
         return 0
@@ -100,5 +103,5 @@ def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
         head = data.head(_HEAD_BYTES)
     pixels = header_pixels(head)
     if head and pixels is None and data.num_bytes > _HEAD_BYTES:
-        return limits.max_image_pixels  # what stands before the size may be there to hide it
+        return limits.max_image_pixels  # the client may have put so much before the size to hide it
     return min(pixels or data.num_bytes, limits.max_image_pixels) if head else 0

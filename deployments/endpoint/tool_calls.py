@@ -24,7 +24,7 @@ class ToolCallParser:
         self._is_behind_call = False
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text and the calls that `text`, the next of the answer's, makes certain."""
+        """Takes `text`, the next part of the answer's, and returns the text and the calls that are certain now."""
         rest = self._held_back + text
         told, calls = "", list[ToolCall]()
         while (start := rest.find(self._start)) >= 0:
@@ -53,7 +53,7 @@ class ToolCallParser:
         return text
 
     def flush(self) -> str:
-        """What was held back of an answer that has ended."""
+        """Returns the text that was held back, of an answer that has ended."""
         text, self._held_back = self._text(self._held_back), ""
         return text
 
@@ -100,14 +100,15 @@ class AnswerText:
 
 
 def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> StructuredOutput | None:
-    """The form of an answer that has to call a tool, None where it need not. `form`: the model's, if it has one."""
+    """Returns the grammar of an answer that has to call a tool, None where it need not. `form`: the model's form of
+    calls, if it has one."""
     if form is None or not offered.forced:
         return None
     return call_grammar(form, offered.forced, is_single=offered.is_single)
 
 
 def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:
-    """The form of an answer that calls one of `tools`, or, unless `is_single`, several calls one after another."""
+    """Returns the grammar of an answer that calls one of `tools`, or, unless `is_single`, several one after another."""
     rules = []
     for index, tool in enumerate(tools):
         schema = json.dumps({**(tool.function.parameters or {"type": "object"}), "x-guidance": _SPACING})

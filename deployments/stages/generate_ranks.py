@@ -30,17 +30,17 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
-# How much longer than the fastest rank the slowest may take to load. A step that takes too long is a matter of the
-# replica's health check, and a rank that ends is noticed at once.
+# How much longer than the fastest rank the slowest rank may take to load. The replica's health check sees a step that
+# takes too long, and the replica notices at once when a rank ends.
 _LOAD_TIMEOUT_SECONDS = 1800.0
-# What a rank died of may be told so much later than the others notice that it is gone.
+# The reason of a rank's death may come so much later than the other ranks notice the death.
 _REASON_SECONDS = 10.0
-# For the ranks to end by themselves; afterwards Ray ends them.
+# The ranks may take so long to end by themselves; afterwards Ray ends them.
 _STOP_SECONDS = 2.0
 
 
 class GenerateRank:
-    """A rank other than 0, to be made an actor. `num_cpus` are its threads."""
+    """The class of an actor that is a rank other than 0. `num_cpus`: its threads."""
 
     def __init__(self, num_cpus: float) -> None:
         join_server_log("generate rank")
@@ -70,7 +70,7 @@ class GenerateRank:
 
 
 class RankActors:
-    """The ranks other than 0 of the replica that makes it. Their processes start at once, side by side."""
+    """The ranks of a replica other than 0. Making this starts their processes at once, side by side."""
 
     def __init__(self, settings: GenerateConfig) -> None:
         placement_group = ray.util.get_current_placement_group()
@@ -92,7 +92,7 @@ class RankActors:
         self._is_stopping = False
 
     def load_engine(self, config: "EngineConfig") -> "LLMEngine":
-        """The engine of rank 0, when all ranks have loaded their parts, at the same time. Raises RuntimeError."""
+        """Returns the engine of rank 0 when all ranks have loaded their parts, side by side. Raises RuntimeError."""
         from llm.parallel import listen
 
         places = self._places()
@@ -102,7 +102,7 @@ class RankActors:
             rank: actor.load.remote(config, places[rank], address, store.port).future()
             for rank, actor in self._actors.items()
         }
-        # On a thread of its own: it would wait for a rank that never comes.
+        # On a thread of its own, because loading waits for every rank, also for one that never comes.
         own = _in_thread(partial(_load_rank_0, config, places[0], store))
         _results({0: own, **others})
         self._group, engine = own.result()
@@ -116,7 +116,7 @@ class RankActors:
             run.add_done_callback(partial(self._tell, rank, on_end))
 
     def stop(self) -> None:
-        """Lets the other ranks end in good order; to be called when rank 0 will run no other step."""
+        """Makes the other ranks end in good order. Call it when rank 0 will run no more steps."""
         from llm.lockstep import stop_ranks
         from llm.parallel import RankDiedError
 
@@ -127,7 +127,7 @@ class RankActors:
             wait(self._runs, timeout=_STOP_SECONDS)
 
     def _places(self) -> "list[ParallelConfig]":
-        """By rank."""
+        """Returns each rank's place, by rank."""
         from llm.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
@@ -144,7 +144,8 @@ class RankActors:
 
 
 def meeting_hosts(node_addresses: list[str]) -> list[str]:
-    """Where each rank talks to the others: over loopback on one node, else over the addresses that Ray uses."""
+    """Returns the address at which each rank talks to the others: loopback where all are on one node, else the
+    addresses that Ray uses."""
     return [_LOOPBACK] * len(node_addresses) if len(set(node_addresses)) == 1 else node_addresses
 
 
@@ -164,12 +165,12 @@ def _node_address() -> str:
 
 
 def _results(futures: dict[int, Future[T]]) -> list[T]:
-    """What each rank gives. Raises RuntimeError as soon as one fails, whatever the others do."""
+    """Returns each rank's result. Raises RuntimeError as soon as one rank fails, whatever the others do."""
     from llm.parallel import RankDiedError
 
     done, pending = wait(futures.values(), return_when=FIRST_EXCEPTION)
     if all(isinstance(future.exception(), RankDiedError | None) for future in done):
-        # Those that lost a rank say only that, and often sooner than it.
+        # Ranks that lost another rank report only the loss, and often before that rank reports its own failure.
         wait(pending, timeout=_REASON_SECONDS)
     errors = {rank: error for rank, future in futures.items() if future.done() and (error := future.exception())}
     if not errors:
@@ -179,13 +180,13 @@ def _results(futures: dict[int, Future[T]]) -> list[T]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Type and message; for an error within an actor's method, that error's own."""
+    """Returns an error's type and message; for an error within an actor's method, those of the method's own error."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
 
 
 def _in_thread(function: Callable[[], T]) -> "Future[T]":
-    """Unlike an executor's, the thread does not keep the process from ending."""
+    """Runs the work on a thread. Unlike an executor's thread, it does not keep the process from ending."""
     future: Future[T] = Future()
 
     def run() -> None:

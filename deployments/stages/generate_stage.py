@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Generate:
-    """Stitches embeddings into the prompt and decodes; rank 0 where the model is divided among several. Where `encoder`
-    is inline it encodes, too, on a thread of its own."""
+    """Stitches embeddings into the prompt and decodes. The replica is rank 0 where the model is divided among several
+    ranks. Where `encoder` is inline, the replica encodes, too, on a thread of its own."""
 
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
@@ -71,7 +71,7 @@ class Generate:
         skip_startup_objects()
 
     def __del__(self) -> None:
-        """Called by Ray Serve when it stops a replica that is well, after its last request."""
+        """Stops the ranks. Ray Serve calls this when it stops a healthy replica, after its last request."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None and self._loop.close():
             ranks.stop()
@@ -137,7 +137,7 @@ class Generate:
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """See `Encode.encode`; only where `encoder` is inline."""
+        """See `Encode.encode`. Only for an inline `encoder`."""
         assert self._encoder is not None
         async with aclosing(self._encoder.encode(request_id, modality, item, sent_at)) as objects:
             async for one in objects:

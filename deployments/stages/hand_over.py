@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class EmbeddingsLostError(RuntimeError):
-    """The embeddings of an item did not come: who makes them failed, or the node that held them is gone."""
+    """The embeddings of an item did not come: the replica that was making them failed, or the node that held them is
+    gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ class ItemEmbeddings:
 
 
 class HandOver:
-    """Receives the embeddings of one request; `sent_at`, wall time, is when they were sent at the earliest.
+    """Receives the embeddings of one request. `sent_at`, wall time, is when the ingress sent the call.
 
-    `transfer_seconds`: the longest way of those that have come, from ready to here.
+    `transfer_seconds`: the longest time that one of the received embeddings took, from ready to here.
     """
 
     def __init__(self, items: list[ItemEmbeddings], sent_at: float) -> None:
@@ -45,7 +46,8 @@ class HandOver:
         self.transfer_seconds = 0.0
 
     async def ready(self) -> "list[torch.Tensor | None]":
-        """Of each item the embeddings, (num_embeds, embedding_size), None of one that is pending."""
+        """Returns each item's embeddings, (num_embeds, embedding_size), or None for an item that is still being
+        encoded."""
         indices = [index for index, item in enumerate(self._items) if not item.is_pending]
         received = await asyncio.gather(*map(self._receive, indices))
         found = dict(zip(indices, received, strict=True))
@@ -54,7 +56,8 @@ class HandOver:
     def pending(
         self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"
     ) -> list[Callable[[], Awaitable[Callable[[str], None]]]]:
-        """For each item that is pending, what waits for it and says how to hand it to a request in the engine."""
+        """Returns a coroutine function for each item that is still being encoded. It waits for the embeddings, and
+        returns a function that hands them to a request in the engine."""
 
         async def receive(index: int) -> Callable[[str], None]:
             embeddings = await self._receive(index)
@@ -66,7 +69,7 @@ class HandOver:
         try:
             packed: PackedTensor = await self._items[index].ref
         except Exception as error:
-            # Its own reason is known to whoever made the call; across processes it would come wrapped once more.
+            # The ingress, which called Encode, gets the failure's own reason. From here it would come wrapped again.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
         self.transfer_seconds = max(self.transfer_seconds, time.time() - max(self._sent_at, packed.packed_at))
         return packed.unpack()

@@ -19,8 +19,8 @@ class _Waiting:
 
 
 class ItemQueue:
-    """Items of few pixels go first. A quarter of the pixels belongs to whoever has waited longest, so that large ones
-    get on, too, however many small ones come. For one event loop; `thread` is an executor of one thread."""
+    """Runs items of few pixels first. A quarter of the pixels goes to the item that has waited longest, so that large
+    items get on, too, however many small ones come. Use it on one event loop; `thread` is an executor of one thread."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
@@ -29,7 +29,8 @@ class ItemQueue:
         self._oldest_may_take = 0.0
 
     async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:
-        """The result of `work` when its turn has come. It is left out where nobody waits for it any more."""
+        """Returns the result of `work` when its turn has come. If the caller leaves before, the queue skips the
+        work."""
         waiting = _Waiting(num_pixels, work, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._start_next()
@@ -63,7 +64,7 @@ class ItemQueue:
         self._is_busy = False
         error = done.exception()
         if finished.result.done():
-            pass  # whoever waited has left
+            pass  # the caller has left
         elif error is not None:
             finished.result.set_exception(error)
         else:

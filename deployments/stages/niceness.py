@@ -6,6 +6,7 @@ STAGE_NICENESS = 5
 
 
 def give_way_to_answers() -> None:
-    """To be called once in a stage's process, before it starts threads: they inherit the niceness of the one that
-    starts them. The ingress and HAProxy, which answer, have none, nor have Ray's own threads of a stage."""
+    """Makes this process give way to those that answer clients. Call this once in a stage's process before it starts
+    threads, because a thread inherits the niceness of the thread that starts it. The ingress and HAProxy, which answer
+    clients, keep theirs, and so do Ray's own threads of a stage."""
     os.nice(STAGE_NICENESS)

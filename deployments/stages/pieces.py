@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class PieceMaker:
-    """Of one request; the ingress has no tokenizer, so tokens become text here, and those that are named get their
-    bytes. It works beside the engine's next step."""
+    """Makes the pieces of one request. The ingress has no tokenizer, so tokens become text here, and named tokens get
+    their bytes. This runs beside the engine's next step."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class PieceMaker:
         *,
         includes_stop: bool = False,
     ) -> None:
-        """`first_prompt_token`: where the prompt's tokens are to be named. `includes_stop`: a stop token that ends an
-        answer is part of its text."""
+        """`first_prompt_token` is set where the client asks for the prompt's tokens by name. `includes_stop`: a stop
+        token that ends an answer is part of its text."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
         self._starts: defaultdict[int, CharacterStarts] = defaultdict(CharacterStarts)
@@ -35,11 +35,11 @@ class PieceMaker:
         self._includes_stop = includes_stop
 
     def prepare(self) -> None:
-        """Takes up to a second the first time, after which naming tokens takes none."""
+        """Loads what naming tokens needs. The first call takes up to a second, later ones no time."""
         self._tokenizer.token_bytes(0)
 
     def __call__(self, outputs: "Sequence[RequestOutput]") -> list[GeneratedText]:
-        """One piece out of the outputs of several steps for each answer, in the order of these."""
+        """Returns one piece for each answer from the outputs of several steps, in the order of the outputs."""
         by_index: dict[int, list[RequestOutput]] = {}
         for output in outputs:
             by_index.setdefault(output.index, []).append(output)
@@ -69,7 +69,8 @@ class PieceMaker:
         )
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
-        """What `token_ids`, the answer's next up to `last`, add to its text, and the character in which each begins."""
+        """Returns the text that `token_ids`, the answer's next ones up to `last`, add, and the character in which each
+        begins."""
         detokenizer = self._detokenizers[last.index]
         told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
         text, offsets = "", list[int]()
@@ -85,8 +86,8 @@ class PieceMaker:
         return text, offsets
 
     def _offset(self, index: int, token_id: int) -> int:
-        """Where answer `index`'s next token begins. Characters are counted as they are decoded, bytes only from where
-        one has begun that is not complete."""
+        """Returns where answer `index`'s next token begins. Whole characters are counted as text is decoded; bytes are
+        counted only within a character that is not complete."""
         detokenizer = self._detokenizers[index]
         if detokenizer.is_whole:
             self._starts[index] = CharacterStarts()
@@ -100,7 +101,8 @@ class PieceMaker:
 
 
 def _stage_seconds(last: "RequestOutput", num_tokens: int) -> dict[str, float]:
-    """Stage times go out with the token that ends the stage, which is among the `num_tokens` before `last`'s end."""
+    """Returns the stage times that belong to these tokens. A stage's time goes out with the token that ends the stage,
+    which is one of the `num_tokens` before `last`'s end."""
     times = last.times
     seconds: dict[str, float] = {}
     first_index = last.num_output_tokens - num_tokens

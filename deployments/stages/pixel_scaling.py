@@ -28,7 +28,7 @@ PENDING_CALLS = "pending_calls"
 
 
 class PendingWork:
-    """Counts the calls that are not answered yet. For one thread, the event loop's."""
+    """Counts the calls that a replica has not answered yet. Use it on one thread, the event loop's."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -36,7 +36,7 @@ class PendingWork:
 
     @contextmanager
     def call(self, num_pixels: int = 0) -> Iterator[None]:
-        """One call with media of `num_pixels`, which counts until the block is left, in whichever way."""
+        """Counts one call with media of `num_pixels` until the block ends, in whatever way."""
         weight = CALL_PIXELS + num_pixels
         self._num_calls += 1
         self._num_pixels += weight
@@ -51,12 +51,12 @@ class PendingWork:
         return self._num_pixels
 
     def stats(self) -> dict[str, float]:
-        """What a deployment's `record_autoscaling_stats` returns."""
+        """Returns what a deployment's `record_autoscaling_stats` returns."""
         return {PENDING_PIXELS: self._num_pixels, PENDING_CALLS: self._num_calls}
 
 
 class PixelScaling:
-    """The policy: as many replicas as it takes for each to have at most `target_megapixels` (10^6 pixels) pending."""
+    """The scaling policy: so many replicas that each has at most `target_megapixels` (10^6 pixels) pending."""
 
     def __init__(self, target_megapixels: float) -> None:
         self._target_pixels = target_megapixels * 1e6
@@ -76,21 +76,23 @@ class PixelScaling:
 
 
 def queued_pixels(num_queued: float, pending_pixels: float, pending_calls: float) -> float:
-    """What the calls weigh that have not reached a replica: as much on average as those that have.
+    """Returns the pixels of the calls that have not reached a replica, taken to have as many on average as the calls in
+    replicas.
 
-    0 while no replica has reported a call, for a replica that has room is sent the queue within the next report.
+    The result is 0 while no replica has reported a call: a replica that has room gets the queue within the next
+    report.
     """
     return num_queued * pending_pixels / pending_calls if pending_calls > 0 else 0.0
 
 
 def desired_replicas(pending_pixels: float, target_pixels: float, *, at_least: int, at_most: int) -> int:
-    """As many as have `target_pixels` each or less, within the bounds."""
+    """Returns how many replicas it takes for each to have `target_pixels` or less, within the bounds."""
     # Bounded here already: Serve's delays start over only when a decision equals what there is.
     return max(at_least, min(at_most, math.ceil(pending_pixels / target_pixels)))
 
 
 def pixel_scaling(target_megapixels: float) -> AutoscalingPolicy:
-    """What an AutoscalingConfig takes as `policy`. Raises ValueError unless the target is over 0."""
+    """Returns the `policy` of an AutoscalingConfig. Raises ValueError unless the target is above 0."""
     # Checked here: an error in the policy itself would show only in the controller's log.
     if not 0 < target_megapixels < math.inf:
         raise ValueError(f"target_megapixels is {target_megapixels}, but must be a number over 0")

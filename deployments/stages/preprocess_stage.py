@@ -32,8 +32,8 @@ _LARGE_PIXELS = 2**24
 
 
 class Preprocess:
-    """Runs the model's Hugging Face processor. Items and prompts are worked on in a thread each, so that a prompt
-    is never rendered only after somebody else's picture, and heartbeats are answered meanwhile."""
+    """Runs the model's Hugging Face processor. Items and prompts have a thread each, so that a prompt does not wait for
+    another request's picture. The event loop answers heartbeats meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
         join_server_log("preprocess")
@@ -52,7 +52,7 @@ class Preprocess:
         skip_startup_objects()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
-        """Yields the item's tensors (those that it has been encoded to already, if so), and its ItemInfo."""
+        """Yields the item's tensors, or its embeddings where the client has sent embeddings, and its ItemInfo."""
         # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
         # collected.
         with self._pending.call(job.num_pixels):
@@ -91,7 +91,7 @@ class Preprocess:
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `deployments.stages.pixel_scaling` scales by; Serve asks about twice a second."""
+        """Returns what `deployments.stages.pixel_scaling` scales by. Serve asks about twice a second."""
         self._metrics.pending_pixels.set(self._pending.num_pixels)
         return self._pending.stats()
 
@@ -103,7 +103,7 @@ class Preprocess:
 
 
 def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
-    """The processor of the model that is served; needs `set_up_torch`."""
+    """Returns the processor of the model that is served. Call `set_up_torch` before."""
     import torch
 
     from preprocess.processor import MultiModalProcessor, ProcessorConfig

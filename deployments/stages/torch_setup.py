@@ -2,7 +2,8 @@
 
 
 def set_up_torch(num_cpus: float) -> None:
-    """To be called in a replica before transformers is imported; bounds its threads to what it has reserved."""
+    """Call this in a replica before it imports transformers. It bounds torch's threads to the CPUs that the replica has
+    reserved."""
     import torch
 
     from preprocess.torchvision_build import make_importable
