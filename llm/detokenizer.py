@@ -52,7 +52,8 @@ class Detokenizer:
         self._stop = stop
         self._includes_stop = includes_stop
         self._token_ids = _whole_end(decode, before)
-        self._min_tokens = min_tokens + len(self._token_ids)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         # `_text` is the text of the tokens from `_anchor` to `_boundary`: whole characters, not to be returned again.
         self._anchor, self._boundary = 0, len(self._token_ids)
         self._text = decode(self._token_ids) if self._token_ids else ""
@@ -83,6 +84,7 @@ class Detokenizer:
             if self.stopped:
                 break
             self._token_ids.append(token_id)
+            self._num_tokens += 1
             text += self._release(self._decode_new())
         return text
 
@@ -103,7 +105,11 @@ class Detokenizer:
         num_held = len(self._token_ids) - self._boundary
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not final and num_held <= MAX_DECODED_TOKENS:
             return ""
-        if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
+        if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS and text == told:
+            # Tokens without text, such as skipped special tokens, must not become the new anchor. Some decoders drop
+            # the blank at the beginning of a text, and the next word would become such a beginning.
+            del self._token_ids[self._boundary :]
+        elif len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
             # The new anchor is the last boundary, never a token inside a character: some decoders would spoil the whole
             # character.
             self._anchor = self._boundary
@@ -118,7 +124,7 @@ class Detokenizer:
         if not self._stop:
             return new_text
         text = self._held_back + new_text
-        if len(self._token_ids) > self._min_tokens and (found := self._first_stop(text)) is not None:
+        if self._num_tokens > self._min_tokens and (found := self._first_stop(text)) is not None:
             self.stopped = True
             self._held_back = ""
             start, end = found

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -45,6 +45,26 @@ def test_pieces_add_up_to_one_decode(tokenizer: Any, text: str) -> None:
 @settings(max_examples=50, deadline=None)
 @given(token_ids=st.lists(st.integers(0, 700), max_size=30))
 def test_any_tokens_add_up_too(tokenizer: Any, token_ids: list[int]) -> None:
+    pieces, _ = stream(tokenizer, token_ids)
+    # After `MAX_DECODED_TOKENS` broken characters in a row the text is told as it is, and the next byte may change it.
+    assume(not any(piece.endswith("\N{REPLACEMENT CHARACTER}") for piece in pieces[:-1]))
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(words=st.lists(st.tuples(st.sampled_from([" one", "two", " ", "é"]), st.integers(0, 20)), max_size=8))
+@example(words=[("one", MAX_DECODED_TOKENS), (" two", 0)])
+@pytest.mark.parametrize("is_byte_fallback", [False, True])
+def test_special_tokens_between_words_cost_no_blank(
+    tokenizer: Any, words: list[tuple[str, int]], is_byte_fallback: bool
+) -> None:
+    if is_byte_fallback:
+        tokenizer = byte_fallback_tokenizer()
+    token_ids = []
+    for word, num_special in words:
+        token_ids += (
+            tokenizer(word, add_special_tokens=False)["input_ids"] + num_special * tokenizer.all_special_ids[:1]
+        )
     pieces, _ = stream(tokenizer, token_ids)
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
 
