@@ -1,4 +1,4 @@
-"""Messages and media in, token ids with placeholder ranges and per-item tensors out. CPU only.
+"""Turns messages and media into token ids with placeholder ranges, and into tensors for each item. CPU only.
 
-A plain library: it knows nothing of Ray, HTTP servers or the stages behind it.
+It is a plain library: it knows nothing of Ray, HTTP servers or the stages behind it.
 """

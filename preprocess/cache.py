@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counts since the start: items asked for, found, evicted; and the bytes held now."""
+    """Counts since the start of items asked for, found and evicted, and the bytes held now."""
 
     queries: int = 0
     hits: int = 0
@@ -21,7 +21,10 @@ class CacheStats:
 
 
 class _Flight(Generic[V]):
-    """One computation under way, a listener for each request that waits for it, and what they have been told last."""
+    """One computation under way, with a listener for each request that waits for it.
+
+    `announced` holds the value that the listeners were told last, or nothing.
+    """
 
     def __init__(self, task: asyncio.Task[tuple[V, int]]) -> None:
         self.task = task
@@ -30,9 +33,9 @@ class _Flight(Generic[V]):
 
 
 class ItemCache(Generic[V]):
-    """Least recently used items up to `capacity_bytes`; for use from one event loop.
+    """Keeps the most recently used items, up to `capacity_bytes` in all. For use from one event loop.
 
-    The value may be a stand-in for the data (a reference to it): its size is what `create` says it is.
+    A value may be a reference to the data instead of the data: its size is what `create` says it is.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -50,11 +53,11 @@ class ItemCache(Generic[V]):
         create: Callable[[], Awaitable[tuple[V, int]]],
         on_announced: Callable[[V], None] = lambda value: None,
     ) -> tuple[V, bool]:
-        """Returns (value, whether it was cached already); calls `create() -> (value, bytes)` when it is missing.
+        """Returns (value, whether it was cached already); calls `create() -> (value, bytes)` if it is missing.
 
-        Concurrent callers with one key share one call. It is cancelled when the last of them has gone,
-        its failure reaches all of them and leaves nothing in the cache. `on_announced` gets what `announce` is told
-        meanwhile, the latest of it for those who join late.
+        Concurrent callers with one key share one call of `create`. That call is cancelled when the last of these
+        callers has gone. If it fails, all of them get its error and nothing is cached. `on_announced` gets each value
+        that `announce` is given while the caller waits; a caller that joins late gets the latest one at once.
         """
         self.stats.queries += 1
         if key in self._entries:
@@ -73,12 +76,12 @@ class ItemCache(Generic[V]):
         finally:
             flight.listeners.remove(on_announced)
             if not flight.listeners and not flight.task.done():
-                # From here on nobody may join it: the next caller starts anew.
+                # No caller may join a cancelled computation: the next caller starts a new one.
                 self._flights.pop(key, None)
                 flight.task.cancel()
 
     def announce(self, key: str, value: V) -> None:
-        """For `create` of `key`: what it knows already, for all who wait. It is not cached."""
+        """Lets the running `create` of `key` hand a value to all requests that wait for it. The value is not cached."""
         flight = self._flights[key]
         flight.announced[:] = [value]
         for listener in flight.listeners:
@@ -94,7 +97,8 @@ class ItemCache(Generic[V]):
         async def run() -> tuple[V, int]:
             return await create()
 
-        # A context of its own: what the first caller's request carries (its cancellation too) is not the others'.
+        # The task gets an empty context: what the first caller's request carries (its cancellation too) must not reach
+        # the other callers.
         task = asyncio.create_task(run(), context=contextvars.Context())
         flight = _Flight(task)
         self._flights[key] = flight

@@ -1,4 +1,4 @@
-"""The model's chat template: turns conversations into text, and tells how the model writes tool calls."""
+"""The model's chat template: renders conversations as text, and tells how the model writes tool calls."""
 
 import re
 from typing import Any
@@ -31,11 +31,11 @@ _RESERVED_VARIABLES = frozenset(
         "sanitize_control_tokens",
     }
 )
-"""What a client's variables of a template may not be called: what the server or transformers itself sets."""
+"""The names of template variables that a client may not set, because the server or transformers sets them."""
 
 
 class ChatTemplate:
-    """Of one model, which may have none. Clients cannot bring their own."""
+    """The chat template of one model, if the model has one. Clients cannot bring their own."""
 
     def __init__(self, processor: HFProcessor, hf_tokenizer: Any) -> None:
         self._processor = processor
@@ -47,8 +47,9 @@ class ChatTemplate:
             self._control_tokens, _ = _get_control_token_patterns(hf_tokenizer._get_control_tokens(self._template))
 
     def fill(self, prompt: ChatPrompt) -> str:
-        """The conversation's text. Control tokens and placeholders that a user typed come out marked, to be tokenised
-        as ordinary text. Raises InvalidRequestError for one that the template does not take."""
+        """Returns the conversation as text. Control tokens and placeholders that a user typed are marked in it, so that
+        they are tokenised as ordinary text. Raises InvalidRequestError if the model has no template, or its template
+        does not take the conversation, the tools or the variables."""
         if not isinstance(self._template, str):
             raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
         if prompt.tools and self.tool_calls is None:
@@ -77,7 +78,8 @@ class ChatTemplate:
         return text
 
     def _client_variables(self, prompt: ChatPrompt) -> dict[str, Any]:
-        """Those that the template reads. Raises InvalidRequestError for names that are not the client's to give."""
+        """Returns the client's variables that the template reads, marked. Raises InvalidRequestError for reserved
+        names."""
         for name in prompt.template_kwargs:
             if name in self._reserved:
                 raise InvalidRequestError("is set by the server itself", field=f"chat_template_kwargs.{name}")
@@ -87,8 +89,8 @@ class ChatTemplate:
 
 
 def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
-    """Every string marked, names of fields among them: in a tool's schema and a call's arguments they are a client's,
-    and transformers' own marking leaves them out."""
+    """Returns `value` with the control tokens in every string marked. This includes the names of fields: in a tool's
+    schema and a call's arguments the client chooses them, and transformers' own marking leaves them out."""
     if isinstance(value, dict):
         return {_marked(key, control_tokens): _marked(inner, control_tokens) for key, inner in value.items()}
     if isinstance(value, list):
@@ -97,9 +99,9 @@ def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
 
 
 def tool_call_format(template: object) -> ToolCallFormat | None:
-    """How the model of this chat template writes calls of tools; None where it has none, or in a form unknown here.
+    """Returns how the model of this chat template writes tool calls, or None if it has no tools or an unknown form.
 
-    Hermes' form is that of Qwen's and of most models built on theirs; their templates spell its tags out.
+    The one known form is Hermes', of Qwen's models and most models built on them. Their templates spell out its tags.
     """
     is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
     return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None

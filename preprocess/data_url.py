@@ -1,4 +1,4 @@
-"""`data:` URLs: media in base64 inside a request, as one text or in the pieces in which the text came in."""
+"""`data:` URLs: media in base64 inside a request, as one text or in the pieces in which it came in."""
 
 import asyncio
 import binascii
@@ -16,9 +16,9 @@ from preprocess.schema import InvalidRequestError
 _SCHEME = "data:"
 _MAX_HEADER_BYTES = 1024
 _BLANKS = b" \t\r\n"
-_INLINE_BYTES = 2**18  # a tenth of a millisecond; to use a thread takes as long
+_INLINE_BYTES = 2**18  # decoding this much takes a tenth of a millisecond, as using a thread does
 _THREAD = ThreadPoolExecutor(1, "data-url")
-"""Of all long ones: threads that decode side by side keep the event loop waiting, and are no faster."""
+"""Decodes all long URLs, one after another: several threads at once keep the event loop waiting, and are no faster."""
 
 
 def data_url(content: bytes, media_type: str = "image/png") -> str:
@@ -31,18 +31,20 @@ def is_data_url(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DataUrl:
-    """`pieces`: the whole text, as ASCII or UTF-8. Line breaks in the base64, as the program `base64` makes them, and
-    characters written as `%2B` are read as browsers read them."""
+    """A `data:` URL. `pieces` are its whole text, in order, as ASCII or UTF-8.
+
+    As in browsers, the base64 may have line breaks, which the program `base64` makes, and characters written as `%2B`.
+    """
 
     pieces: Sequence[bytes]
 
     @property
     def num_bytes(self) -> int:
-        """About how many the content has."""
+        """The approximate number of bytes of the content."""
         return sum(map(len, self.pieces)) * 3 // 4
 
     def head(self, num_bytes: int) -> bytes:
-        """About so many of the content's first bytes, if it has them; none where the URL is malformed."""
+        """Returns about the first `num_bytes` bytes of the content, or none if the URL is malformed."""
         room = num_bytes * 4 // 3 + _MAX_HEADER_BYTES
         head = []
         for piece in self.pieces:
@@ -56,7 +58,7 @@ class DataUrl:
             return b""
 
     async def decode(self, limits: MediaLimits) -> bytes:
-        """The content. Raises InvalidRequestError when it is malformed or larger than `limits.max_item_bytes`."""
+        """Returns the content. Raises InvalidRequestError if it is malformed, empty or over `limits.max_item_bytes`."""
         if self.num_bytes < _INLINE_BYTES:
             return self._decode(limits)
         return await asyncio.get_running_loop().run_in_executor(_THREAD, self._decode, limits)
@@ -67,7 +69,7 @@ class DataUrl:
             num_bytes = sum(map(len, pieces)) * 3 // 4
             if num_bytes > limits.max_item_bytes + 3:
                 raise too_large(num_bytes, limits=limits)
-            # Joined at the end, the parts would be copied in one step, in which no other thread goes on.
+            # `b"".join` at the end would copy all parts in one step, during which no other thread runs.
             content = BytesIO()
             content.writelines(_decoded(pieces))
         except (binascii.Error, ValueError) as error:
@@ -80,7 +82,7 @@ class DataUrl:
 
 
 def _base64_pieces(pieces: Sequence[bytes]) -> list[bytes]:
-    """What follows the header, without blanks and escapes. Raises InvalidRequestError for another form of URL."""
+    """Returns the text after the header, without blanks and escapes. Raises InvalidRequestError for other URLs."""
     header, comma, first = pieces[0].partition(b",")
     if not comma or not header.lower().endswith(b";base64"):
         reason = "a data URL has the form data:image/png;base64,<data>"
@@ -96,9 +98,10 @@ def _has_blanks(piece: bytes) -> bool:
 
 
 def _decoded(pieces: Sequence[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
-    """Each piece's part of the content; of a text that is not whole, without what its last character belongs to.
+    """Yields each piece's part of the content. If the text is not whole, leaves out the incomplete group of four
+    characters at its end.
 
-    Raises binascii.Error or ValueError.
+    Raises binascii.Error or ValueError if the text is not valid base64.
     """
     rest = decoded = b""
     for number, piece in enumerate(pieces, start=1):

@@ -1,6 +1,5 @@
-"""How the tensors of a Hugging Face image or video processor split into items.
-
-So each item can be cached, shipped and batched alone. A model family declares one layout for each output field."""
+"""How the tensors of a Hugging Face image or video processor split into items, so that each item can be cached, shipped
+and batched alone. The model family declares one layout for each output field."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,18 @@ Outputs = Mapping[str, Any]
 
 
 class FieldLayout(Protocol):
-    """One output field of a processor that was given `num_items` items."""
+    """How one output field splits into items, where the processor was given `num_items` items."""
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
-        """One tensor an item, which may share memory with `value`."""
+        """Returns one tensor for each item. It may share memory with `value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """One row an item on axis 0.
+    """Each item has one row on axis 0.
 
-    Where the processor pads rows to the batch's largest, `shape(outputs, index)` gives the item's own leading sizes,
-    to which its row is cut.
+    Where the processor pads rows to the largest item of the batch, `shape(outputs, index)` returns the item's own
+    leading sizes, and its row is cut to them.
     """
 
     shape: Callable[[Outputs, int], Sequence[int]] | None = None
@@ -40,7 +39,7 @@ class Batched:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Items of different sizes one after the other on `axis`; `sizes(outputs)` gives each one's length there."""
+    """Items of different sizes lie one after another on `axis`. `sizes(outputs)` returns each item's length there."""
 
     sizes: Callable[[Outputs], Sequence[int] | torch.Tensor]
     axis: int = 0
@@ -53,7 +52,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The same for every item of a call."""
+    """Every item of a call gets the same whole value."""
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         return [torch.as_tensor(value)] * num_items
@@ -63,7 +62,7 @@ Fields = Mapping[str, FieldLayout]
 
 
 def split_items(fields: Fields, outputs: Outputs, num_items: int) -> list[ItemTensors]:
-    """Each item's tensors by field name."""
+    """Returns each item's tensors by field name."""
     columns = {name: layout.split(outputs[name], outputs, num_items) for name, layout in fields.items()}
     return [{name: column[index] for name, column in columns.items()} for index in range(num_items)]
 

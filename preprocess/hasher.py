@@ -8,10 +8,10 @@ from blake3 import blake3
 
 
 def content_hash(content: bytes) -> str:
-    """BLAKE3 (256 bits in 64 hex digits) over an item's *encoded* bytes; four times as fast as SHA-256.
+    """Returns the BLAKE3 hash (64 hex digits) of an item's *encoded* bytes. BLAKE3 is four times as fast as SHA-256.
 
-    Hashing the encoded bytes answers a repeated item without decoding it, and two pictures that decode to the same
-    pixels but differ in mode, palette or EXIF orientation keep apart.
+    Because encoded bytes are hashed, a repeated item is found without decoding it. Two pictures that decode to the same
+    pixels but differ in mode, palette or EXIF orientation get different hashes.
     """
     return blake3(content).hexdigest()
 
@@ -26,11 +26,12 @@ def mm_hash(
     is_precomputed: bool = False,
     cache_salt: str = "",
 ) -> str:
-    """SHA-256 (64 hex digits) over an item's content hash and everything else that changes its result.
+    """Returns the SHA-256 hash (64 hex digits) of an item's content hash and all else that changes the item's result.
 
-    `options` are the client's settings for the processor; `is_among_others` tells that the prompt holds more such
-    items, for models to which that matters; `is_precomputed` that the content is tensors. Tenants with different salts
-    never share an item. Each part is length-prefixed, so that no two lists of parts run together to the same bytes.
+    `options` are the client's settings for the processor. `is_among_others` tells that the prompt holds more items of
+    the modality, for models to which that matters. `is_precomputed` tells that the content is tensors. Tenants with
+    different salts never share an item. Each part is length-prefixed, so that two different lists of parts never give
+    the same bytes.
     """
     settings = json.dumps([dict(options or {}), is_among_others, is_precomputed], sort_keys=True)
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Loads a model's Hugging Face processor, with the image back end of choice."""
+"""Loads a model's Hugging Face processor, with the chosen image back end."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -8,13 +8,15 @@ from preprocess.models.family import Backend, HFProcessor, ProcessorFamily
 from preprocess.torchvision_build import make_importable
 
 ImageBackend: TypeAlias = Literal["auto"] | Backend
-"""`auto` is torchvision, which is faster, where it is installed, else Pillow. They differ by 1 or 2 grey levels."""
+"""`auto` is torchvision, which is faster, where it is installed and the family has it, else Pillow. Their pixels differ
+by 1 or 2 grey levels."""
 
 
 def load_processor(
     family: ProcessorFamily, model: str, *, revision: str | None = None, backend: ImageBackend = "auto"
 ) -> HFProcessor:
-    """The processor of the checkpoint `model`, a folder or a hub id. Raises ValueError when `backend` is not there."""
+    """Loads the processor of the checkpoint `model`, a folder or a hub id. Raises ValueError if the family does not
+    have `backend` or it is not installed."""
     has_torchvision = make_importable()
     backend = _choose(backend, family.backends, has_torchvision)
     processor_class: Any = family.processor_class
@@ -38,8 +40,11 @@ def _choose(backend: ImageBackend, backends: tuple[Backend, ...], has_torchvisio
 
 
 def _with_pillow(processor_class: Any, has_torchvision: bool) -> Any:
-    """The class with pictures processed by Pillow. transformers has no such video processors, and without torchvision
-    none at all: then its processor does without."""
+    """Returns a subclass of `processor_class` that processes pictures with Pillow.
+
+    transformers has no video processors for Pillow, so videos go on using torchvision. Without torchvision there are no
+    video processors at all, and the processor is loaded without one.
+    """
 
     class PillowProcessor(processor_class):
         @classmethod

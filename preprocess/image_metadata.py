@@ -1,14 +1,15 @@
-"""Counts what stands in a picture file beside its pixels, before Pillow reads the file.
+"""Counts the parts of a picture file beside its pixels, before Pillow reads the file.
 
-Pillow spends time in Python, and some memory, on each segment, chunk or block. It joins some of them at the cost of all
-that came before. So a few megabytes of the smallest ones would keep it busy for minutes. This module unpacks nothing
-and stops at the limit."""
+For each segment, chunk or block Pillow runs a step in Python and takes some memory. It joins some of them to all the
+earlier ones, which it copies each time. A few megabytes of the smallest parts would keep it busy for minutes. This
+module unpacks nothing, and its walk ends at the limit.
+"""
 
 from preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
 from preprocess.schema import InvalidRequestError
 
-MAX_METADATA_PARTS = 1000  # a depth map or a colour profile goes over dozens
-_MAX_PIXEL_CHUNKS = 20_000  # most PNGs are cut at 8 kB or more
+MAX_METADATA_PARTS = 1000  # a depth map or a colour profile is spread over dozens of parts
+_MAX_PIXEL_CHUNKS = 20_000  # most PNGs are cut into chunks of 8 kB or more
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_PIXELS = frozenset({b"IDAT", b"fdAT", b"fcTL"})
 _PNG_PROFILE = b"iCCP"
@@ -17,7 +18,8 @@ _GIF_EXTENSION = 0x21
 
 def check_metadata(content: bytes) -> None:
     """Raises InvalidRequestError for a picture with more than MAX_METADATA_PARTS segments, chunks or extensions beside
-    its pixels, or more than one colour profile. Of what is cut off or no picture, tells nothing."""
+    its pixels, and for a PNG with more than one colour profile or too many chunks in all. Content that is no picture
+    passes, and so does a picture that is cut off before it reaches a limit."""
     try:
         if content.startswith(_PNG_SIGNATURE):
             _check_png(content)
@@ -30,7 +32,7 @@ def check_metadata(content: bytes) -> None:
 
 
 def _check_png(content: bytes) -> None:
-    """All chunks, as those behind the pixels are read too."""
+    """Checks all chunks, because Pillow also reads those behind the pixels."""
     position, num_chunks, num_parts, num_profiles = len(_PNG_SIGNATURE), 0, 0, 0
     while position + 8 <= len(content):
         kind = content[position + 4 : position + 8]
@@ -41,20 +43,20 @@ def _check_png(content: bytes) -> None:
         if num_chunks > MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS:
             raise _invalid(f"the PNG has more than {MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS} chunks")
         if num_profiles > 1:
-            # Each may unpack to a thousand times its size.
+            # Each profile may unpack to a thousand times its size.
             raise _invalid("the PNG has more than one colour profile (iCCP)")
         position += 12 + int.from_bytes(content[position : position + 4])
 
 
 def _check_jpeg(content: bytes) -> None:
-    """The segments before the first scan; behind it the decoder proper goes on, in C."""
+    """Checks the segments before the first scan. Behind it the decoder proper goes on, in C."""
     for num_parts, (marker, _) in enumerate(jpeg_segments(content), start=1):
         if marker != START_OF_SCAN:
             _check_number(num_parts, "segments")
 
 
 def _check_gif(content: bytes) -> None:
-    """The extensions before the first frame."""
+    """Checks the extensions before the first frame."""
     flags = content[10]
     position, num_parts = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0), 0
     while content[position] == _GIF_EXTENSION:

@@ -1,4 +1,5 @@
-"""Media items to tensors: decodes an item and runs the Hugging Face image or video processor on it alone."""
+"""Turns media items into tensors: decodes them, runs the Hugging Face image or video processor, and takes each item's
+part of the result."""
 
 import hashlib
 import json
@@ -67,9 +68,9 @@ class ItemProcessor:
     ) -> tuple[ItemInfo, ItemTensors]:
         """Decodes and processes an encoded item.
 
-        `num_in_prompt` is the number of such items in the prompt that it is for, cached ones included; `options` are
+        `num_in_prompt` is how many items of the modality the item's prompt holds, cached ones included. `options` are
         the client's settings. Returns the item's metadata and its tensors, floating-point ones in the encoder's dtype.
-        Raises InvalidRequestError when the item cannot be decoded or breaks a limit, or an option is wrong.
+        Raises InvalidRequestError if the item cannot be decoded or breaks a limit, or an option is wrong.
         """
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
@@ -91,9 +92,11 @@ class ItemProcessor:
     def accept(
         self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
-        """An item that the client has processed itself, see `preprocess.precomputed`.
+        """Checks an item that the client has processed itself, see `preprocess.precomputed`. Returns what `process`
+        returns.
 
-        Raises InvalidRequestError when its tensors are not those of this model or too few for its size.
+        Raises InvalidRequestError if its tensors are not those of this model, do not fit the picture's size or hold
+        numbers that are not finite.
         """
         rules = self.rules(modality, num_in_prompt)
         if modality != "image":
@@ -107,7 +110,7 @@ class ItemProcessor:
             layout = split_items({name: rules.fields[name] for name in rules.language_fields}, outputs, 1)[0]
             tensors = self._stored(rules, {**item.tensors, **layout})
         else:
-            # An image of that size has what the tensors say of themselves, by which the encoder finds its way.
+            # A blank picture of that size gives the shapes, grids and indices that the client's tensors must have.
             outputs = self._run(modality, rules, rules.blank(item.size), kwargs)
             expansion = self._expansion(modality, rules, outputs, kwargs)
             expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
@@ -123,7 +126,7 @@ class ItemProcessor:
         except InvalidRequestError:
             raise
         except ValueError as error:
-            # Hugging Face's processors refuse sizes and lengths that they cannot resize so.
+            # Hugging Face's processors raise it for sizes and lengths that they cannot resize.
             raise InvalidRequestError(
                 f"the model's processor cannot take {modality} items of this size or length",
                 field="media",
@@ -133,14 +136,14 @@ class ItemProcessor:
     def blank_item(
         self, modality: str, size: Size, options: Mapping[str, object] = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
-        """A black item of `size`, as it leaves `process`, to measure or reserve memory by."""
+        """Returns a black item of `size` in the form in which `process` returns items, to measure or reserve memory."""
         rules = self.rules(modality)
         kwargs = self._kwargs_with(modality, rules, options)
         expansion, tensors = self._processed(modality, rules, rules.blank(size), kwargs)
         return _info(modality, rules, expansion, tensors), tensors
 
     def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
-        """A blank item of the size that takes the most embeddings."""
+        """Returns a blank item of the size that takes the most embeddings."""
         return self.blank_item(modality, self.largest_size(modality), self.rules(modality).largest_options)
 
     @property
@@ -149,12 +152,12 @@ class ItemProcessor:
         return tuple(name for name in self._family.modalities if self._takes(name))
 
     def _takes(self, modality: str) -> bool:
-        """Without torchvision, processors come without the part for videos."""
+        """Returns whether the processor takes the modality. Without torchvision, a processor has no part for videos."""
         has_part = modality != "video" or getattr(self._processor, "video_processor", None) is not None
         return modality in self._family.modalities and has_part
 
     def rules(self, modality: str, num_in_prompt: int = 1) -> Modality:
-        """How items of `modality` are processed. Raises InvalidRequestError when the model has no such input."""
+        """Returns how items of `modality` are processed. Raises InvalidRequestError if the model does not take them."""
         rules = self._family.modalities.get(modality)
         if rules is None or not self._takes(modality):
             raise InvalidRequestError(
@@ -167,17 +170,17 @@ class ItemProcessor:
     def expansion_for_size(
         self, modality: str, size: Size, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
     ) -> ItemExpansion:
-        """What an item of `size` becomes in a prompt, found without any pixels.
+        """Returns what an item of `size` becomes in a prompt, found without any pixels.
 
-        A video's frames are those that the model gets, and their times are made up: the number of embeddings is right,
-        a prompt that tells the times has others.
+        A video's `size` counts the frames that the model gets. Their times are made up: the number of embeddings is
+        right, but a prompt that tells the times gets other text for a real video.
         """
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
         return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), kwargs)
 
     def largest_size(self, modality: str) -> Size:
-        """The size that takes the most embeddings, with the options that ask for the most."""
+        """Returns the size that takes the most embeddings, with the options that ask for the most."""
         rules = self.rules(modality)
         options = rules.largest_options
         kwargs = self._kwargs_with(modality, rules, options)
@@ -191,13 +194,13 @@ class ItemProcessor:
         return max(candidates, key=num_embeds)
 
     def identity(self, checkpoint: str) -> ProcessorIdentity:
-        """Of the processor of `checkpoint`, its name and revision."""
+        """Returns the identity of the processor. `checkpoint` is its checkpoint's name and revision."""
         modalities = self._family.modalities
         among_others = [name for name, rules in modalities.items() if rules.among_others is not None]
         return ProcessorIdentity(self._fingerprint(checkpoint), frozenset(among_others))
 
     def _fingerprint(self, checkpoint: str) -> str:
-        """Identifies everything besides the media that changes an item: settings, back end, tokens, versions."""
+        """Returns a hash of everything besides the media that changes an item: settings, back end, tokens, versions."""
         processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
         settings = {
             "checkpoint": checkpoint,
@@ -216,7 +219,7 @@ class ItemProcessor:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _probe(self, modality: str) -> list[int]:
-        """An item's ids, as a sample of the tokenizer."""
+        """Returns the token ids of a small item, as a sample of the tokenizer."""
         if modality not in self._kwargs or not self._takes(modality):
             return []
         size = (8, 64, 64) if modality == "video" else (64, 64)
@@ -228,8 +231,9 @@ class ItemProcessor:
         return rules.decode(self._processor, content, self._limits, kwargs)
 
     def _stored(self, rules: Modality, tensors: ItemTensors) -> ItemTensors:
-        """Contiguous and owning its memory: what is shipped is the item and not the batch it was cut from."""
-        # Positions are reckoned with what is for the language model: it stays as exact as it is.
+        """Returns the tensors in the dtypes in which they are kept, contiguous and owning their memory, so that
+        shipping an item does not ship the batch it was cut from."""
+        # The language model computes positions from its own fields, so these keep their exact dtype.
         dtypes = dict.fromkeys(tensors.keys() - set(rules.language_fields), self._dtype)
         dtypes |= dict.fromkeys(tensors.keys() & {EMBEDDINGS}, self._embedding_dtype)
         return {name: _stored_tensor(value, dtypes.get(name, value.dtype)) for name, value in tensors.items()}

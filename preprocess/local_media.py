@@ -1,4 +1,4 @@
-"""Media from `file:` URLs: reads regular files below one folder, and no other file, whatever its name."""
+"""Reads media from local files by `file:` URL: only regular files below one folder, however the URL names them."""
 
 import asyncio
 import os
@@ -12,15 +12,15 @@ from preprocess.schema import InvalidRequestError
 
 _READ_BYTES = 2**20
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
+# Without O_NONBLOCK, opening a FIFO waits until a process opens it for writing.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class LocalMedia:
-    """Reads files below `root`; without a root none. Symbolic links below it may lead to other places below it."""
+    """Reads files below `root`, or none without a root. Symbolic links below it may lead to other places below it."""
 
     def __init__(self, root: Path | None, limits: MediaLimits) -> None:
-        """Raises NotADirectoryError or FileNotFoundError when `root` is no folder."""
+        """Raises NotADirectoryError or FileNotFoundError if `root` is no folder."""
         self._limits = limits
         self._root = None if root is None else os.path.realpath(os.fsencode(root), strict=True)
         if self._root is not None:
@@ -29,7 +29,8 @@ class LocalMedia:
     async def read(self, url: str) -> bytes:
         """Returns the content of the file that `url` names: file:///absolute/path, or file:path below the root.
 
-        Raises InvalidRequestError when it is not below the root, no regular file, empty or over the limit of bytes.
+        Raises InvalidRequestError if there is no root, the URL is malformed, or the file is missing, not below the
+        root, no regular file, empty or over the limit of bytes.
         """
         if self._root is None:
             raise _refused("media from local files is switched off on this server", "media_local_disabled")
@@ -44,7 +45,7 @@ class LocalMedia:
         try:
             with _opened(root, os.path.relpath(resolved, root).split(b"/")) as file:
                 _check_regular(os.fstat(file.fileno()))
-                # Not by the size that the file tells: some grow, others tell none.
+                # The limit holds for what was read, not for the file's stated size: some grow, others state none.
                 while len(content) <= self._limits.max_item_bytes and (chunk := file.read(_READ_BYTES)):
                     content += chunk
         except FileNotFoundError as error:
@@ -56,15 +57,15 @@ class LocalMedia:
 
 
 def _opened(root: bytes, names: list[bytes]) -> BinaryIO:
-    """The file of those names, one within the other. No name may be a symbolic link: they have been followed
-    already, and one that appears since then would lead past the check."""
+    """Opens the file at the path `names` below `root`, one folder after another. No name may be a symbolic link: the
+    links have been followed already, and one that appeared since then would lead past the check."""
     folder = os.open(root, _OPEN_FOLDER)
     try:
         for name in names[:-1]:
             inner = os.open(name, _OPEN_FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # Opening does something by itself to some devices. Who reads looks again, as the file may have changed since.
+        # The mere opening of some devices has an effect. The caller checks again, as the file may have changed since.
         _check_regular(os.stat(names[-1], dir_fd=folder, follow_symlinks=False))
         descriptor = os.open(names[-1], _OPEN_FILE, dir_fd=folder)
     finally:
@@ -78,7 +79,7 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def _path_of(url: str) -> bytes:
-    """The path in a file: URL, its percent-encoding taken off once."""
+    """Returns the path in a file: URL, percent-decoded once. Raises InvalidRequestError for other URLs."""
     scheme, colon, rest = url.partition(":")
     if scheme.lower() != "file" or not colon:
         raise _refused("the URL of a local file starts with file:", "invalid_media_url")

@@ -1,4 +1,4 @@
-"""Decodes pictures to RGB in one canonical way; checks the limits before it decodes."""
+"""Turns encoded pictures into RGB: checks limits before decoding, and decodes in one canonical way."""
 
 import io
 import warnings
@@ -12,17 +12,17 @@ from pydantic.dataclasses import dataclass
 from preprocess.image_metadata import check_metadata
 from preprocess.schema import InvalidRequestError
 
-# No TIFF: its tiles may be larger and more than the picture that they make up.
+# No TIFF: its tiles may be larger than the picture that they make up, and more than it needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")
 _START_OF_SCAN = b"\xff\xda"
-_GREY_STEPS = {"L;2": 85, "L;4": 17}  # from one shade to the next in 8 bits, for PNGs of 2 and 4 bits
+_GREY_STEPS = {"L;2": 85, "L;4": 17}  # the step from one shade to the next in 8 bits, for PNGs of 2 and 4 bits
 _MAX_SCANS = 100  # progressive JPEGs have about ten
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class VideoLimits:
-    """What one video may bring; the defaults bound its frames to 0.8 GB. Decoding takes most of the time: the limits of
-    source frames bound it."""
+    """The limits of one video. The defaults bound the frames that are handed on to 0.8 GB. Decoding takes most of the
+    time; the limits of source frames and source pixels bound it."""
 
     max_frames: Annotated[int, Field(ge=1, description="frames handed on to the model's processor")] = 768
     max_frame_pixels: Annotated[int, Field(ge=1, description="pixels of one frame, width x height")] = 4096 * 2304
@@ -36,7 +36,7 @@ class VideoLimits:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MediaLimits:
-    """What one request may bring. The shortest side and the ratio of sides hold for videos as well."""
+    """The limits of one request's media. The shortest side and the ratio of sides hold for videos as well."""
 
     max_items: Annotated[int, Field(ge=0, description="media items per request")] = 16
     max_item_bytes: Annotated[int, Field(ge=1, description="bytes of one encoded item")] = 20 * 2**20
@@ -56,7 +56,7 @@ def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:
 
 
 def too_large(num_bytes: int, limits: MediaLimits) -> InvalidRequestError:
-    """The error for an item over the byte limit; `num_bytes` is what was seen so far."""
+    """Returns the error for an item over the byte limit. `num_bytes` is how many bytes were seen so far."""
     return InvalidRequestError(
         f"the media item has {num_bytes} bytes or more, the limit is {limits.max_item_bytes}",
         field="media",
@@ -67,29 +67,29 @@ def too_large(num_bytes: int, limits: MediaLimits) -> InvalidRequestError:
 def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None = None) -> Image.Image:
     """Decodes an image to RGB: EXIF orientation applied, alpha composited on white, first frame only.
 
-    The header is read and checked against `limits` before any pixel is decoded. With `draft_side` a JPEG is decoded
-    at 1/2, 1/4 or 1/8 of its size as long as no side gets shorter than that: faster, and some grey levels off.
-    Raises InvalidRequestError when it is no image, truncated, too small or too large.
+    The header is read and checked against `limits` before any pixel is decoded. With `draft_side` a JPEG is decoded at
+    1/2, 1/4 or 1/8 of its size as long as no side gets shorter than that, which is faster, but some grey levels off.
+    Raises InvalidRequestError if the content is no image, truncated, too small or too large.
     """
     check_metadata(content)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged or odd metadata
+            warnings.simplefilter("ignore")  # warnings about damaged or odd metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FORMATS)
             check_image_size(image.size, limits=limits)
             if image.format == "BMP" and image.tile[0].codec_name == "bmp_rle":
-                # Unpacked in Python, some microseconds for every two bytes.
+                # Pillow unpacks these in Python, which takes some microseconds for every two bytes.
                 raise InvalidRequestError("compressed BMPs are not read", field="media", code="invalid_image")
             if image.format in ("JPEG", "MPO") and content.count(_START_OF_SCAN) > _MAX_SCANS:
-                # Every scan goes over all pixels again, and takes no more than 75 bytes to ask for.
+                # The decoder goes over all pixels again for every scan, and 75 bytes are enough to ask for one.
                 raise InvalidRequestError(
                     f"the JPEG has more than {_MAX_SCANS} scans", field="media", code="invalid_image"
                 )
             _scale_transparent_grey(image)
             if draft_side is not None:
                 image.draft("RGB", (draft_side, draft_side))
-            ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture
+            ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies every picture
             return _to_rgb(image)
     except InvalidRequestError:
         raise
@@ -109,7 +109,7 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
 
 
 def check_shape(size: tuple[int, int], limits: MediaLimits, *, kind: str) -> None:
-    """Raises InvalidRequestError where a side of an image or a video is too short, by itself or beside the other."""
+    """Raises InvalidRequestError if one side of an image or a video is too short, in itself or beside the other."""
     width, height = size
     if min(width, height) < limits.min_image_side:
         raise InvalidRequestError(
@@ -118,7 +118,7 @@ def check_shape(size: tuple[int, int], limits: MediaLimits, *, kind: str) -> Non
             code=f"{kind}_too_small",
         )
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        # Processors that scale the shorter side up would make a picture without end of it.
+        # Processors that scale the shorter side up would make a huge picture of it.
         raise InvalidRequestError(
             f"the {kind} is {width}x{height} pixels, one side may be {limits.max_aspect_ratio:g} times the other",
             field="media",
@@ -139,10 +139,11 @@ def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
 
 
 def _scale_transparent_grey(image: ImageFile.ImageFile) -> None:
-    """Makes the transparent colour of a PNG (tRNS) meet its pixels, or the model would see what viewers hide.
+    """Scales the transparent colour of a PNG (tRNS) as Pillow scales its pixels. Otherwise the model would see what
+    viewers hide.
 
-    Pillow brings pixels to 8 bits and leaves that colour as it is in the file. Raises InvalidRequestError for one of
-    16 bits, which several colours of 8 bits may stand for.
+    Pillow brings pixels to 8 bits and leaves the transparent colour as it is in the file. Raises InvalidRequestError
+    for a PNG of 16 bits, in which several colours become one colour of 8 bits.
     """
     colour = image.info.get("transparency")
     if image.format != "PNG" or colour is None or not image.tile:
@@ -163,7 +164,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16"):
-        # Pillow cuts 16-bit grey off at 255; scaling keeps its shades.
+        # Pillow clips 16-bit grey at 255; scaling keeps its shades.
         return image.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")

@@ -1,7 +1,8 @@
 """Fetches media from http(s) URLs, so that no client can reach the inside of the network through the server.
 
-The fetcher checks every address where the connection is made, so a name that changes its answer gains nothing. It
-follows redirects itself and checks each again. The size limit holds while the body streams in."""
+Every address is checked where the connection is made, so that a name whose answer changes gains an attacker nothing.
+Redirects are followed by hand, and each target is checked again. The size limit is checked while the body streams in.
+"""
 
 import asyncio
 import re
@@ -28,10 +29,10 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 3
 _CHUNK_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 256
-_MAX_CONNECTIONS_PER_HOST = 32  # slow ones of one host leave room for the others
-# A compressed body could grow without bound behind the size limit.
+_MAX_CONNECTIONS_PER_HOST = 32  # slow connections to one host leave room for other hosts
+# A compressed body could unpack to far more bytes than the size limit.
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "raylens"}
-# Parsers disagree about these: some drop them, some take a backslash for a slash.
+# URL parsers disagree about these characters: some drop them, some take a backslash for a slash.
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -51,25 +52,26 @@ class FetchPolicy:
 
 
 class MediaFetcher:
-    """One HTTP session for the media of all requests; use as an async context manager or `close` it."""
+    """Fetches the media of all requests in one HTTP session. Use it as an async context manager or `close` it."""
 
     def __init__(self, limits: MediaLimits, policy: FetchPolicy, resolver: AbstractResolver | None = None) -> None:
-        """`resolver` is asked for names instead of the system; its answers are checked all the same."""
+        """`resolver` resolves names instead of the system. Its answers are checked like the system's."""
         self._limits = limits
         self._policy = policy
         self._domains = tuple(_canonical_host(domain) for domain in policy.allowed_domains)
         self._resolver = resolver or SystemResolver()
         self._session = aiohttp.ClientSession(
-            # No DNS cache: the check belongs to the very connection that is made.
+            # No DNS cache: the address that was checked must be the one of the very connection that is made.
             connector=aiohttp.TCPConnector(
                 resolver=self._resolver if policy.allow_private_addresses else PublicResolver(self._resolver),
                 use_dns_cache=False,
                 limit=_MAX_CONNECTIONS,
                 limit_per_host=_MAX_CONNECTIONS_PER_HOST,
             ),
-            # Not `connect`, which counts the wait for a free connection; the total is that of all redirects together.
+            # Not `connect`, which also counts the wait for a free connection. `fetch` bounds the total time, of all
+            # redirects together.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
-            # What one server sets would go to others on behalf of other clients.
+            # A cookie that a server sets on one client's fetch must not go out with another client's.
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
@@ -85,10 +87,10 @@ class MediaFetcher:
 
     async def close(self) -> None:
         await self._session.close()
-        await self._resolver.close()  # the session leaves it to who made it
+        await self._resolver.close()  # the session does not close a resolver that it was given
 
     async def fetch(self, url: str) -> bytes:
-        """Returns the body at `url`. Raises InvalidRequestError when it may not or cannot be fetched."""
+        """Returns the body at `url`. Raises InvalidRequestError if it may not or cannot be fetched."""
         if not self._policy.enabled:
             raise InvalidRequestError(
                 "fetching media by URL is switched off on this server, send a data: URL",
@@ -121,8 +123,8 @@ class MediaFetcher:
         raise InvalidRequestError(f"more than {_MAX_REDIRECTS} redirects", field="media", code="media_fetch_failed")
 
     def _checked(self, url: URL) -> URL:
-        """The URL, which is the very one that is fetched. Raises InvalidRequestError where it may not be, ValueError
-        where its host is spelled ambiguously."""
+        """Returns `url`, the very object that is then fetched. Raises InvalidRequestError if it may not be fetched, and
+        ValueError if its host is spelled ambiguously."""
         host = url.raw_host
         if url.scheme not in ("http", "https") or not host:
             raise InvalidRequestError(
@@ -140,7 +142,7 @@ class MediaFetcher:
                 field="media",
                 code="media_url_forbidden",
             )
-        # Nobody is asked to resolve an address.
+        # A host that is an address is never resolved, so the resolver cannot check it.
         if is_literal_address(host) and not self._policy.allow_private_addresses and not is_public_address(host):
             raise _forbidden()
         return url
@@ -158,7 +160,7 @@ class MediaFetcher:
 
 
 def _parsed(url: str) -> URL:
-    """Raises ValueError when it is malformed or ambiguous."""
+    """Returns the parsed URL. Raises ValueError if it is malformed or ambiguous."""
     if _AMBIGUOUS.search(url):
         raise ValueError("control characters or backslashes in a URL")
     return URL(url)

@@ -1,7 +1,8 @@
-"""How much work an encoded item is, in pixels, by its first bytes: for admission and scheduling, before any decoding.
+"""Tells from an encoded item's first bytes how much work it is, in pixels: for scheduling, before anything is decoded.
 
-Pillow tells a picture's size too, but walks through what stands before the pixels: 5 MB of empty JPEG segments keep it
-busy for a second. Here every loop is bounded and nothing is unpacked, so that an event loop can afford it."""
+Pillow tells a picture's size too, but walks through everything before the pixels: 5 MB of empty JPEG segments keep it
+busy for a second. Here every loop is bounded and nothing is unpacked, so that an event loop can afford it.
+"""
 
 import math
 import struct
@@ -12,18 +13,19 @@ from preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
 from preprocess.media import MediaLimits
 
 VIDEO_PIXELS_PER_BYTE = 16
-"""What a byte of video weighs. Which frames a model wants is known only once the container has been read; H.264 holds
-some 100 pixels in a byte, of which all are decoded, at a fraction of a JPEG's cost, and a part is converted to RGB."""
+"""The work that one byte of video counts for, in pixels. It is a guess, because only the container tells which frames a
+model wants. H.264 holds some 100 pixels in a byte. All of them are decoded, at a fraction of a JPEG's cost, and a part
+of them is converted to RGB."""
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _CUT_OFF = (struct.error, IndexError)
-_MAX_TIFF_ENTRIES = 64  # they are sorted, and the two of the size come among the first
+_MAX_TIFF_ENTRIES = 64  # entries are sorted, and the two of the size are among the first
 
 
 def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
-    """The work of an item in pixels, at most what `limits` let through: more is refused, which is no work.
+    """Returns an item's work in pixels, at most what `limits` let through: a larger item is refused, which is no work.
 
-    A picture's is its width x height, a video's a guess from its bytes. Never raises.
+    For a picture this is its width x height, for a video a guess from its number of bytes. Never raises.
     """
     if modality == "video":
         return min(len(content) * VIDEO_PIXELS_PER_BYTE, limits.video.max_total_pixels)
@@ -31,15 +33,15 @@ def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
 
 
 def count_pixels(content: bytes) -> int:
-    """Width x height of an encoded picture, by its header alone; its number of bytes where that cannot be read.
+    """Returns width x height of an encoded picture by its header, or its number of bytes if the header cannot be read.
 
-    That is right within some 10 for a picture of a format unknown here. Never raises.
+    For a picture of a format unknown here, the number of bytes is right within a factor of some 10. Never raises.
     """
     return header_pixels(content) or len(content)
 
 
 def header_pixels(content: bytes) -> int | None:
-    """Width x height of an encoded picture by its header; None where that is cut off or no picture's. Never raises."""
+    """Returns width x height of a picture by its header, or None if that is cut off or no picture's. Never raises."""
     try:
         return _header_pixels(content) or None
     except _CUT_OFF:
@@ -47,7 +49,7 @@ def header_pixels(content: bytes) -> int | None:
 
 
 def is_cut_off(content: bytes) -> bool:
-    """Whether this begins as a picture of a known format does, and ends before its size. Never raises."""
+    """Returns whether the content begins like a picture of a known format, but ends before its size. Never raises."""
     try:
         _header_pixels(content)
     except _CUT_OFF:
@@ -56,7 +58,7 @@ def is_cut_off(content: bytes) -> bool:
 
 
 def _header_pixels(content: bytes) -> int:
-    """Width x height, 0 when this is no picture. Raises struct.error or IndexError when the header is cut off."""
+    """Returns width x height, or 0 for no picture. Raises struct.error or IndexError if the header is cut off."""
     if content.startswith(_PNG_START):
         return _product(struct.unpack_from(">II", content, 16))
     if content.startswith(b"\xff\xd8\xff"):
@@ -88,7 +90,7 @@ def _jpeg_pixels(content: bytes) -> int:
 def _webp_pixels(content: bytes) -> int:
     kind = content[12:16]
     if kind == b"VP8 ":
-        # The upper two bits of each ask for scaling.
+        # The upper two bits of each side ask for scaling.
         return _product(tuple(side & 0x3FFF for side in struct.unpack_from("<HH", content, 26)))
     if kind == b"VP8L":
         bits = int.from_bytes(content[21:25], "little")

@@ -1,8 +1,9 @@
-"""Items that a client has processed itself: embeddings, or the model's own inputs, as a safetensors file.
+"""Reads and checks items that a client has processed itself: safetensors files of embeddings or the model's own inputs.
 
-The file holds `size`, an integer tensor [height, width] of the picture in pixels, which says how many positions the
-item takes in the prompt. It also holds either `embeddings` (num_embeds, hidden_size) or the tensors that the Hugging
-Face processor would have made. A safetensors file holds numbers only, so reading it runs none of the client's code."""
+The file holds `size`, an integer tensor [height, width] of the picture in pixels, which decides how many positions the
+item takes in the prompt. It also holds either `embeddings` (num_embeds, embedding_size) or the tensors that the Hugging
+Face processor would have made. safetensors holds numbers only: nothing in it is ever run.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from preprocess.schema import InvalidRequestError, ItemTensors
 
 EMBEDDINGS = "embeddings"
 _SIZE = "size"
-# A processor makes a handful of tensors, of some 100 bytes each; reading 300,000 of none takes many seconds.
+# A processor makes a handful of tensors, of some 100 bytes each in the header. Reading 300,000 empty tensors takes many
+# seconds.
 _MAX_HEADER_BYTES = 2**16
 _DTYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
@@ -38,15 +40,15 @@ class PrecomputedItem:
 
 
 def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> PrecomputedItem:
-    """Reads and checks a safetensors file. Raises InvalidRequestError when it is none, lacks a tensor or holds one too
-    many."""
+    """Reads and checks a safetensors file. Raises InvalidRequestError if it is none, breaks a limit, or its tensors are
+    not the expected ones."""
     check_size(content, limits=limits)
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > _MAX_HEADER_BYTES:
         raise _invalid(f"the header of the file has {header_bytes} bytes, the limit is {_MAX_HEADER_BYTES}")
     try:
         tensors = load(content)
-    # A hostile header makes it raise many types (SafetensorError, TypeError, KeyError, OverflowError, ...).
+    # A hostile header makes `load` raise many types (SafetensorError, TypeError, KeyError, OverflowError, ...).
     except Exception as error:
         raise _invalid(f"the {len(content)} bytes are no safetensors file") from error
     size = _checked_size(tensors.pop(_SIZE, None), limits=limits)
@@ -62,8 +64,8 @@ def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> 
 
 
 def check_layout(tensors: ItemTensors, whole: ItemTensors, packed: ItemTensors) -> None:
-    """Raises InvalidRequestError unless each tensor has the shape and the kind of the one in `whole`, as the Hugging
-    Face processor makes it, or in `packed`, as we keep it."""
+    """Raises InvalidRequestError unless each tensor has the shape of its namesake in `whole`, as the Hugging Face
+    processor makes it, or in `packed`, as the server keeps it, and is floating-point where its namesake is."""
     for name, given in tensors.items():
         has_shape = given.shape in (whole[name].shape, packed[name].shape)
         if not has_shape or given.is_floating_point() != whole[name].is_floating_point():
@@ -71,10 +73,11 @@ def check_layout(tensors: ItemTensors, whole: ItemTensors, packed: ItemTensors) 
 
 
 def with_own_layout(tensors: ItemTensors, expected: ItemTensors, derived: Sequence[str]) -> ItemTensors:
-    """The client's tensors, but for fields that follow from the picture's size our own of `expected`: grids, indices,
-    masks, by which an encoder finds its way in a batch that holds other clients' items.
+    """Returns the client's tensors, with the fields that follow from the picture's size taken from `expected` instead.
+    Such fields are grids, indices and masks, by which an encoder finds its way in a batch that holds other clients'
+    items.
 
-    Raises InvalidRequestError when those fields differ.
+    Raises InvalidRequestError if the client's numbers in these fields differ.
     """
     found = {}
     for name, value in expected.items():
@@ -86,14 +89,14 @@ def with_own_layout(tensors: ItemTensors, expected: ItemTensors, derived: Sequen
 
 
 def check_finite(tensors: ItemTensors) -> None:
-    """Raises InvalidRequestError for a number that is not finite in the encoder's dtype."""
+    """Raises InvalidRequestError for a number that is not finite in the dtype in which the item is kept."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise _invalid(f"{name} holds numbers that are not finite as {str(tensor.dtype).removeprefix('torch.')}")
 
 
 def check_embeddings(item: PrecomputedItem, num_embeds: int) -> None:
-    """Raises InvalidRequestError unless there is one embedding for each position that a picture of the size takes."""
+    """Raises InvalidRequestError unless there is one embedding for each position that a picture of its size takes."""
     found = len(item.tensors[EMBEDDINGS])
     if found != num_embeds:
         height, width = item.size

@@ -1,7 +1,8 @@
-"""The multimodal processor of one model: prompts of every form and encoded media to token ids, ranges and tensors.
+"""The multimodal processor of one model: turns prompts and encoded media into token ids, ranges and tensors.
 
 It wraps the model's Hugging Face processor and runs it item by item, so that each item can be cached, shipped and
-encoded alone. Its ids and tensors equal those of one call of the Hugging Face processor with all items at once."""
+encoded alone. Ids and tensors are the same as those of one call of the Hugging Face processor with everything at once.
+"""
 
 import copy
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from preprocess.prompts import PromptRenderer
 
 @dataclass(frozen=True, slots=True)
 class ProcessorConfig:
-    """`model` is a folder or a hub id; `dtype` that of the encoder's tower, `embedding_dtype` that of what comes out of
-    the encoder, None: the same; `max_model_len` in tokens, None: the model's.
+    """The settings of a MultiModalProcessor.
 
-    `jpeg_draft` decodes large JPEGs at a fraction of their size for models that make all pictures small: twice as fast
-    and more, but not exactly what the model's Hugging Face processor gives.
+    `model` is a folder or a hub id. `dtype` is that of the encoder's tower. `embedding_dtype` is that of the encoder's
+    output; None: the same. `max_model_len` is in tokens; None: the model's.
+
+    `jpeg_draft` decodes large JPEGs at a fraction of their size, for models that resize every picture to one small
+    size. This is at least twice as fast, but does not give exactly what the model's Hugging Face processor gives.
     """
 
     model: str
@@ -38,7 +41,8 @@ class ProcessorConfig:
 
 
 class MultiModalProcessor:
-    """`items` and `prompts` may be used from a thread each: they share nothing that either changes."""
+    """The processor of one model. One thread may use `items` while another uses `prompts`: they share nothing that
+    either changes."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
@@ -70,7 +74,7 @@ class MultiModalProcessor:
 
 
 def _boundaries(processor: HFProcessor, family: ProcessorFamily) -> set[str]:
-    """Tokens that stand for items; they cut a text even where a tokenizer does not call them special."""
+    """Returns the tokens that stand for items. They cut a text even where a tokenizer does not call them special."""
     found: set[str] = set()
     for modality in family.modalities.values():
         found |= {modality.embed_token(processor), *modality.feature_tokens(processor)}

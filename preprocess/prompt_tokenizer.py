@@ -1,7 +1,9 @@
 """The model's tokenizer as prompts with media need it: text put between tokens merges as if all had been one text.
 
-A tokenizer first cuts a text at its special tokens, then merges what lies between two of them, a *run*. So text can be
-put into a prompt of token ids without changing the ids of any other run. `join` does that."""
+A tokenizer first cuts a text at its special tokens, then merges what lies between two of them. Such a stretch is called
+a *run* here. So a prompt of token ids can be changed without touching the ids of any run, except the runs that new text
+is put into. `PromptTokenizer.join` does that.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -22,7 +24,7 @@ def token_ids(ids: Iterable[int]) -> TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text cut at its first and last boundary: ordinary text, token ids, ordinary text."""
+    """A text cut at its first and last boundary: ordinary text, token ids, ordinary text."""
 
     before: str
     ids: TokenIds
@@ -48,7 +50,7 @@ class Opening:
 
 
 Piece: TypeAlias = TokenIds | Opening | Slot | str
-"""A part of a prompt under construction: ids that stay, the place of an item, ordinary text to be tokenised."""
+"""A part of a prompt under construction: ids that stay, the place of an item, or ordinary text to be tokenised."""
 
 
 class PromptTokenizer:
@@ -70,10 +72,10 @@ class PromptTokenizer:
         self.prefix, self.suffix = _added_around(tokenizer)
 
     def encode(self, text: str, *, add_special_tokens: bool, is_marked: bool = False) -> TokenIds:
-        """The ids of a whole prompt.
+        """Returns the ids of a whole prompt.
 
-        `is_marked`: a chat template has filled it with user text in which control tokens are marked; those are
-        tokenised as ordinary text.
+        `is_marked`: the text comes from a chat template, filled with user text in which control tokens are marked. The
+        marked ones are tokenised as ordinary text.
         """
         if not is_marked:
             return token_ids(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
@@ -81,19 +83,19 @@ class PromptTokenizer:
         return np.concatenate([self.prefix, ids, self.suffix]) if add_special_tokens else ids
 
     def decode(self, ids: TokenIds) -> str:
-        """The text of ids that begin a prompt."""
+        """Returns the text of ids that begin a prompt."""
         text: str = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
         return text
 
     def token_id(self, token: str) -> int:
-        """The id of `token`. Raises ValueError when the tokenizer has no token of this content."""
+        """Returns the id of `token`. Raises ValueError if the tokenizer has no token of this content."""
         found = self._tokenizer.convert_tokens_to_ids(token)
         if found is None or found == self._tokenizer.unk_token_id:
             raise ValueError(f"the tokenizer has no token {token!r}")
         return int(found)
 
     def content(self, text: str) -> Content:
-        """Tokenises what lies between the first and the last boundary of `text`."""
+        """Tokenises `text` from its first to its last boundary. The text before and after these stays text."""
         parts = self._boundary_pattern.split(text)
         if len(parts) == 1:
             return Content(text, token_ids(()), "")
@@ -106,14 +108,14 @@ class PromptTokenizer:
         return Content(parts[0], token_ids(ids), parts[-1])
 
     def runs(self, ids: TokenIds) -> list[TokenIds]:
-        """`ids` cut into runs and the boundaries between them, one id each; the runs stand at the even places."""
+        """Returns `ids` cut into runs and the boundaries between them, of one id each. Runs have even indices."""
         cuts = self._boundaries_in(ids)
         return np.split(ids, np.stack([cuts, cuts + 1], axis=1).ravel())
 
     def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
-        """The text of a run, or None when tokenising that would not give the run back."""
+        """Returns the text of a run, or None if tokenising that text would not give the run back."""
         decoded = self.decode_run(run, is_first=is_first)
-        # Decoding may have taken a space away that the text itself began with.
+        # Decoding may have taken away a space with which the text itself began.
         for text in (decoded, " " + decoded):
             if np.array_equal(self.encode_run(text, is_first=is_first), run):
                 return text
@@ -128,7 +130,8 @@ class PromptTokenizer:
         return text.removeprefix(anchor).removeprefix(self._added_space)
 
     def encode_run(self, text: str, *, is_first: bool) -> TokenIds:
-        """The ids of a run of text, in the middle of a prompt unless `is_first`; without any boundary in it."""
+        """Returns the ids of a run of text: in the middle of a prompt, or at its start if `is_first`. Boundary tokens
+        that the text spells out are tokenised as ordinary text."""
         anchor, anchor_ids = ("", ()) if is_first else self._anchor
         if self._boundary_pattern.search(text):
             ids = encode_marked_chat(self._tokenizer, anchor + mark_control_tokens(text, self._boundary_pattern))
@@ -141,8 +144,8 @@ class PromptTokenizer:
         """Puts a prompt together. Returns its ids and for each item the offset of `contents[item].ids`.
 
         Text merges with the runs on its sides as if the whole prompt had been tokenised at once. A run that the
-        tokenizer would not have made, which only a client that sends ids can bring, keeps its ids. Takes time linear
-        in the prompt's length.
+        tokenizer would not have made keeps its ids; only a client that sends ids can bring such a run. Takes time
+        linear in the prompt's length.
         """
         writer = _PromptWriter(self)
         offsets = [0] * len(contents)
@@ -161,16 +164,16 @@ class PromptTokenizer:
         return writer.finish(), offsets
 
     def boundary_span(self, ids: TokenIds) -> tuple[int, int]:
-        """Index of the first boundary in `ids` and the index after the last; (len, len) when there is none."""
+        """Returns the index of the first boundary in `ids` and the one after the last, or (len, len) without any."""
         found = self._boundaries_in(ids)
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (len(ids), len(ids))
 
     def _boundaries_in(self, ids: TokenIds) -> npt.NDArray[np.intp]:
-        """Where `ids` has boundaries. An id that the tokenizer does not know is none."""
+        """Returns the indices of the boundaries in `ids`. An id that the tokenizer does not know is no boundary."""
         return np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
 
     def _find_anchor(self, contents: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-        """A token that may stand before any text without changing its tokens: its text and its id."""
+        """Returns the text and the id of a token that may stand before any text without changing that text's tokens."""
         for token in self._tokenizer.added_tokens_decoder.values():
             if token.content in contents and not (token.rstrip or token.lstrip):
                 ids = self._tokenizer(token.content, add_special_tokens=False)["input_ids"]
@@ -188,13 +191,13 @@ class _RunOfIds:
 
 
 class _PromptWriter:
-    """Writes ids; holds the last run back, for text may still come that merges with it."""
+    """Writes a prompt's ids. It holds the last run back, because text may still come that merges with it."""
 
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         self._tokenizer = tokenizer
         self._done: list[TokenIds] = []
         self._num_done = 0
-        self._start = 0  # offset of the text's beginning
+        self._start = 0  # the offset at which the text begins
         self._run: list[_RunOfIds | str] = []
 
     def add_text(self, text: str) -> None:
@@ -232,14 +235,15 @@ class _PromptWriter:
         self._num_done += len(ids)
 
     def _is_first(self) -> bool:
-        """Whether the run begins a text: nothing is before it but what the tokenizer itself puts there (BOS)."""
+        """Returns whether the run begins a text: before it is nothing but what the tokenizer itself puts there."""
         if self._num_done == self._start:
             return True
         prefix = self._tokenizer.prefix
         return self._num_done == len(prefix) and np.array_equal(np.concatenate(self._done), prefix)
 
     def _flush(self) -> None:
-        """Writes the run. Its ids stay unless text stands beside them or something new before them."""
+        """Writes the run. Its ids stay, unless text stands beside them or anything stands before ids that began a
+        text."""
         run, self._run = self._run, []
         is_first = self._is_first()
         if all(isinstance(part, _RunOfIds) and part.was_first <= is_first for part in run):
@@ -262,18 +266,18 @@ class _PromptWriter:
         self._write(self._tokenizer.encode_run(text, is_first=is_first))
 
     def _text_of(self, part: _RunOfIds, is_first: bool) -> tuple[str | None, bool]:
-        """The text of ids, and whether the run that they are in is one that begins a text."""
+        """Returns the text of ids, None if no text gives them back, and whether their run begins a text."""
         if part.was_first:
             text = self._tokenizer.text_of_run(part.ids, is_first=True)
             if text is not None:
                 return text, is_first
-        # A template that spells BOS out itself: what follows was not tokenised as the start.
+        # The template may spell BOS out itself, so that what follows was not tokenised as the start of a text.
         text = self._tokenizer.text_of_run(part.ids, is_first=False)
         return text, is_first and not (part.was_first and text is not None)
 
 
 def _added_around(tokenizer: Any) -> tuple[TokenIds, TokenIds]:
-    """Ids that the tokenizer puts before and after every text by itself (BOS, EOS)."""
+    """Returns the ids that the tokenizer itself puts before and after every text (BOS, EOS)."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     special = tokenizer("a", add_special_tokens=True)["input_ids"]
     for start in range(len(special) - len(plain) + 1):

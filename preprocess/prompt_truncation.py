@@ -1,4 +1,4 @@
-"""Cuts a prompt from the left. Items stay whole: an item that the cut would go through is removed with its marks."""
+"""Cuts a prompt from the left without cutting through an item: an item across the cut is taken out with its marks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from preprocess.schema import PlaceholderRange
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Half-open range of the prompt positions that are there for one item: its tokens, and marks around them."""
+    """The half-open range of prompt positions that belong to one item: its tokens, and the marks around them."""
 
     start: int
     end: int
@@ -18,7 +18,7 @@ class Extent:
 def truncate_left(
     ids: TokenIds, placeholders: Sequence[PlaceholderRange], extents: Sequence[Extent], limit: int
 ) -> tuple[TokenIds, list[PlaceholderRange], list[int]]:
-    """The last `limit` tokens or fewer, the placeholders in them, and which of the items these are.
+    """Returns the last `limit` tokens or fewer, the placeholders in them, and the indices of these placeholders' items.
 
     Extents do not overlap; they may be in any order.
     """

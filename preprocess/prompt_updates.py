@@ -1,8 +1,9 @@
-"""What media items do to a prompt: replacements and insertions, declared per model family, applied to token ids.
+"""Puts media items into prompts: replacements and insertions that each model family declares, applied to token ids.
 
 Every prompt comes here as token ids, in which an item is a short target (one placeholder token) or nothing at all.
-Because this module works on ids, a prompt given as text and the same prompt given as ids come out the same. An item's
-thousands of tokens are tokenised once, not with every prompt."""
+Because the updates work on ids, a prompt given as text and the same prompt given as ids come out the same. An item's
+thousands of tokens are tokenised once, not with every prompt.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from preprocess.prompt_tokenizer import Content, Opening, Piece, PromptTokenizer
 from preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 
 Target: TypeAlias = str | tuple[int, ...]
-"""What to look for in a prompt: a text, or ids. A text of special tokens is looked for by their ids; one without any
-in the text, wherever its tokens begin and end."""
+"""What to look for in a prompt: a text, or ids. A text of special tokens is looked for by their ids. A text without any
+special token is looked for in the prompt's text, wherever its tokens begin and end."""
 
 
 class Position(Enum):
-    """Where an insertion goes. START: before everything; AFTER_PREFIX: behind the tokenizer's own BOS, if it adds one;
-    AFTER_ITEMS: behind the last item; END: at the very end."""
+    """Where an insertion goes. START: before everything. AFTER_PREFIX: behind the tokenizer's own BOS, if it adds one.
+    AFTER_ITEMS: behind the last item, or before everything if there is none. END: at the very end."""
 
     START = "start"
     AFTER_PREFIX = "after_prefix"
@@ -41,7 +42,7 @@ class After:
 class PromptReplacement:
     """The i-th `target` in the prompt gives way to the modality's i-th item.
 
-    `otherwise`: where the items go, in order, when the prompt holds no target at all.
+    `otherwise`: where the items go, in order, if the prompt holds no target at all. None: such a prompt is refused.
     """
 
     target: Target
@@ -52,7 +53,7 @@ class PromptReplacement:
 class PromptInsertion:
     """The modality's items go, in order, to one place.
 
-    `tokenized_apart`: the text beside them keeps the ids that it has by itself.
+    `tokenized_apart`: the prompt's text keeps the ids that it has when it is tokenised without the items.
     """
 
     position: Position | After
@@ -66,7 +67,7 @@ PromptUpdate: TypeAlias = PromptReplacement | PromptInsertion
 class FrameInsertion:
     """Text that the model expects in every prompt and that belongs to no item, e.g. a separator at the end.
 
-    `with_items_only`: not in a prompt without items. `unless_there`: not where the prompt has it already.
+    `with_items_only`: not for prompts without items. `unless_there`: not for prompts that already begin with it.
     """
 
     text: str
@@ -77,7 +78,7 @@ class FrameInsertion:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """All updates of one model: by modality, and of no item."""
+    """All updates of one model: `updates` are those of each modality, `frame` those that belong to no item."""
 
     updates: dict[str, PromptUpdate]
     frame: tuple[FrameInsertion, ...] = ()
@@ -91,11 +92,11 @@ def apply_updates(
     *,
     may_be_expanded: bool = True,
 ) -> tuple[TokenIds, list[PlaceholderRange]]:
-    """Expands a prompt for `items`, pairs of modality and expansion; those of a modality in prompt order.
+    """Expands a prompt for `items`, pairs of modality and expansion. Items of one modality are in prompt order.
 
-    With `may_be_expanded`, ids that hold the expansions already, because the client ran the model's processor itself,
-    stay as they are. Returns the final ids and each item's placeholder range. Raises InvalidRequestError when the
-    prompt's targets do not match the items.
+    With `may_be_expanded`, ids that already hold the expansions stay as they are: the client ran the model's processor
+    itself. Returns the final ids and each item's placeholder range. Raises InvalidRequestError if the prompt's targets
+    do not match the items.
     """
     found = find_expanded(ids, items, rules, tokenizer) if may_be_expanded else None
     if found is not None:
@@ -109,7 +110,7 @@ def apply_updates(
 def find_expanded(
     ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
 ) -> list[int] | None:
-    """The offset of each item's `token_ids` if the prompt holds all of them, and no target besides; else None."""
+    """Returns the offset of each item's `token_ids` if the prompt holds all of them and no other target, else None."""
     if not items:
         return None
     offsets = _find_in_prompt_order(ids, items, tokenizer)
@@ -120,7 +121,7 @@ def find_expanded(
             target = _target_ids(update.target, tokenizer)
             if target is None:
                 continue
-            # In those of every modality, for two may share a token.
+            # Targets are counted in the items of every modality, because two modalities may share a token.
             if len(_find_all(ids, target)) != sum(len(_find_all(one.token_ids, target)) for _, one in items):
                 return None
     return offsets
@@ -129,10 +130,12 @@ def find_expanded(
 def _find_in_prompt_order(
     ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], tokenizer: PromptTokenizer
 ) -> list[int] | None:
-    """Items of one modality follow each other in the prompt; modalities may be mixed.
+    """Returns the offset of each item's `token_ids`, or None if the prompt does not hold all of them. Items of one
+    modality follow each other in the prompt; modalities may be mixed.
 
-    From left to right, so that no item is found inside another one: a frame of a video may look like a picture. Of
-    items found at one place the longest is there; of equal ones, that whose own text stands before it.
+    The search goes from left to right, so that no item is found inside another one: a frame of a video may look like a
+    picture. If several items match at one place, the longest is taken; of equally long ones, the one whose own text
+    stands before it.
     """
     haystack = _searchable(ids)
     waiting: dict[str, deque[int]] = {}
@@ -148,7 +151,7 @@ def _find_in_prompt_order(
                     return None
         found = [(offsets[queue[0]], items[queue[0]][1], modality) for modality, queue in waiting.items()]
         if len(found) > 1:
-            # Of two that start together, the longer one; of two alike, the one whose text stands before it.
+            # Of two items that start together, the longer one; of two alike, the one whose text stands before it.
             found.sort(
                 key=lambda one: (one[0], -len(one[1].token_ids), -_length_before(ids, one[0], one[1], tokenizer))
             )
@@ -161,8 +164,8 @@ def _find_in_prompt_order(
 
 
 def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokenizer: PromptTokenizer) -> int:
-    """How much text of its own an item at `offset` has before it, -1 when other text stands there."""
-    num_tokens = len(expansion.before.encode())  # one makes at least a byte
+    """Returns the length of the item's own text before `offset`, or -1 if other text stands there."""
+    num_tokens = len(expansion.before.encode())  # a token is at least a byte long
     text = tokenizer.decode(ids[max(0, offset - num_tokens) : offset])
     return len(expansion.before) if text.endswith(expansion.before) else -1
 
@@ -170,7 +173,7 @@ def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokeniz
 def _place_items(
     ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
 ) -> list[Piece]:
-    """The prompt cut at its targets, with a Slot for every item."""
+    """Returns the prompt cut at its targets, with a Slot for every item."""
     prefix, rest = _split_prefix(ids, tokenizer)
     pieces: list[Piece] = [prefix, Opening(rest)]
     for modality, update in rules.updates.items():
@@ -196,7 +199,7 @@ def _place_items(
 def _replace(
     pieces: list[Piece], modality: str, target: Target, slots: list[Slot], tokenizer: PromptTokenizer
 ) -> list[Piece] | None:
-    """`pieces` with `slots` in place of the targets; None when there is not one target."""
+    """Returns `pieces` with `slots` in place of the targets, or None if there is no target."""
     cut = [part for piece in pieces for part in _cut(piece, target, tokenizer)]
     num_targets = sum(1 for part in cut if part is None)
     if num_targets == 0:
@@ -208,7 +211,7 @@ def _replace(
 
 
 def _cut(piece: Piece, target: Target, tokenizer: PromptTokenizer) -> list[Piece | None]:
-    """The parts of a piece; None stands for each target."""
+    """Returns the parts of a piece, with None in place of each target."""
     if isinstance(piece, str | Slot):
         return [piece]
     is_opening = isinstance(piece, Opening)
@@ -230,9 +233,10 @@ def _cut(piece: Piece, target: Target, tokenizer: PromptTokenizer) -> list[Piece
 
 
 def _cut_text(ids: TokenIds, target: str, is_opening: bool, tokenizer: PromptTokenizer) -> list[Piece | None]:
-    """Cuts where the *text* of the ids has `target`: its first and last token may hold letters of what is beside it."""
+    """Returns the ids cut where their *text* has `target`, with None in place of each target. A run with a target comes
+    back as text, because the target's first and last token may hold letters of what is beside it."""
     parts: list[Piece | None] = []
-    start = end = 0  # of what follows the last part
+    start = end = 0  # the ids that follow the last part
     for index, run in enumerate(tokenizer.runs(ids)):
         # Runs and boundaries take turns.
         text = tokenizer.decode_run(run, is_first=is_opening and index == 0) if index % 2 == 0 and len(run) else ""
@@ -300,14 +304,14 @@ def _split_prefix(ids: TokenIds, tokenizer: PromptTokenizer) -> tuple[TokenIds, 
 
 
 def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenIds:
-    """`ids` without what the tokenizer itself puts around a text."""
+    """Returns `ids` without those that the tokenizer itself puts around a text."""
     _, ids = _split_prefix(ids, tokenizer)
     size = len(tokenizer.suffix)
     return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
 
 
 def tokens_of_target(target: Target, tokenizer: PromptTokenizer) -> TokenIds:
-    """A target by itself, tokenised."""
+    """Returns the ids of a target that is tokenised by itself."""
     ids = _target_ids(target, tokenizer)
     if ids is None:
         assert isinstance(target, str)
@@ -320,7 +324,10 @@ def text_of_target(target: Target, tokenizer: PromptTokenizer) -> str:
 
 
 def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
-    """The ids to look for, or None for a text whose tokens depend on what is beside it."""
+    """Returns the ids to look for, or None for a text whose tokens depend on what is beside it.
+
+    Raises ValueError for a target that mixes ordinary text and tokens.
+    """
     if not isinstance(target, str):
         return token_ids(target)
     content = tokenizer.content(target)
@@ -332,12 +339,12 @@ def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
 
 
 def _searchable(ids: TokenIds) -> str:
-    """One character an id, for Python finds a string in a string in linear time whatever the strings are."""
+    """Returns a string of one character for each id, because Python finds a string in a string in linear time."""
     return ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def _find_all(ids: TokenIds, part: TokenIds) -> list[int]:
-    """Where `part` stands in `ids`, without overlaps."""
+    """Returns the offsets of `part` in `ids`, without overlaps."""
     if len(part) == 1:
         return np.flatnonzero(ids == part[0]).tolist()
     haystack, needle = _searchable(ids), _searchable(part)
@@ -354,7 +361,7 @@ def _placed(expansion: ItemExpansion, offset: int) -> PlaceholderRange:
 
 
 def placeholder_mismatch(modality: str, *, num_targets: int, num_items: int) -> InvalidRequestError:
-    """The prompt's placeholders and the items sent with it are not the same in number."""
+    """Returns the error for a prompt with more or fewer placeholders than items sent with it."""
     return InvalidRequestError(
         f"the prompt has {num_targets} {modality} placeholders for {num_items} {modality} items",
         field="messages",

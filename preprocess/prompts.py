@@ -1,4 +1,4 @@
-"""Prompts of every form - chat messages, text, token ids - to final token ids and placeholder ranges."""
+"""Turns prompts of every form (chat messages, text, token ids) into final token ids and placeholder ranges."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +33,8 @@ from preprocess.schema import (
 )
 
 _MAX_CUT_CONTEXTS = 16
-"""A prompt that may be cut to the context's length may be so many times as long: what is cut off is tokenised, too."""
+"""A prompt that is to be cut to the context's length may be this many times as long. It is bounded, because the part
+that is cut off is tokenised, too."""
 
 
 class PromptRenderer:
@@ -75,11 +76,12 @@ class PromptRenderer:
         *,
         truncation: PromptTruncation | None = None,
     ) -> ProcessedPrompt:
-        """Expands a prompt of any form for its items, those of a modality in prompt order, with their content hashes.
+        """Expands a prompt of any form for its `items`, with their content hashes. Items of one modality are in prompt
+        order.
 
         A prompt given as text and the same one given as the ids of that text come out the same. A `truncation` cuts a
-        prompt that is too long from the left. Raises InvalidRequestError when placeholders and items do not match, and
-        when the context has no room left for an answer.
+        prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, or if
+        the context has no room left for an answer.
         """
         limit = None if truncation is None else self._limit(truncation)
         try:
@@ -94,7 +96,7 @@ class PromptRenderer:
                 raise self._no_room(len(ids))
         except InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
-        # Only those of one modality were in the order of the prompt.
+        # So far only the items of one modality are in the order of the prompt.
         placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
         order = [number for _, number in placed]
         return ProcessedPrompt(
@@ -107,7 +109,7 @@ class PromptRenderer:
         )
 
     def _limit(self, truncation: PromptTruncation) -> int:
-        """The most tokens that it leaves of a prompt."""
+        """Returns the most tokens that the truncation leaves of a prompt. Raises InvalidRequestError for none."""
         room = self._max_model_len - max(truncation.num_answer_tokens, 1)
         if room < 1:
             reason = f"{truncation.num_answer_tokens} leave nothing of the context of {self._max_model_len} tokens"
@@ -115,7 +117,7 @@ class PromptRenderer:
         return room if truncation.max_prompt_tokens is None else min(room, truncation.max_prompt_tokens)
 
     def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a prompt without media. Raises InvalidRequestError."""
+        """Returns the ids of a prompt without media. Raises InvalidRequestError if it is invalid or too long."""
         try:
             ids = self._ids(prompt, add_special_tokens=add_special_tokens and self._add_special_tokens)
         except InvalidRequestError as error:
@@ -124,15 +126,15 @@ class PromptRenderer:
         return found
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens by name. Raises InvalidRequestError."""
+        """Returns the text of ids, with special tokens by name. Raises InvalidRequestError for invalid ids."""
         try:
             return self._tokenizer.decode(self._checked_ids(ids, is_cut=True))
         except InvalidRequestError as error:
             raise error.for_field("tokens") from None
 
     def _ids(self, prompt: Prompt, *, add_special_tokens: bool, is_cut: bool = False) -> TokenIds:
-        """The prompt tokenised; `add_special_tokens`: with the BOS and EOS that the tokenizer adds by itself. `is_cut`:
-        it may be too long."""
+        """Returns the prompt's ids. `add_special_tokens`: with the BOS and EOS that the tokenizer itself adds.
+        `is_cut`: the prompt may be longer than the context, because it is cut afterwards."""
         if isinstance(prompt, TokensPrompt):
             ids = self._rewritten_ids(self._checked_ids(prompt.token_ids, is_cut=is_cut), add_special_tokens)
             return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
@@ -149,13 +151,13 @@ class PromptRenderer:
             return self._tokenizer.encode(text, add_special_tokens=adds_now, is_marked=True)
         except InvalidRequestError:
             raise
-        # What tokenizers raise for half a surrogate pair, or for a control token that plain text gives as well.
+        # Tokenizers raise these for half a surrogate pair, or if plain text gives a marked control token as well.
         except (TypeError, ValueError) as error:
             raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
 
     def _with_placeholders(self, prompt: InterleavedPrompt) -> str:
         update, image = self._rules.updates["image"], ""
-        # Where the model's pictures have a place of their own nothing stands for one.
+        # For a model that puts pictures in a place of their own, nothing stands for a picture in the text.
         if isinstance(update, PromptReplacement):
             image = text_of_target(update.target, self._tokenizer).join(self._family.modalities["image"].marks)
         return "".join(image if part is None else part for part in prompt.parts)
@@ -192,7 +194,7 @@ class PromptRenderer:
         return text if rewrite is None else rewrite(self._processor, text)
 
     def _rewritten_ids(self, ids: TokenIds, add_special_tokens: bool) -> TokenIds:
-        """The ids of the rewritten text if that differs, else the client's own."""
+        """Returns the ids of the rewritten text if that differs from the client's text, else the client's own ids."""
         if self._family.rewrite_text is None:
             return ids
         text = self._tokenizer.decode(without_special_tokens(ids, self._tokenizer))
@@ -221,7 +223,7 @@ class PromptRenderer:
         return final, placeholders
 
     def _numbered(self, items: Sequence[ItemInfo]) -> list[tuple[str, ItemExpansion]]:
-        """Each item's modality and expansion, with what says which one of the prompt it is."""
+        """Returns each item's modality and expansion, led by the control tokens that tell its number in the prompt."""
         numbers: Counter[str] = Counter()
         pairs = []
         for item in items:
@@ -231,7 +233,7 @@ class PromptRenderer:
         return pairs
 
     def _check_items(self, items: Sequence[ItemInfo]) -> None:
-        """Raises InvalidRequestError for more items than the model takes in one prompt, or none where it needs some."""
+        """Raises InvalidRequestError for more items than the model takes in one prompt, or none if it needs some."""
         modalities = self._family.modalities
         if self._family.requires_items and not items:
             raise InvalidRequestError(
@@ -257,7 +259,7 @@ class PromptRenderer:
         )
 
     def _check_length(self, num_chars: int, *, is_cut: bool) -> None:
-        """Refuses what cannot fit however it is tokenised, before time is spent on it."""
+        """Raises InvalidRequestError for a text that cannot fit however it is tokenised, before time is spent on it."""
         if num_chars > self._max_model_len * self._longest_token * (_MAX_CUT_CONTEXTS if is_cut else 1):
             raise InvalidRequestError(
                 f"{num_chars} characters of text are more than the context of {self._max_model_len} tokens can hold",
@@ -267,7 +269,7 @@ class PromptRenderer:
 
 
 def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:
-    """The error with the client's name for the prompt, where it is about that."""
+    """Returns the error under the client's name for the prompt, unless it is about another field."""
     if error.field.partition(".")[0] in ("tools", "chat_template_kwargs", "continue_final_message"):
         return error
     return error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt")

@@ -1,7 +1,8 @@
-"""Which addresses media may come from, and name resolution that answers with no others.
+"""Decides which addresses media may come from, and resolves names to no others.
 
-The check stands between the name and the connection. The connection goes to the address that was checked, so a name
-whose answer changes gains nothing."""
+The check is a part of name resolution: the address that is checked is the one that is connected to, so that a name
+whose answer changes gains an attacker nothing.
+"""
 
 import asyncio
 import ipaddress
@@ -14,7 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 _MAX_LOOKUPS = 64
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-# Beside what `is_global` knows, which differs among versions of Python.
+# In addition to what `is_global` excludes, which differs among versions of Python.
 _NOT_PUBLIC_V4 = [
     ipaddress.IPv4Network(network)
     for network in (
@@ -32,7 +33,7 @@ _NOT_PUBLIC_V6 = [
         "3fff::/20",  # documentation
     )
 ]
-# Resolvers read such a host as an IPv4 address, if only some of them and in different ways.
+# Some resolvers read such a host as an IPv4 address, each in its own way.
 _ENDS_IN_A_NUMBER = re.compile(r"(?:^|\.)(?:\d+|0x[0-9a-f]*)\.?$", re.ASCII | re.IGNORECASE)
 
 
@@ -41,8 +42,9 @@ class ForbiddenAddressError(OSError):
 
 
 def is_public_address(address: str) -> bool:
-    """True for a global unicast IP address. An IPv4 address inside an IPv6 one is judged as itself where that is how
-    hosts are reached (mapped, NAT64); transition tunnels are never public. Raises ValueError when it is no address."""
+    """Returns whether `address` is a global unicast IP address. An IPv4 address inside an IPv6 one is judged by itself
+    if hosts are reached that way (mapped, NAT64); addresses of transition tunnels are never public. Raises ValueError
+    if it is no address."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.ipv4_mapped
@@ -53,10 +55,10 @@ def is_public_address(address: str) -> bool:
 
 
 def is_literal_address(host: str) -> bool:
-    """Whether a URL's host, without brackets, is an IP address and no name.
+    """Returns whether a URL's host, without brackets, is an IP address and not a name.
 
-    Raises ValueError for one in a form that programs read differently: 127.1, 0177.0.0.1, 2130706433, 127.0.0.1.
-    with a dot at its end.
+    Raises ValueError for an address in a form that programs read differently: 127.1, 0177.0.0.1, 2130706433, or
+    127.0.0.1. with a dot at its end.
     """
     if ":" not in host and not _ENDS_IN_A_NUMBER.search(host):
         return False
@@ -65,7 +67,7 @@ def is_literal_address(host: str) -> bool:
 
 
 class SystemResolver(AbstractResolver):
-    """The system's own resolution, on threads of its own: names that are slow to resolve keep nobody else waiting."""
+    """Resolves names as the system does, on threads of its own, so that slow ones hold up no other work."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
@@ -93,7 +95,7 @@ class SystemResolver(AbstractResolver):
 
 
 class PublicResolver(AbstractResolver):
-    """The answers of another resolver. Raises ForbiddenAddressError unless every address is public."""
+    """Returns the answers of another resolver. Raises ForbiddenAddressError unless every address is public."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver

@@ -19,9 +19,10 @@ ItemTensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class InvalidRequestError(ValueError):
-    """Input that the client has to change: which field, and why. `reason` never holds internals.
+    """Input that the client has to change: `field` says which, `reason` why. `reason` never holds internals.
 
-    `item`: which of the prompt's items it is about, where the one who raises it knows no name of that item."""
+    `item` is the index of the prompt's item that the error is about. A caller may know the client's name of that item.
+    """
 
     def __init__(
         self, reason: str, *, field: str, code: str = "invalid_value", status: int = 400, item: int | None = None
@@ -34,11 +35,13 @@ class InvalidRequestError(ValueError):
         self.item = item
 
     def for_field(self, field: str) -> "InvalidRequestError":
-        """The same error of another field: a library knows its argument, its caller the client's name for it."""
+        """Returns the same error for another field: a library knows its argument, its caller the client's name for
+        it."""
         return InvalidRequestError(self.reason, field=field, code=self.code, status=self.status)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions with keyword-only arguments do not survive pickling by themselves; stages are processes.
+        # Exceptions with keyword-only arguments do not survive pickling by themselves, and errors pass between
+        # processes.
         return _rebuild_error, (self.reason, self.field, self.code, self.status, self.item)
 
 
@@ -52,11 +55,11 @@ Message: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, for the model's chat template; media parts stand where the items belong.
+    """A conversation, for the model's chat template. Media parts stand where the items belong.
 
-    `tools`: functions that the model may call, in OpenAI's form. `template_kwargs`: variables of the chat template. The
-    prompt ends with the beginning of an answer where `add_generation_prompt`, and in the middle of the last message
-    where `continue_final_message`, which excludes the other.
+    `tools`: functions that the model may call, in OpenAI's form. `template_kwargs`: variables of the chat template.
+    With `add_generation_prompt` the prompt ends with the beginning of an answer. With `continue_final_message` it ends
+    in the middle of the last message. The two exclude each other.
     """
 
     messages: list[Message]
@@ -67,8 +70,8 @@ class ChatPrompt:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all its texts, those of tools, of their calls and of variables among them; a message is at
-        least one, for templates write something for each."""
+        """The number of characters of all its texts, including the texts of tools, tool calls and variables. Each
+        message counts as one character more, because templates write something for each."""
         count = len(self.messages)
         values: list[Any] = [*self.messages, *self.tools, self.template_kwargs]
         while values:
@@ -92,7 +95,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokensPrompt:
-    """Token ids. Placeholders may stand for themselves, as the tokenizer leaves them, or be expanded already."""
+    """Token ids. Placeholders may be as the tokenizer leaves them, or be expanded already."""
 
     token_ids: list[int]
 
@@ -121,11 +124,11 @@ class PlaceholderRange:
 
     @property
     def num_embeds(self) -> int:
-        """The number of embeddings, which is that of rows in the item's embedding tensor."""
+        """The number of positions that take an embedding, which is the number of rows of the item's embeddings."""
         return self.length if self.is_embed is None else sum(self.is_embed)
 
     def embed_positions(self) -> Sequence[int]:
-        """The prompt positions that take the item's embeddings, ascending."""
+        """Returns the prompt positions that take the item's embeddings, ascending."""
         positions = range(self.offset, self.offset + self.length)
         return positions if self.is_embed is None else tuple(compress(positions, self.is_embed))
 
@@ -134,8 +137,8 @@ class PlaceholderRange:
 class ItemExpansion:
     """What one item becomes in the prompt, tokenised once: `before` + `token_ids` + `after`.
 
-    `before` and `after` are ordinary text at its edges, which may merge with the prompt's text beside it when that is
-    tokenised; mostly empty. `features` is relative to `token_ids`, an int32 array of shape (num_tokens,).
+    `before` and `after` are ordinary text at its edges, mostly empty. This text may merge with the prompt's text beside
+    it when that is tokenised. `features` is relative to `token_ids`, an int32 array of shape (num_tokens,).
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -146,15 +149,15 @@ class ItemExpansion:
 
 LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
 """What the language model has to know of an item beside its embeddings, by name: e.g. `image_grid_thw`, int64 of shape
-(1, 3). Arrays, not tensors: they pass through processes without torch."""
+(1, 3). The values are arrays, not tensors, because they pass through processes without torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
     """What is known of one processed item besides its tensors; small enough to travel by value.
 
-    `num_bytes` is the size of its tensors. `is_encoded` says that they are embeddings already, so the vision encoder
-    has nothing to do. `language_inputs`: see LanguageInputs.
+    `num_bytes` is the size of its tensors. `is_encoded` says that its tensors are embeddings already, so that the
+    vision encoder has nothing to do. `language_inputs`: see LanguageInputs.
     """
 
     modality: str
@@ -173,7 +176,7 @@ class ItemInfo:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a model writes the call of a tool: `start`, a JSON object with `name` and `arguments`, `end`."""
+    """How a model writes a tool call: `start`, then a JSON object with `name` and `arguments`, then `end`."""
 
     start: str
     end: str
@@ -181,9 +184,9 @@ class ToolCallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorIdentity:
-    """What decides how items come out, besides the items: part of their cache keys.
+    """Everything that decides how items come out, besides the items themselves. It is a part of their cache keys.
 
-    `fingerprint` covers the model's processor, its settings, back end and versions; `count_dependent` names the
+    `fingerprint` covers the model's processor, its settings, back end and versions. `count_dependent` names the
     modalities whose items come out differently when the prompt holds several.
     """
 
@@ -193,8 +196,8 @@ class ProcessorIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PromptTruncation:
-    """How a prompt that is too long is cut from the left, without cutting through an item: to `max_prompt_tokens`, or,
-    None, to what the context leaves beside an answer of `num_answer_tokens`."""
+    """How a prompt that is too long is cut from the left, without cutting through an item. It keeps at most what the
+    context leaves beside an answer of `num_answer_tokens`, and at most `max_prompt_tokens`, unless that is None."""
 
     max_prompt_tokens: int | None = None
     num_answer_tokens: int = 0
@@ -204,9 +207,9 @@ class PromptTruncation:
 class ProcessedPrompt:
     """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
 
-    `language_inputs[i]` belongs to item i, too. They stand in the order of the prompt. `item_order`: which of the
-    request's items each is; None: these are all, in the request's order. `is_continued`: the answer goes on in the text
-    with which the prompt ends.
+    `language_inputs[i]` belongs to the same item. The items are in the order of the prompt. `item_order` has each one's
+    index among the request's items; None: the prompt has all of these, in the request's order. `is_continued`: the
+    answer goes on in the text with which the prompt ends.
     """
 
     prompt_token_ids: list[int]

@@ -1,8 +1,9 @@
 """Makes torchvision importable beside a torch that it was not built for.
 
-torchvision's wheels come with operators compiled for a CUDA build of torch. Beside a CPU build those do not load, and
-`import torchvision` fails because it describes operators that do not exist. Preprocessing needs only the image and
-video transforms, which are plain Python. So it is enough to declare the operators without any code behind them."""
+torchvision's wheels come with operators compiled for a CUDA build of torch. Beside a CPU build these do not load, and
+`import torchvision` fails because it describes operators that do not exist. The image and video transforms, which are
+all that preprocessing needs, are plain Python: declaring the operators, without any code behind them, is enough.
+"""
 
 import importlib.util
 import sys
@@ -29,8 +30,8 @@ _declared: list[Any] = []  # operators vanish with the object that declared them
 
 
 def make_importable() -> bool:
-    """Makes `import torchvision` work if it is installed; returns whether it is. To be called before transformers'
-    image processors are imported."""
+    """Makes `import torchvision` work if torchvision is installed. Returns whether it is installed. Call this before
+    transformers' image processors are imported."""
     if importlib.util.find_spec("torchvision") is None:
         return False
     try:

@@ -1,9 +1,11 @@
 """Decodes videos to RGB frames: only the frames that a model's processor asks for, in memory bounded by `VideoLimits`.
 
-This module imports PyAV, and transformers when it decodes, so only the processors of video models import it.
+This module imports PyAV, and transformers when it decodes. Only the processors of video models import it.
 
-The demuxers and decoders see the given bytes and nothing else. Playlists and lists of files are no formats here, and no
-protocol is open to what a file may refer to. What a file's tables would take is known before a demuxer reads them."""
+The demuxers and decoders see the given bytes and nothing else. Playlists and lists of files are not among the formats,
+and no protocol can open what a file refers to. How much memory a file's tables would take is known before a demuxer
+reads them.
+"""
 
 import io
 import struct
@@ -29,7 +31,7 @@ from preprocess.schema import InvalidRequestError
 if TYPE_CHECKING:
     from transformers.video_utils import VideoMetadata
 
-_FORMATS = ("mov", "matroska", "avi", "gif", "mpegts")  # mov is mp4 too, matroska webm
+_FORMATS = ("mov", "matroska", "avi", "gif", "mpegts")  # mov reads MP4 too, matroska WebM
 _FORMATS_FOR_PEOPLE = "MP4, MOV, WebM, MKV, AVI, GIF or MPEG-TS"
 _DECODERS = (
     *("h264", "hevc", "libdav1d", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263"),
@@ -45,7 +47,7 @@ _EBML_MAGIC = bytes.fromhex("1a45dfa3")
 _MATROSKA_SEGMENT = bytes.fromhex("18538067")
 _TS_PACKET = 188  # bytes, each packet begins with the sync byte
 _TS_SYNC = b"G"
-_FALLBACK_FPS = Fraction(24)  # transformers' own, where a file tells none
+_FALLBACK_FPS = Fraction(24)  # transformers' own, for a file that tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,11 @@ def decode_video(
 ) -> DecodedVideo:
     """Decodes the frames of a video file that `choose_frames` picks, turned as the file says they are to be shown.
 
-    `choose_frames` gets the metadata without `frames_indices` and returns ascending indices of frames in the order of
-    presentation, repeats allowed. It runs once more when the file turns out to hold another number of frames than it
-    declares. Its errors pass through, but a ValueError (how processors of transformers refuse a video of too few
-    frames) becomes an InvalidRequestError. `num_threads` bounds the decoder's threads and those that convert to RGB.
+    `choose_frames` gets the metadata without `frames_indices`. It returns ascending indices of frames in the order of
+    presentation, repeats allowed. It runs once more if the file turns out to hold another number of frames than it
+    declares. Its errors pass through, except that a ValueError becomes an InvalidRequestError: processors of
+    transformers raise it to refuse a video of too few frames. `num_threads` bounds the decoder's threads and those that
+    convert to RGB.
 
     Raises InvalidRequestError for bytes that are no such video, are damaged or cut off, or exceed `limits`.
     """
@@ -82,7 +85,7 @@ def decode_video(
         total = decoded
         decoded = _decode_pass(content, file_format, choose_frames, total=total, limits=limits, num_threads=num_threads)
     if isinstance(decoded, int):
-        # A decoder gives the same frames each time; should one not, this does not go round and round.
+        # A decoder gives the same frames each time. Should one not, decoding is not tried again.
         raise _invalid("the video is damaged, its number of frames changes", code="corrupt_video")
     return decoded
 
@@ -96,16 +99,16 @@ def _decode_pass(
     limits: VideoLimits,
     num_threads: int,
 ) -> DecodedVideo | int:
-    """The video, or the number of frames it really has where frames were chosen of another number.
+    """Returns the video, or the number of frames that it really has if frames were chosen from another number.
 
-    `total` is that number, None where the file's own word is taken.
+    `total` is the real number, if an earlier pass found it. None: the file's own word is taken.
     """
     with _refusing(content):
         container = _opened(content, file_format, limits=limits)
     with container:
         with _refusing(content):
             stream = _video_stream(container, limits=limits)
-            # A count of packets is not one of frames yet, as some hold none: the end of the file tells.
+            # The number of packets is not yet that of frames, as some packets hold none: the end of the file tells.
             to_the_end = total is None and stream.frames <= 0
             if to_the_end:
                 total = _num_packets(content, file_format, limits=limits)
@@ -129,7 +132,7 @@ def _invalid(reason: str, code: str) -> InvalidRequestError:
 
 @contextmanager
 def _refusing(content: bytes) -> Iterator[None]:
-    """Anything that reading hostile bytes raises is an InvalidRequestError outside."""
+    """Turns anything that reading hostile bytes raises into an InvalidRequestError."""
     try:
         yield
     except InvalidRequestError:
@@ -141,10 +144,10 @@ def _refusing(content: bytes) -> Iterator[None]:
 
 
 def _checked_format(content: bytes) -> str:
-    """The one demuxer that gets to see the content, by its first bytes.
+    """Returns the one demuxer that gets to see the content, by its first bytes.
 
-    Raises InvalidRequestError for anything but `_FORMATS`, for a file that is cut off and for one whose tables would
-    take memory out of proportion.
+    Raises InvalidRequestError for anything but `_FORMATS`, for a file that is cut off, and for a file whose tables
+    would take memory out of proportion.
     """
     with _refusing(content):
         file_format = _format_of(content)
@@ -176,8 +179,8 @@ def _format_of(content: bytes) -> str:
 
 def _opened(content: bytes, file_format: str, limits: VideoLimits) -> InputContainer:
     options = {
-        # For what a format may hold within, such as the subtitles of an AVI: no playlists, and no protocol that could
-        # open another file or address.
+        # These options are for what a file may hold within, such as the subtitles of an AVI: no playlists, and no
+        # protocol that could open another file or address.
         "format_whitelist": ",".join(_FORMATS),
         "protocol_whitelist": "none",
         # Opening decodes a little already, to complete what the header says.
@@ -185,17 +188,21 @@ def _opened(content: bytes, file_format: str, limits: VideoLimits) -> InputConta
         "max_pixels": str(_decoder_pixels(limits)),
         "max_streams": str(_MAX_STREAMS),
     }
-    # Titles and the like in no or another encoding are no reason to refuse a video.
+    # A video is not refused because its titles and the like are in another encoding, or in none.
     return av.open(io.BytesIO(content), mode="r", format=file_format, options=options, metadata_errors="replace")
 
 
 def _decoder_pixels(limits: VideoLimits) -> int:
-    """The bound for decoders, who count widths rounded up to 64: above the limit, which is checked exactly as well."""
+    """Returns the bound of pixels for decoders, which count widths rounded up to 64. The exact limit is lower, and is
+    checked as well."""
     return 2 * limits.max_frame_pixels + 2**22
 
 
 def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
-    """The first video stream, as transformers takes it, but not the cover picture of a sound file."""
+    """Returns the first video stream, as transformers takes it, but never the cover picture of a sound file.
+
+    Raises InvalidRequestError if there is none or its codec is not one of `_DECODERS`.
+    """
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     if not streams:
         raise _invalid("the file has no video stream", code="invalid_video")
@@ -207,8 +214,11 @@ def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream
 
 
 def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMetadata":
-    """The metadata as transformers' read_video_pyav gives it, of a video of `total` frames."""
-    # Here and not above: what has to come before transformers is for those to do who import its processors.
+    """Returns the metadata of a video of `total` frames, as transformers' read_video_pyav gives it.
+
+    Raises InvalidRequestError if the video exceeds `limits`.
+    """
+    # Not imported at the top: the modules that import transformers' processors first run what has to come before them.
     from transformers.video_utils import VideoMetadata
 
     _check_size(stream.width, stream.height, num_frames=1, limits=limits)
@@ -234,7 +244,7 @@ def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMet
 
 
 def _num_packets(content: bytes, file_format: str, limits: VideoLimits) -> int:
-    """The packets of the video, counted without decoding; stops beyond `limits.max_source_frames`."""
+    """Returns the number of the video's packets, counted without decoding. Stops beyond `limits.max_source_frames`."""
     num_packets = 0
     with _opened(content, file_format, limits=limits) as container:
         for packet in container.demux(_video_stream(container, limits=limits)):
@@ -249,7 +259,7 @@ def _chosen(
 ) -> list[int]:
     total = metadata.total_num_frames
     try:
-        # A copy: samplers of transformers fill in what they miss.
+        # `choose_frames` gets a copy, because samplers of transformers fill in missing values.
         indices = [int(index) for index in choose_frames(replace(metadata))]
     except InvalidRequestError:
         raise
@@ -284,7 +294,8 @@ def _check_size(width: int, height: int, num_frames: int, limits: VideoLimits) -
 
 
 def _check_source_pixels(num_pixels: int, limits: VideoLimits) -> None:
-    """A frame in which nothing moves takes no more than some bytes, and as long to decode as any other."""
+    """Raises InvalidRequestError if the frames to decode have too many pixels. Their bytes do not bound them: a frame
+    in which nothing moves takes only some bytes, and as long to decode as any other."""
     if num_pixels > limits.max_source_pixels:
         raise _invalid(
             f"the frames of the video have {num_pixels} pixels or more, the limit is {limits.max_source_pixels}",
@@ -295,10 +306,10 @@ def _check_source_pixels(num_pixels: int, limits: VideoLimits) -> None:
 def _decoded(
     container: InputContainer, stream: VideoStream, *, indices: list[int], to_the_end: bool, limits: VideoLimits
 ) -> tuple[NDArray[np.uint8], int | None]:
-    """The frames at `indices` and, where decoding came to the end, how many there were in all.
+    """Returns the frames at `indices` and, if decoding came to the end, how many frames there were in all, else None.
 
-    From the first frame on, without seeking: the index of a frame that was sought would be a guess from its time,
-    wrong where frame rates vary or frames are dropped. Only the frames at `indices` are converted and kept.
+    Decodes from the first frame on, without seeking: the index of a frame that was sought would be a guess from its
+    time, wrong where frame rates vary or frames are dropped. Only the frames at `indices` are converted and kept.
     """
     frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
     num_decoded, num_kept, num_pixels = 0, 0, 0
@@ -326,15 +337,17 @@ def _decoded(
 
 
 def _upright(frame: VideoFrame, num_threads: int) -> NDArray[np.uint8]:
-    """One frame, uint8 RGB of shape (height, width, 3), turned by the quarters its display matrix asks for."""
+    """Returns one frame as uint8 RGB of shape (height, width, 3), turned by the quarters its display matrix asks
+    for."""
     picture = frame.to_ndarray(format="rgb24", threads=num_threads)
     return np.rot90(picture, k=round(frame.rotation / 90)).astype(np.uint8, copy=False)
 
 
 def _is_cut_off(content: bytes, file_format: str) -> bool:
-    """Whether the file declares more bytes than there are; decoders make do with what they get and do not tell.
+    """Returns whether the file is cut off: it declares more bytes than there are, or is a GIF without its last byte.
+    Decoders make do with the bytes that they get and do not tell.
 
-    An MPEG-TS declares nothing, nor does WebM that was written as a live stream: such a file ends where it ends.
+    An MPEG-TS declares no size, nor does WebM that was written as a live stream: such a file ends where it ends.
     """
     if file_format == "mov":
         return any(kind in _MP4_BOXES and end > len(content) for kind, _, end in _boxes(content))
@@ -349,7 +362,7 @@ def _is_cut_off(content: bytes, file_format: str) -> bool:
 
 
 def _boxes(content: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The kind, start and end of each box at the top level of an MP4 file; the last may end beyond the content."""
+    """Yields the kind, start and end of each top-level box of an MP4 file. The last may end beyond the content."""
     start = 0
     while start + 8 <= len(content):
         size, kind, long_size = struct.unpack(">I4sQ", content[start : start + 16].ljust(16, b"\0"))
@@ -361,7 +374,7 @@ def _boxes(content: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _segment_end(content: bytes) -> int | None:
-    """Where the segment of a Matroska file ends; None when the file does not say."""
+    """Returns where the segment of a Matroska file ends, or None if the file does not say."""
     header_size, after = _ebml_size(content, at=4)
     segment = after + (header_size or 0)
     if content[segment : segment + 4] != _MATROSKA_SEGMENT:
@@ -371,7 +384,8 @@ def _segment_end(content: bytes) -> int | None:
 
 
 def _ebml_size(content: bytes, at: int) -> tuple[int | None, int]:
-    """A size of 1 to 8 bytes, as many as its first byte has leading zeros and one; all ones mean unknown."""
+    """Returns the size at `at`, None if it is unknown, and the position after it. A size has 1 to 8 bytes: one more
+    than its first byte has leading zeros. All ones mean unknown."""
     length = 9 - content[at].bit_length()
     mask = 2 ** (7 * length) - 1
     size = int.from_bytes(content[at : at + length], "big") & mask
@@ -379,7 +393,8 @@ def _ebml_size(content: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _check_tables(content: bytes) -> None:
-    """Raises InvalidRequestError for an MP4 file without tables or whose tables make an endless index of a few bytes.
+    """Raises InvalidRequestError for an MP4 file without a movie header, with a compressed one, or whose tables make an
+    endless index of a few bytes.
 
     `stsz` and `trun` declare samples that take no bytes themselves, and each edit of an `elst` goes over all samples.
     The tables are looked for by their names in all boxes but the media data, however nested: demuxers are lenient.
@@ -403,7 +418,7 @@ def _check_tables(content: bytes) -> None:
 
 
 def _numbers(content: bytes, name: bytes, offset: int, start: int, end: int) -> Iterator[int]:
-    """The 32-bit number `offset` bytes after the name of each box `name` in content[start:end]."""
+    """Yields the 32-bit number `offset` bytes after the name of each box `name` in content[start:end]."""
     at = content.find(name, start, end)
     while at >= 0:
         # A size of 1 before the name means that the size proper, of 8 bytes, follows the name.
