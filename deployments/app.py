@@ -28,7 +28,8 @@ _MALLOC = {
 
 
 def build_app(config: AppConfig) -> Application:
-    """The application of `config`, ready for `serve.run`; also the import path of `serve.yaml`."""
+    """Builds the application of `config`, ready for `serve.run`. `serve.yaml` names this function as its import
+    path."""
     preprocess = serve.deployment(
         Preprocess,
         name="Preprocess",

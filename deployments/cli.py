@@ -69,13 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Stopped(KeyboardInterrupt):
-    """Python remembers a plain KeyboardInterrupt that came out of code which was compiled on the way, as imports have
-    it, and ends with the signal's status though the interrupt was caught later."""
+    """Raised when the process is asked to stop. It is not a plain KeyboardInterrupt: if one of those comes out of code
+    that is compiled on the way, as imports are, Python ends with the signal's status even though the interrupt was
+    caught later."""
 
 
 def _stop_on_signals() -> None:
-    """Makes `kill` shut down as cleanly as Ctrl-C, also where that itself is ignored: shells start what runs in the
-    background so."""
+    """Makes SIGTERM shut down as cleanly as Ctrl-C. SIGTERM is also the way to stop a process in the background, for
+    which shells have Ctrl-C ignored."""
 
     def stop(*_: object) -> None:
         raise _Stopped

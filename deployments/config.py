@@ -10,13 +10,13 @@ from preprocess.media_fetch import FetchPolicy
 
 
 class Settings(BaseModel):
-    """A misspelt field is an error, not a default."""
+    """A group of settings. A misspelt field is an error: it never falls back to its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class MediaConfig(Settings):
-    """What one request may bring, and which of it the server fetches or reads."""
+    """The media that one request may bring, and the sources that the server may fetch or read."""
 
     limits: MediaLimits = Field(MediaLimits(), description="what one request may bring")
     fetch: FetchPolicy = Field(FetchPolicy(), description="which http(s) URLs the server fetches")
@@ -32,7 +32,7 @@ class AuthConfig(Settings):
 
 
 class Budget(Settings):
-    """What requests may take together at one time."""
+    """The most that requests may take together at one time."""
 
     requests: int = Field(ge=1, description="in work")
     bytes: int = Field(ge=1, description="of bodies and fetched media, also of those that wait")
@@ -43,7 +43,8 @@ class Budget(Settings):
 
 
 class AdmissionConfig(Settings):
-    """What comes in at once; what finds no room waits, then is refused with 429 and Retry-After."""
+    """The requests that may be in work at once. A request that finds no room waits, and is refused with 429 and
+    Retry-After if it waits too long."""
 
     total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
     per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
@@ -64,7 +65,7 @@ class UploadConfig(Settings):
 
 
 class IngressConfig(Settings):
-    """The HTTP endpoint, which also owns both caches."""
+    """The HTTP endpoint. It also owns both caches."""
 
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
@@ -80,7 +81,7 @@ class IngressConfig(Settings):
 
 
 class PreprocessConfig(Settings):
-    """The CPU stage, scaled by the work that waits in it, see `deployments.stages.pixel_scaling`."""
+    """The CPU stage. It scales by the work that waits in it: see `deployments.stages.pixel_scaling`."""
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     niceness: int = Field(
@@ -101,7 +102,7 @@ class PreprocessConfig(Settings):
 
 
 class VisionPartConfig(Settings):
-    """The tower or the projector."""
+    """One part of the vision half: the tower or the projector."""
 
     dtype: Literal["auto", DtypeName] = Field("auto", description="auto: the application's")
     device: str = Field("auto", description="auto: a GPU where the stage has one, else the CPU")
@@ -113,7 +114,7 @@ class VisionPartConfig(Settings):
 
 
 class EncodeConfig(Settings):
-    """The vision stage; where `encoder` is inline, the vision half of Generate."""
+    """The vision stage. Where `encoder` is inline, these settings are those of the vision half inside Generate."""
 
     num_replicas: int = Field(1, ge=1, description="replicas; each encodes other items, of one request too")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
@@ -189,7 +190,7 @@ class AppConfig(Settings):
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
     def dtype_name(self, device: str) -> DtypeName:
-        """The dtype of what runs on `device`."""
+        """Returns the dtype of what runs on `device`."""
         if self.dtype != "auto":
             return self.dtype
         return "float32" if device == "cpu" else "bfloat16"
@@ -200,7 +201,7 @@ class AppConfig(Settings):
 
     @property
     def encoder_device(self) -> str:
-        """Where the vision half is unless it says something else for a part."""
+        """Returns the device of the vision half. A part may have a device of its own."""
         if self.encoder == "inline":
             return self.generate_device
         return "cuda" if self.encode.num_gpus else "cpu"
@@ -217,12 +218,13 @@ class AppConfig(Settings):
 
     @property
     def max_ingress_calls(self) -> int:
-        """HTTP requests at once that Ray Serve lets through: admission decides, and health and metrics get by."""
+        """Returns how many HTTP requests Ray Serve lets through at once. The number leaves room for health and metrics
+        beside the requests that admission decides on."""
         return 2 * (self.admission.total.requests + self.admission.max_queued_requests) + 256
 
     @property
     def num_reserved_cpus(self) -> float:
-        """CPUs that all replicas reserve together when every stage is scaled up."""
+        """Returns the CPUs that all replicas reserve together when every stage is scaled up."""
         encode = 0.0 if self.encoder == "inline" else self.encode.num_replicas * self.encode.num_cpus
         return (
             self.ingress.num_cpus

@@ -18,14 +18,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
 
 
 class ConfigError(ValueError):
-    """A setting or argument that cannot work; the message names it."""
+    """A setting or argument that cannot work. The message names it."""
 
 
 def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
-    """The settings of a Serve config file (`args` of its only application), with `flags` in place of its own. The names
-    of these are those of settings, those of a stage with its name: `generate.tensor_parallel_size`.
+    """Returns the settings of a Serve config file (`args` of its only application), with `flags` in place of the file's
+    own values. Flags have the names of settings; a stage's settings have the stage's name in front, such as
+    `generate.tensor_parallel_size`.
 
-    Raises ConfigError that names the file and the field.
+    Raises ConfigError, which names the file and the field.
     """
     settings, lines = ({}, _Lines(None)) if path is None else _read_settings(path)
     for name, value in flags.items():
@@ -51,13 +52,14 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
 
 
 class _Lines:
-    """Where the fields of a YAML document stand in its file."""
+    """Knows at which line of its file each field of a YAML document stands."""
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._root = root
 
     def of(self, location: Sequence[int | str]) -> int | None:
-        """The line of what is at `location`, or of the last on the way to it that is there, counted from 1."""
+        """Returns the line of the field at `location`, counted from 1. If the field is absent, this is the line of the
+        last field on the way to it."""
         node, line = self._root, None
         for part in location:
             if isinstance(node, yaml.MappingNode):
@@ -97,7 +99,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
 
 
 def _with_keys(config: AppConfig) -> AppConfig:
-    """The file of keys checked, and under a name that holds where replicas start."""
+    """Checks the file of keys, and makes its path absolute, because replicas start in another folder."""
     if config.auth.keys_file is None:
         return config
     file = Path(config.auth.keys_file).expanduser().resolve()
@@ -109,7 +111,7 @@ def _with_keys(config: AppConfig) -> AppConfig:
 
 
 def _with_local_root(config: AppConfig) -> AppConfig:
-    """The same for the folder of media."""
+    """Does the same for the folder of media."""
     if config.media.local_root is None:
         return config
     folder = Path(config.media.local_root).expanduser().resolve()
@@ -119,7 +121,8 @@ def _with_local_root(config: AppConfig) -> AppConfig:
 
 
 def _check_hub_id(config: AppConfig) -> None:
-    """Refuses a name that cannot be one on the Hugging Face Hub, and a model that is not there."""
+    """Refuses a name that cannot be one on the Hugging Face Hub, a model that the hub does not have, and one that this
+    server cannot serve."""
     model = config.model
     owner, slash, name = model.partition("/")
     if not slash or not _HUB_NAME.fullmatch(owner) or not _HUB_NAME.fullmatch(name):
@@ -138,7 +141,7 @@ def _check_hub_id(config: AppConfig) -> None:
 
 
 def _check_family(argument: str, file: Path) -> None:
-    """Refuses what can be seen to be wrong before anything is started."""
+    """Refuses a model whose `model_type` this server cannot serve."""
     try:
         model_type = json.loads(file.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:

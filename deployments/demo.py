@@ -34,7 +34,7 @@ def run_demo(url: str, model: str) -> int:
 
 
 def _ask(url: str, model: str, pictures: list[str], question: str) -> tuple[str, dict[str, Any]]:
-    """Streams one answer to the terminal; returns it with its stage timings."""
+    """Streams one answer to the terminal. Returns the answer with its stage timings."""
     content = [picture_part((PICTURES / name).read_bytes()) for name in pictures]
     content.append({"type": "text", "text": question})
     body = {
@@ -79,5 +79,5 @@ def _waterfall(timings: dict[str, Any]) -> str:
 
 
 def picture_part(content: bytes) -> dict[str, Any]:
-    """An encoded picture as a content part of a chat message."""
+    """Returns an encoded picture as a content part of a chat message."""
     return {"type": "image_url", "image_url": {"url": data_url(content)}}

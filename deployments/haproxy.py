@@ -43,8 +43,9 @@ _NOBODYS_LOG = "    log 127.0.0.1:514 local0 info\n"  # Ray's default: datagrams
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Connections of clients at one time: of all, of one address (of IPv6: one network of 64 bits), and from how many
-    on a connection is closed behind its answer, so that idle ones make room."""
+    """The most connections of clients at one time: of all clients together, and of one address (for IPv6: of one
+    network of 64 bits). From a lower number on, HAProxy closes each connection behind its answer, so that idle
+    connections make room."""
 
     total: int
     per_address: int
@@ -52,13 +53,14 @@ class ConnectionLimits:
 
     @classmethod
     def within(cls, wanted: int, max_open_files: int) -> "ConnectionLimits":
-        """As many as `wanted`, if the process may have the files for them."""
+        """Returns the limits for `wanted` connections, or for fewer if the process may not open that many files."""
         total = max(16, min(wanted, int((max_open_files - _OTHER_FDS) / _FDS_PER_CONNECTION)))
         return cls(total, per_address=total * 2 // 3, crowded=total // 2)
 
 
 def error_page(status: HTTPStatus, message: str, *, code: str | None, kind: str = "server_error") -> str:
-    """A whole HTTP response with an error in OpenAI's form. One of the server's own says when to come again."""
+    """Returns a whole HTTP response with an error in OpenAI's form. An error of the server itself says when to come
+    again."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
     retry = f"Retry-After: {RETRY_SECONDS}\r\n" if status >= 500 else ""
     return (
@@ -89,13 +91,14 @@ too slowly, HAProxy 2.8 has pages of its own that no setting changes."""
 
 
 class UnknownConfigurationError(RuntimeError):
-    """Ray Serve writes another configuration than the one that is known here."""
+    """Ray Serve writes a configuration that this module does not know."""
 
 
 def rewrite(config: str, *, limits: ConnectionLimits, host: str | None, pages: Path) -> str:
-    """Ray Serve's configuration made safe. `host`: listen there instead. `pages`: the folder of the error pages.
+    """Returns Ray Serve's configuration made safe. `host`: the address to listen on instead of Ray's. `pages`: the
+    folder of the error pages.
 
-    Raises UnknownConfigurationError when something that is to be changed is not there.
+    Raises UnknownConfigurationError if a line that has to change is missing.
     """
     sections = [_rewritten(one, limits, host, pages) for one in _SECTION.split(config)]
     names = [section.split("\n", 1)[0].split() for section in sections]
@@ -153,7 +156,7 @@ def _replace(section: str, pattern: str, replacement: str) -> str:
 
 
 def rewrite_file(file: Path, *, host: str | None) -> None:
-    """Rewrites the file, unless that has been done, and puts the error pages beside it."""
+    """Rewrites the file, unless it is rewritten already, and puts the error pages beside it."""
     config = file.read_text()
     if config.startswith(MARK):
         return
@@ -168,8 +171,8 @@ def rewrite_file(file: Path, *, host: str | None) -> None:
 
 
 def haproxy_environment(folder: Path) -> dict[str, str]:
-    """Ray Serve's settings by which it starts this program and keeps HAProxy's files in `folder`, a private one with a
-    short name: Ray adds 57 characters, and HAProxy takes names of sockets up to 97."""
+    """Returns the environment by which Ray Serve starts this program and keeps HAProxy's files in `folder`. The folder
+    is private and has a short name: Ray adds 57 characters to it, and HAProxy takes names of sockets up to 97."""
     files = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",
         "SOCKET_PATH": folder / "admin.sock",

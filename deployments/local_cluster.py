@@ -22,14 +22,14 @@ from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_session import ray_session
 from deployments.server_log import FILE_VARIABLE, shown
 
-# Read by Ray's processes when they start. A reference that would be pinned for ever because it left Ray's sight raises
-# instead; metrics reach /metrics within seconds; HAProxy is what speaks HTTP, not Ray's own proxy in Python, through
-# which every byte of a body goes pickled.
+# Ray's processes read these when they start. A reference that leaves Ray's sight would be pinned for ever, so Ray
+# raises an error instead. Metrics reach /metrics within seconds. HAProxy speaks HTTP instead of Ray's own proxy in
+# Python, which would pickle every byte of a body.
 RAY_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_metrics_report_interval_ms": "2000",
-    "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below: who computes gives way by itself
+    "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 APP_NAME = "raylens"
@@ -43,7 +43,7 @@ _LOG_FILE = "server.log"
 
 
 def print_at_once(line: str) -> None:
-    """Also into a pipe or a file, where Python would keep it back."""
+    """Prints the line without delay, also into a pipe or a file, where Python would hold it back."""
     print(line, flush=True)
 
 
@@ -59,8 +59,8 @@ def running_app(
 ) -> Iterator[str]:
     """Starts Ray and the application, yields its base URL once every stage is ready, and stops all of it.
 
-    `say` is told about each step of the way, `log` gets what the stages log. Raises RuntimeError when a stage does not
-    start.
+    `say` gets a line for each step of the start. `log` gets what the stages log. Raises RuntimeError if a stage does
+    not start.
     """
     with (
         local_ray(host=host, port=port, num_cpus=config.num_reserved_cpus, dashboard=dashboard, say=say, log=log),
@@ -79,9 +79,10 @@ def local_ray(
     say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[None]:
-    """A Ray cluster of this machine with Ray Serve's HTTP proxy on it; at least `num_cpus` are on offer.
+    """Runs a Ray cluster of this machine with Ray Serve's HTTP proxy on it. The cluster offers at least `num_cpus`
+    CPUs.
 
-    Only the endpoint listens on `host`; all else is for this machine, and files and sockets are for this user alone.
+    Only the endpoint listens on `host`. All else listens on loopback, and files and sockets are for this user alone.
     """
     keep_ray_token_private(Path.home())
     with ExitStack() as stack:
@@ -123,12 +124,12 @@ def deployed_app(
 
 
 def _variables(folder: Path, host: str) -> dict[str, str]:
-    """The environment of a cluster of one machine.
+    """Returns the environment of a cluster of one machine.
 
-    There, Ray listens on loopback, as it does by default elsewhere than on Linux. A stage that cannot start says so at
-    once, not after two more tries, which in a cluster may find another node. HAProxy's files are in `folder`, its ports
-    apart from other clusters' there, and it does not wait for a balancer in front of it when it stops. Where Ray has no
-    HAProxy, its own proxy speaks HTTP.
+    Ray listens on loopback, as it does by default on systems other than Linux. A stage that cannot start says so at
+    once: two more tries help only in a cluster, where they may find another node. HAProxy's files are in `folder`, and
+    its ports are apart from those of other clusters on this machine. HAProxy does not wait for a load balancer in front
+    of it when it stops. Where Ray has no HAProxy, Ray's own proxy speaks HTTP.
     """
     variables = {
         **RAY_ENVIRONMENT,
@@ -150,7 +151,7 @@ def _variables(folder: Path, host: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets the variables, but for those that the user has set, while the block runs."""
+    """Sets the variables while the block runs, except for those that the user has set."""
     own = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(own)
     try:
@@ -161,9 +162,9 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_address(host: str, port: int) -> str:
-    """The numeric address of `host`, a name or an address of this machine, on which `port` is free.
+    """Returns the numeric form of `host`, which is a name or an address of this machine on which `port` is free.
 
-    Raises ValueError for what is no such host, RuntimeError for a port that cannot be had.
+    Raises ValueError if there is no such host, RuntimeError if the port cannot be had.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -181,13 +182,13 @@ def check_address(host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """What a client on this machine puts into a URL for a server that listens on `host`."""
+    """Returns the host that a client on this machine puts into a URL for a server that listens on `host`."""
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on."""
+    """Returns a TCP port of the loopback interface on which nobody listens."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -196,7 +197,7 @@ def free_port() -> int:
 
 @contextmanager
 def _progress(say: Callable[[str], None]) -> Iterator[None]:
-    """Says, while the block runs, which stages are up."""
+    """Says which stages are up, each time that this changes while the block runs."""
     done = threading.Event()
     thread = threading.Thread(target=_report_states, args=(done, say), daemon=True)
     thread.start()
@@ -209,7 +210,8 @@ def _progress(say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _explaining_failure() -> Iterator[None]:
-    """Ray Serve says only which stage did not start; its status has the traceback, which ends with why."""
+    """Adds the reason to Ray Serve's error, which says only which stage did not start. The reason is the last line of
+    the traceback in Ray Serve's status."""
     from ray import serve
 
     try:

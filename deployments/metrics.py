@@ -1,7 +1,7 @@
-"""Names, tags and buckets of every metric; see docs/metrics.md. Only processes of a Ray Serve replica record.
+"""Names, tags and buckets of every metric; see docs/metrics.md. Only processes of a Ray Serve replica record metrics.
 
-Where a metric means what vLLM's of the same name means, it has that name, so that dashboards carry over.
-Ray's agent on each node exports them as `ray_raylens_<name>`, the ingress's `/metrics` as `raylens_<name>`.
+A metric that means what one of vLLM's metrics means has the same name, so that dashboards carry over. Ray's agent on
+each node exports the metrics as `ray_raylens_<name>`, the ingress's `/metrics` as `raylens_<name>`.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def _histogram(name: str, description: str, buckets: list[float], *tags: str) ->
 
 
 class IngressMetrics:
-    """What the ingress sees: whole requests, the stage waterfall and both caches."""
+    """The metrics of the ingress: whole requests, the stage waterfall and both caches."""
 
     def __init__(self) -> None:
         self.prompt_tokens = _counter("prompt_tokens", "Prompt tokens of requests that reached their first token")
@@ -99,7 +99,7 @@ class IngressMetrics:
 
 
 class CacheMetrics:
-    """One cache's queries, hits and evictions in items, and its size in bytes."""
+    """The metrics of one cache: its queries, hits and evictions in items, and its size in bytes."""
 
     def __init__(self, name: str) -> None:
         self.queries = _counter(f"{name}_queries", "Items asked for")
@@ -118,14 +118,14 @@ class CacheMetrics:
 
 
 class PreprocessMetrics:
-    """What the preprocess stage sees."""
+    """The metrics of the preprocess stage."""
 
     def __init__(self) -> None:
         self.pending_pixels = _gauge("preprocess_pending_pixels", "Pixels of items not answered yet")
 
 
 class EncodeMetrics:
-    """What the encode stage sees."""
+    """The metrics of the encode stage."""
 
     def __init__(self) -> None:
         self.batch_size = _histogram("encoder_batch_size", "Batch size as each item saw it", _BATCH_BUCKETS)
@@ -133,7 +133,7 @@ class EncodeMetrics:
 
 
 class GenerateMetrics:
-    """What the generate stage sees."""
+    """The metrics of the generate stage."""
 
     def __init__(self) -> None:
         self.num_running = _gauge("num_requests_running", "Sequences in the running batch")

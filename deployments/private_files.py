@@ -1,4 +1,4 @@
-"""What a server keeps from other users of its machine: its folder of sockets, and the token of its Ray cluster."""
+"""Keeps a server's folder of sockets, and the token of its Ray cluster, from other users of the machine."""
 
 import os
 import secrets
@@ -15,7 +15,8 @@ _PLACE = "/tmp"
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder that only this user may enter. When the block fails the folder stays, for the logs in it."""
+    """Makes a folder that only this user may enter, and removes it after the block. If the block fails, the folder
+    stays, because it holds the logs."""
     folder = Path(tempfile.mkdtemp(prefix="raylens-", dir=_PLACE))
     has_failed = False
     try:
@@ -29,10 +30,10 @@ def private_folder() -> Iterator[Path]:
 
 
 def keep_ray_token_private(home: Path) -> None:
-    """Ray's clusters on this machine ask for the token in `~/.ray/auth_token`. Ray makes that file as readable as any
-    other; here it is made, or kept, for its owner's eyes only.
+    """Makes `~/.ray/auth_token`, or takes away other users' right to read it. Ray's clusters on this machine ask for
+    the token in this file, and Ray itself would make a file that everybody can read.
 
-    Raises RuntimeError where it cannot be.
+    Raises RuntimeError if that is impossible.
     """
     if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         return

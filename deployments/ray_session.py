@@ -23,9 +23,9 @@ _ROUTER_END_SECONDS = 10.0
 
 @contextmanager
 def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | None = None) -> Iterator[None]:
-    """A Ray cluster of this machine, of which this process is the driver; its folder is in `temp_dir`, by default where
-    Ray has it. A process may have several sessions, one after the other. Raises RuntimeError when Ray does not start.
-    """
+    """Runs a Ray cluster of this machine, with this process as its driver. Its folder is in `temp_dir`, by default in
+    Ray's own place. A process may have several sessions, one after the other. Raises RuntimeError if Ray does not
+    start."""
     # Imported only now: Ray reads its environment at import.
     import ray
 
@@ -39,7 +39,8 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
 
 
 def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
-    """Ray raises a plain Exception where one of its processes does not come up in time."""
+    """Starts Ray. Ray raises a plain Exception if one of its processes does not come up in time; this raises
+    RuntimeError."""
     import ray
 
     try:
@@ -57,8 +58,8 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
 
 @contextmanager
 def _own_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets the variables for this process alone while the block runs: Ray's library reads them here, while the
-    processes that Ray starts get `os.environ`, which stays as it is."""
+    """Sets the variables for this process alone while the block runs. Ray's library reads them here. The processes that
+    Ray starts get `os.environ`, which stays as it is."""
     for name, value in variables.items():
         os.putenv(name, value)
     try:
@@ -73,8 +74,8 @@ def _own_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Holds back what asks this process to stop until the block ends: a Ray that is half started can neither be stopped
-    cleanly nor interrupted. Ray's own handler for SIGTERM, which would end the process at once, is not kept."""
+    """Delays signals that ask this process to stop until the block ends, because a half-started Ray can neither be
+    stopped cleanly nor interrupted. Ray's own handler for SIGTERM would end the process at once, so it is not kept."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -86,7 +87,7 @@ def _signals_later() -> Iterator[None]:
         came.append(number)
 
     def set_none(handler: object) -> None:
-        """In place of Ray's function that sets its own."""
+        """Stands in for Ray's function that installs its own handler."""
 
     from ray._private import utils
 
@@ -105,10 +106,10 @@ def _signals_later() -> Iterator[None]:
 
 
 def _end_router_thread() -> None:
-    """Ends the thread in which Ray Serve routes what this process calls through handles, if it has called any.
+    """Ends the thread in which Ray Serve routes this process's calls through handles, if there is one.
 
-    Serve itself lets it run for ever: it would record metrics every few seconds, in a later session and in the middle
-    of the process's end, too.
+    Serve itself never ends it. It would record metrics every few seconds, in a later session and while the process
+    ends.
     """
     serve = sys.modules.get("ray.serve._private.router")
     loop: asyncio.AbstractEventLoop | None = None if serve is None else serve.SingletonThreadRouter._asyncio_loop
@@ -122,7 +123,7 @@ def _end_router_thread() -> None:
 
 
 async def _stop_loop() -> None:
-    """Ends what runs on the loop, and the loop."""
+    """Ends all tasks of the loop, and the loop."""
     loop = asyncio.get_running_loop()
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:

@@ -24,9 +24,9 @@ _PAUSE_SECONDS = 0.1
 
 
 def join_server_log(process: str) -> None:
-    """Has this process write into the server's file, if there is one, under the name `process`.
+    """Makes this process write into the server's log file, if there is one, under the name `process`.
 
-    This package's own loggers are Ray Serve's children, so that what they say is in Ray's files, too.
+    The loggers of this package are children of Ray Serve's logger, so their messages also reach Ray's files.
     """
     logging.getLogger(_SERVE_LOGGER).addFilter(_is_the_servers)
     file = os.environ.get(FILE_VARIABLE)
@@ -41,8 +41,8 @@ def join_server_log(process: str) -> None:
 
 
 def _is_the_servers(record: logging.LogRecord) -> bool:
-    """Whether a failure is the server's. Ray Serve prints a traceback also for a client's mistake, or where the client
-    has left, of which the log of requests has a line."""
+    """Returns whether the record is about a failure of the server. Ray Serve also prints a traceback for a client's
+    mistake, and where the client has left; the log of requests has a line about those."""
     error = record.exc_info[1] if record.exc_info else None
     is_clients = isinstance(error, InvalidRequestError | asyncio.CancelledError)
     # Another server of this machine has the port behind HAProxy: Ray Serve takes the next one.
@@ -51,7 +51,7 @@ def _is_the_servers(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def shown(file: Path, console: TextIO | None = None) -> Iterator[None]:
-    """Shows what is written into the file while the block runs, on standard error by default."""
+    """Shows on `console` what is written into the file while the block runs; by default on standard error."""
     file.touch(mode=0o600)
     ended = threading.Event()
     thread = threading.Thread(target=_show, args=(file, console or sys.stderr, ended), daemon=True)
@@ -71,6 +71,6 @@ def _show(file: Path, console: TextIO, ended: threading.Event) -> None:
             if text := lines.read():
                 console.write(text)
                 console.flush()
-            if lines.tell() > _MAX_BYTES:  # it is on the console, and those who write append
+            if lines.tell() > _MAX_BYTES:  # its text is on the console, and writers append to the file
                 os.truncate(file, 0)
                 lines.seek(0)

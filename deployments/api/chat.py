@@ -68,11 +68,12 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
         return self.chat_prompt([message.template_form() for message in self.messages], tools)
 
     def media(self) -> list[MediaSource]:
-        """Every item, in the order of the prompt. Raises InvalidRequestError."""
+        """Returns every media item, in the order of the prompt. Raises InvalidRequestError."""
         return media_of_messages(self.messages)
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
-        """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
+        """Returns the sampling parameters. `call_grammar`: the grammar of a tool call that the answer has to make.
+        Raises InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             n=self.num_answers,
@@ -125,7 +126,7 @@ class ChatCompletion(BaseModel):
 
 
 class ToolCallDelta(ToolCall):
-    """A whole call: it is not told in parts."""
+    """A tool call in a chunk. Each call comes whole, in one chunk."""
 
     index: int
 

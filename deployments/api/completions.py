@@ -15,7 +15,8 @@ from preprocess.schema import InvalidRequestError, Prompt
 
 
 class CompletionRequest(GenerationFields, PromptMedia):
-    """`echo` puts the prompt's text before the answer's; with `logprobs` it names those of the prompt, too."""
+    """`echo` puts the prompt's text before the answer's. With `logprobs`, the answer then has those of the prompt,
+    too."""
 
     prompt: Prompts
     max_tokens: int | None = Field(16, ge=0, description="null: as many as the context has room for")
@@ -45,7 +46,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or more, each a text or token ids."""
+        """Returns the prompts, one or more. Each is a text or token ids."""
         if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
             return [one for one in self.prompt if not isinstance(one, int)]
         return [self.prompt]  # type: ignore[list-item]
@@ -55,7 +56,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
         return {**super().field_names, "messages": "prompt"}
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
-        """Raises InvalidRequestError."""
+        """Returns each prompt and its media. Raises InvalidRequestError."""
         prompts = self.prompts
         if self.multi_modal_data and len(prompts) > 1:
             raise InvalidRequestError(f"goes with one prompt, not with {len(prompts)}", field="multi_modal_data")
@@ -65,7 +66,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
         ]
 
     def sampling_params(self) -> SamplingParams:
-        """Raises InvalidRequestError."""
+        """Returns the sampling parameters. Raises InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=self.max_tokens,
             n=self.num_answers,
@@ -76,7 +77,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
 
 
 class CompletionLogprobs(BaseModel):
-    """Lists of one entry a token; the first token of an echoed prompt has none."""
+    """Lists with one entry for each token. The first token of an echoed prompt has no log-probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -94,7 +95,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Whole, or an event of a stream."""
+    """A whole answer, or one event of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

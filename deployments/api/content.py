@@ -10,7 +10,8 @@ from deployments.pipeline.media_source import MediaSource, upload_url
 
 
 class Part(WireModel):
-    """`cache_control` and `prompt_cache_breakpoint` say where a provider may cut what it keeps."""
+    """One part of a message's content. `cache_control` and `prompt_cache_breakpoint` are hints for providers that cache
+    prompts in parts; this server ignores them."""
 
     type: str
     cache_control: Accepted = None
@@ -24,7 +25,7 @@ class TextPart(Part):
 
 
 class RefusalPart(Part):
-    """What an assistant would not answer: text of its message like any other."""
+    """A part in which an assistant declined to answer. It is text of the assistant's message like any other."""
 
     type: Literal["refusal"]
     refusal: str
@@ -35,8 +36,8 @@ class RefusalPart(Part):
 
 
 class ImageUrl(WireModel):
-    """A data:, http(s): or, where the server has a folder for them, file: URL. `detail` is a hint that the server is
-    free to ignore; it always looks closely."""
+    """A `data:` or `http(s):` URL, or a `file:` URL if the server has a folder for files. The server ignores the hint
+    `detail`: it always looks closely."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
@@ -47,8 +48,8 @@ class VideoUrl(WireModel):
 
 
 class MediaPart(Part):
-    """`uuid` is the client's own name for the item: once sent with it, the name alone will do for as long as the server
-    keeps the item."""
+    """A picture or a video. `uuid` is the client's own name for the item. Once an item was sent with its name, later
+    requests may send the name alone, for as long as the server keeps the item."""
 
     uuid: Name | None = None
 
@@ -58,11 +59,11 @@ class MediaPart(Part):
 
     @property
     def url(self) -> str | None:
-        """Where its content is; None for one that is only named."""
+        """The URL of the content, or None if the part has only a name."""
         raise NotImplementedError
 
     def source(self, field: str) -> MediaSource:
-        """`field`: the client's name for this part."""
+        """Returns where the media comes from. `field`: the client's name for this part."""
         return MediaSource(self.url, field, modality=self.modality, uuid=self.uuid)
 
     @model_validator(mode="after")
@@ -95,7 +96,7 @@ class VideoPart(MediaPart):
 
 
 class InputImagePart(MediaPart):
-    """A picture as the Responses API has it: a URL, or a file that was uploaded before."""
+    """A picture in the Responses API: a URL, or a file that was uploaded before."""
 
     type: Literal["input_image"]
     image_url: str | None = None
@@ -114,7 +115,7 @@ class InputImagePart(MediaPart):
 
 
 class ImageEmbedsPart(MediaPart):
-    """A picture that the client has processed or encoded itself: a safetensors file, in base64."""
+    """A picture that the client has processed or encoded itself, as a safetensors file in base64."""
 
     type: Literal["image_embeds"]
     image_embeds: str | None = None
@@ -133,14 +134,14 @@ ContentPart = Annotated[
 
 
 class SaysText(Protocol):
-    """A part of text, of whichever API."""
+    """A part with text, in any of the APIs."""
 
     @property
     def text(self) -> str: ...
 
 
 def template_content(content: str | Sequence[SaysText | MediaPart]) -> list[dict[str, str]]:
-    """As chat templates take it; media become placeholders without their data."""
+    """Returns the content in the form that chat templates take. Media become placeholders without their data."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [
@@ -150,7 +151,7 @@ def template_content(content: str | Sequence[SaysText | MediaPart]) -> list[dict
 
 
 def media_of(content: str | Sequence[SaysText | MediaPart], field: str) -> list[MediaSource]:
-    """The media of one message's content, which the client calls `field`, in order."""
+    """Returns the media of one message's content, in order. `field`: the client's name for the content."""
     parts = [] if isinstance(content, str) else content
     found = [(index, part) for index, part in enumerate(parts) if isinstance(part, MediaPart)]
     return [part.source(f"{field}[{index}].{part.type}") for index, part in found]

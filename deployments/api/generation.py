@@ -18,7 +18,7 @@ RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class StreamOptions(WireModel):
-    """`include_obfuscation` asks for padding against eavesdroppers who count bytes, which this server does not add."""
+    """`include_obfuscation` asks for padding against eavesdroppers who count bytes. This server does not add any."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="with include_usage: usage so far in every event")
@@ -26,7 +26,7 @@ class StreamOptions(WireModel):
 
 
 class JsonSchema(WireModel):
-    """`strict` is a hint: the answer always is valid against the schema."""
+    """`strict` is a hint: the answer is always valid against the schema."""
 
     name: str
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
@@ -52,7 +52,7 @@ class ResponseFormat(WireModel):
 
 
 class StructuredOutputs(WireModel):
-    """Forms of answers beyond OpenAI's API, named as by vLLM; exactly one is to be set."""
+    """Forms of answers beyond OpenAI's API, with vLLM's names. Exactly one has to be set."""
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -73,7 +73,7 @@ class StructuredOutputs(WireModel):
 
 
 class MediaFields(RequestBody):
-    """Settings for a request's media and for what becomes of its prompt."""
+    """Settings for the media of a request and for the truncation of its prompt."""
 
     mm_processor_kwargs: Annotated[dict[OptionName, bool | int | float | str], at_most(16)] | None = Field(
         None, description="settings of the model's processor for this request's media, e.g. max_pixels"
@@ -93,7 +93,8 @@ class MediaFields(RequestBody):
         return value
 
     def prompt_truncation(self, max_tokens: int | None) -> PromptTruncation | None:
-        """Of a prompt whose answer may have `max_tokens`, None: as many as there is room for."""
+        """Returns how a prompt is cut. `max_tokens`: the length of its answer, or None for as many tokens as there is
+        room for."""
         if self.truncate_prompt_tokens is None:
             return None
         if self.truncate_prompt_tokens == -1:
@@ -102,7 +103,7 @@ class MediaFields(RequestBody):
 
 
 class AnyGenerationFields(MediaFields):
-    """Those of every API."""
+    """The fields that all APIs share."""
 
     model: str
     stream: bool | None = None
@@ -161,11 +162,11 @@ class AnyGenerationFields(MediaFields):
 
     @property
     def field_names(self) -> Mapping[str, str]:
-        """What this API calls fields that the stages know by another name."""
+        """Returns this API's names for fields that the stages know by other names."""
         return {}
 
     def named(self, error: InvalidRequestError) -> InvalidRequestError:
-        """A stage's error, of the field as the client wrote it."""
+        """Returns a stage's error with the field's name as the client wrote it."""
         return error.for_field(self.field_names.get(error.field, error.field))
 
     def make_sampling_params(
@@ -177,7 +178,8 @@ class AnyGenerationFields(MediaFields):
         prompt_logprobs: int | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> SamplingParams:
-        """The parameters of these fields and those that differ between requests. Raises InvalidRequestError."""
+        """Returns the sampling parameters of these fields and of the arguments, which each API reads from fields of its
+        own. Raises InvalidRequestError."""
         return SamplingParams(
             n=n,
             max_tokens=max_tokens,
@@ -205,7 +207,7 @@ class AnyGenerationFields(MediaFields):
 
 
 class GenerationFields(AnyGenerationFields):
-    """Those of chat completions and completions."""
+    """The fields that chat completions and completions share."""
 
     n: Annotated[int, bounds.NUM_ANSWERS] | None = Field(None, description="answers to the one prompt")
     stream_options: StreamOptions | None = None
@@ -228,7 +230,7 @@ class GenerationFields(AnyGenerationFields):
 
     @property
     def num_answers(self) -> int:
-        """To each prompt."""
+        """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
     @property

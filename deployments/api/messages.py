@@ -15,7 +15,7 @@ Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
 
 
 class TemplateFields(WireModel):
-    """How the model's chat template is filled."""
+    """The fields that say how to fill the model's chat template."""
 
     chat_template_kwargs: Annotated[dict[OptionName, Any], at_most(16)] | None = Field(
         None, description="variables of the model's chat template, e.g. enable_thinking"
@@ -41,7 +41,8 @@ class TemplateFields(WireModel):
 
 
 class ChatMessage(WireModel):
-    """A turn of the conversation, also as other servers wrote it: what they say beside its content is left unread."""
+    """A turn of the conversation. It may come from another server; fields beside its content that only that server
+    knows are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
@@ -68,7 +69,7 @@ class ChatMessage(WireModel):
         return self
 
     def template_form(self) -> Message:
-        """As chat templates take it."""
+        """Returns the message in the form that chat templates take."""
         message: Message = {
             "role": "system" if self.role == "developer" else self.role,
             "content": template_content(self.content or self.refusal or ""),
@@ -86,7 +87,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000, f
 
 
 class HasContent(Protocol):
-    """A message of whichever API."""
+    """A message of any of the APIs."""
 
     @property
     def role(self) -> str: ...
@@ -96,8 +97,8 @@ class HasContent(Protocol):
 
 
 def media_of_messages(messages: Sequence[HasContent], field: str = "messages") -> list[MediaSource]:
-    """Every item of what the client calls `field`, in the order of the prompt. Raises InvalidRequestError for one in
-    another's message than a user's."""
+    """Returns every item of the messages, in the order of the prompt. `field`: the client's name for the messages.
+    Raises InvalidRequestError for an item in a message that is not the user's."""
     found: list[MediaSource] = []
     for index, message in enumerate(messages):
         sources = media_of(message.content or "", f"{field}[{index}].content")

@@ -6,7 +6,8 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """`max_model_len`: tokens of prompt and answer together. `modalities`: the kinds of media that the model takes."""
+    """The served model. `max_model_len`: tokens of prompt and answer together. `modalities`: the kinds of media that
+    the model takes."""
 
     id: str
     object: Literal["model"] = "model"
@@ -26,7 +27,8 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """`stages` by name: "ready", "starting" or "unresponsive"; all are ready where `ready` is true."""
+    """`stages` maps each stage's name to "ready", "starting" or "unresponsive". `ready` is true if all stages are
+    ready."""
 
     ready: bool
     stages: dict[str, str]

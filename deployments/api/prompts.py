@@ -1,4 +1,5 @@
-"""Prompts that are no conversation: text, maybe with pictures in it, or token ids, maybe with media beside them."""
+"""Prompts that are no conversation: a text, which may have pictures in it, or token ids. Media may come beside
+either."""
 
 import re
 from typing import Annotated, Literal
@@ -16,8 +17,8 @@ _MAX_PROMPTS = 64
 
 
 def _form(value: object) -> str:
-    """By the first element, so that an error is about the form that was meant. (No names of fields, see
-    `deployments.endpoint.errors`.)"""
+    """Chooses the form of a prompt by its first element, so that an error is about the form that the client meant.
+    These names must not be names of fields: see `deployments.endpoint.errors`."""
     if not isinstance(value, list):
         return "a text"
     first = value[0] if value else 0
@@ -55,7 +56,8 @@ class PromptMedia(WireModel):
 
 
 def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
-    """A text at its `<img src="data:image/...;base64,...">`: the parts, None where a picture stands, and their URLs.
+    """Splits a text at each `<img src="data:image/...;base64,...">`. Returns the parts, with None in place of each
+    picture, and the pictures' URLs.
 
     Takes time linear in the text's length.
     """
@@ -72,9 +74,10 @@ def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
 def prompt_and_media(
     prompt: str | list[int], beside: dict[Literal["image", "video"], MediaItems] | None, field: str
 ) -> tuple[Prompt, list[MediaSource]]:
-    """What the pipeline takes for the prompt that the client calls `field`, with media in it or `beside` it.
+    """Returns the pipeline's prompt and its media. `field`: the client's name for the prompt. The media stand in the
+    text, or `beside` it.
 
-    Raises InvalidRequestError for both at once.
+    Raises InvalidRequestError if they stand in both.
     """
     if isinstance(prompt, str):
         parts, urls = split_pictures(prompt)

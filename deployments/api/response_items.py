@@ -1,4 +1,4 @@
-"""What the Responses API calls items: turns of the conversation, tool calls and their results."""
+"""The Responses API's items: turns of the conversation, tool calls and their results."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from preprocess.schema import Message
 
 
 class InputText(Part):
-    """`output_text` is what an answer of before holds; what the server said of it goes unread."""
+    """A part of text. `output_text` is a part of an earlier answer; what the server added to it is ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -25,7 +25,8 @@ InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fa
 
 
 class InputItem(WireModel):
-    """`id`, `status` and `caller` are what a server said of an item that comes back."""
+    """An item of the conversation. A server adds `id`, `status` and `caller` to its items; they are ignored when the
+    item comes back."""
 
     id: Accepted = None
     status: Accepted = None
@@ -42,7 +43,7 @@ class InputMessage(InputItem):
 
 
 class CalledFunction(InputItem):
-    """A call of a tool that an answer of before has made."""
+    """A tool call that an earlier answer made."""
 
     type: Literal["function_call"]
     call_id: Name
@@ -60,7 +61,7 @@ class CalledFunction(InputItem):
 
 
 class FunctionOutput(InputItem):
-    """What came of a call."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: Name
@@ -78,7 +79,7 @@ class FunctionOutput(InputItem):
 
 
 class ReasoningItem(InputItem):
-    """What another server's model thought: unread, as it was not said."""
+    """The reasoning of another server's model. It is ignored, because it was not a part of the conversation."""
 
     type: Literal["reasoning"]
     summary: Accepted = None
@@ -90,7 +91,7 @@ InputItems = Sequence[InputMessage | CalledFunction | FunctionOutput | Reasoning
 
 
 def _kind(value: object) -> str | None:
-    """A message need not say that it is one."""
+    """Returns the kind of an item. A message need not say that it is one."""
     kind = (value.get("type") or "message") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else None
 
@@ -105,7 +106,8 @@ Item = Annotated[
 
 
 def as_messages(items: InputItems) -> list[Message]:
-    """As chat templates take them: a text of the assistant's and the calls beside it are one message."""
+    """Returns the items as messages in the form that chat templates take. The assistant's text and the tool calls
+    beside it become one message."""
     messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):
@@ -131,7 +133,7 @@ def _has_only_calls(message: Message) -> bool:
 
 
 class FunctionTool(FunctionDefinition):
-    """A tool as this API has it: what is `function` in a chat completion's stands beside `type`."""
+    """A tool in the Responses API. What stands under `function` in a chat completion stands beside `type` here."""
 
     type: Literal["function"]
     allowed_callers: Accepted = None

@@ -25,7 +25,7 @@ from preprocess.schema import ChatPrompt
 
 
 class TextFormat(WireModel):
-    """`strict` is a hint: the answer always is valid against the schema."""
+    """`strict` is a hint: the answer is always valid against the schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -58,7 +58,7 @@ Included = Literal[
 
 
 class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
-    """Nothing is kept on the server, so a conversation is sent whole each time."""
+    """A request. The server keeps nothing, so the client sends the whole conversation each time."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: str | None = None
@@ -129,12 +129,13 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
         return self.chat_prompt(as_messages([*opening, *self.items]), tools)
 
     def media(self) -> list[MediaSource]:
-        """Every picture, in the order of the prompt. Raises InvalidRequestError."""
+        """Returns every picture, in the order of the prompt. Raises InvalidRequestError."""
         silent = InputMessage(role="assistant", content="")
         return media_of_messages([silent if isinstance(i, ReasoningItem) else i for i in self.items], "input")
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
-        """`call_grammar`: the form of a call that has to be made. Raises InvalidRequestError."""
+        """Returns the sampling parameters. `call_grammar`: the grammar of a tool call that the answer has to make.
+        Raises InvalidRequestError."""
         form = None if self.text is None or self.text.format is None else self.text.format.structured_output
         return self.make_sampling_params(
             max_tokens=self.max_output_tokens, structured_output=form if call_grammar is None else call_grammar
@@ -181,7 +182,7 @@ class ResponseError(BaseModel):
 
 
 class OutputCall(BaseModel):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -195,7 +196,8 @@ OutputItem = OutputMessage | OutputCall
 
 
 class ResponseObject(BaseModel):
-    """An answer, or what there is of it. `error` and `incomplete_details` say why it is not all."""
+    """An answer, or the part of it that there is so far. `error` and `incomplete_details` say why it is not
+    complete."""
 
     id: str
     object: Literal["response"] = "response"
@@ -219,7 +221,7 @@ class ResponseObject(BaseModel):
 
 
 class ResponseEvent(BaseModel):
-    """One of a stream: `type` tells which of the other fields are there."""
+    """One event of a stream. `type` tells which of the other fields are set."""
 
     type: str
     sequence_number: int

@@ -12,7 +12,7 @@ from preprocess.schema import ChatPrompt, Prompt, TextPrompt
 
 
 class TokenizeRequest(RequestBody, TemplateFields):
-    """A text or a conversation, of which the tokens are those of its text alone: nothing of media."""
+    """A text or a conversation. The answer has the tokens of its text alone, without those of media."""
 
     model: str | None = None
     prompt: str | None = None
@@ -50,7 +50,7 @@ class DetokenizeResponse(BaseModel):
 
 
 class RenderRequest(MediaFields, PromptMedia, TemplateFields):
-    """A conversation, or a prompt as of `/v1/completions`."""
+    """A conversation, or a prompt in any form that `/v1/completions` takes."""
 
     model: str | None = None
     messages: Messages | None = None
@@ -66,7 +66,7 @@ class RenderRequest(MediaFields, PromptMedia, TemplateFields):
         return self
 
     def to_prompt(self) -> tuple[Prompt, list[MediaSource]]:
-        """Raises InvalidRequestError."""
+        """Returns the pipeline's prompt. Raises InvalidRequestError."""
         if self.prompt is not None:
             return prompt_and_media(self.prompt, self.multi_modal_data, "prompt")
         messages = self.messages or []
@@ -74,7 +74,8 @@ class RenderRequest(MediaFields, PromptMedia, TemplateFields):
 
 
 class RenderedItem(BaseModel):
-    """An item's place in the prompt: positions [offset, offset + length), of which `num_embeds` take an embedding."""
+    """An item's place in the prompt: the positions [offset, offset + length), of which `num_embeds` take an
+    embedding."""
 
     modality: str
     mm_hash: str
@@ -84,7 +85,7 @@ class RenderedItem(BaseModel):
 
 
 class RenderResponse(BaseModel):
-    """What the engine would get. Items that truncation took out are absent."""
+    """What the engine would get. Items that truncation removed are absent."""
 
     prompt_token_ids: list[int]
     items: list[RenderedItem]

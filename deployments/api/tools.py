@@ -1,4 +1,4 @@
-"""Functions that a model may call: how clients describe them, and how calls look in messages."""
+"""Functions that a model may call: how clients describe them, and the form of calls in messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 def _json_object(text: str) -> str:
-    """Some servers write no text at all for a call without arguments."""
+    """Parses the arguments of a call. Some servers send an empty text for a call without arguments."""
     text = text.strip() or "{}"
     try:
         # Unlike Python's own, it refuses half surrogate pairs, which no prompt can hold.
@@ -30,7 +30,7 @@ def _json_object(text: str) -> str:
 
 
 def _flat_enough(value: dict[str, Any]) -> dict[str, Any]:
-    """Deeper ones end the recursion of whoever writes or reads them."""
+    """Refuses deeply nested values, which would exceed the recursion limit of code that writes or reads them."""
     level: list[Any] = [value]
     for _ in range(_MAX_DEPTH):
         level = [
@@ -44,7 +44,7 @@ def _flat_enough(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class FunctionDefinition(WireModel):
-    """`parameters`: a JSON schema of the arguments. `strict` is a hint: forced calls always are valid against it."""
+    """`parameters`: a JSON schema of the arguments. `strict` is a hint: forced calls are always valid against it."""
 
     name: FunctionName
     description: str | None = None
@@ -97,8 +97,8 @@ class ToolCall(WireModel):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """Those that the model is told of, and those of which the answer has to call one; none where it may be anything.
-    `is_single`: one call at most."""
+    """`tools`: those that the model is told of. `forced`: the answer has to call one of these; empty if the answer may
+    be text. `is_single`: the answer makes one call at most."""
 
     tools: list[Tool]
     forced: list[Tool]
@@ -106,7 +106,8 @@ class OfferedTools:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], choice: str | None, name: str | None, *, is_single: bool) -> "OfferedTools":
-        """`choice`: none, auto or required; `name`: of the one that has to be called. Raises ValueError."""
+        """Returns the tools that `choice` (none, auto or required) and `name` (of the tool that the answer has to call)
+        select. Raises ValueError."""
         names = [tool.function.name for tool in tools]
         if len(set(names)) < len(names):
             raise ValueError("tools: two functions have the same name")
@@ -120,13 +121,14 @@ class OfferedTools:
 
 
 class ToolFields(WireModel):
-    """Which tools a request has, and whether the answer has to call one: `offered`, in the form of chat completions."""
+    """The tools of a request, and whether the answer has to call one. `offered` has them in the form of chat
+    completions."""
 
     parallel_tool_calls: bool | None = None
     _offered: OfferedTools = PrivateAttr()
 
     def offer(self) -> OfferedTools:
-        """Made of the fields in which an API has its tools. Raises ValueError."""
+        """Returns the tools, read from the fields in which this API has them. Raises ValueError."""
         raise NotImplementedError
 
     @model_validator(mode="after")

@@ -23,8 +23,8 @@ NotDone = Annotated[Any, AfterValidator(_asks_for_nothing), Field(description="r
 
 
 class WireModel(BaseModel):
-    """An object of a client's. null stands for an optional field that is absent. Fields that are not known here are
-    kept for `RequestBody`, which takes them out."""
+    """An object that a client sends. null stands for an absent optional field. Unknown fields are kept for
+    `RequestBody`, which takes them out."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,7 +43,7 @@ class WireModel(BaseModel):
 
 
 class RequestBody(WireModel):
-    """The body of a request. A field that the server does not know is left unread, at whatever depth."""
+    """The body of a request. Fields that the server does not know are ignored, at any depth."""
 
     strict_fields: bool = Field(False, description="refuse fields that the server does not know")
     _unknown_fields: list[str] = PrivateAttr(default_factory=list)
@@ -61,7 +61,7 @@ class RequestBody(WireModel):
 
     @property
     def unknown_fields(self) -> list[str]:
-        """The names of those that were left unread, such as `messages[0].content[1].colour`."""
+        """Returns the names of the fields that were ignored, such as `messages[0].content[1].colour`."""
         return self._unknown_fields
 
 
@@ -70,7 +70,8 @@ _Place: TypeAlias = "tuple[_Place | None, str | int]"
 
 
 def _take_unknown(value: object, place: "_Place | None", found: list[_Place]) -> None:
-    """A body may have tens of thousands of objects, and everybody else waits meanwhile: places become texts later."""
+    """Takes the unknown fields out of `model` and notes their places. A body may have tens of thousands of objects
+    while all other requests wait, so a place becomes text only later."""
     if isinstance(value, WireModel):
         if value.__pydantic_extra__:
             found += [(place, name[:_MAX_NAME_CHARS]) for name in value.__pydantic_extra__]
@@ -94,7 +95,7 @@ def _spelt(place: _Place, *, numbers: bool = True) -> str:
 
 @cache
 def _not_nullable(model: type[WireModel]) -> frozenset[str]:
-    """The names, as clients write them, of optional fields that cannot be null."""
+    """Returns the optional fields that cannot be null, by their names on the wire."""
     fields = model.model_fields.items()
     optional = [(name, field) for name, field in fields if not field.is_required()]
     return frozenset(
@@ -106,7 +107,7 @@ def _not_nullable(model: type[WireModel]) -> frozenset[str]:
 
 @cache
 def _fields_with_objects(model: type[WireModel]) -> tuple[tuple[str, str], ...]:
-    """The fields, and their names as clients write them, in which there may be objects of the wire."""
+    """Returns the fields that may hold objects of the wire, each with its name on the wire."""
     fields = model.model_fields.items()
     return tuple((name, field.alias or name) for name, field in fields if _holds_objects(field.annotation))
 
@@ -118,7 +119,7 @@ def _holds_objects(annotation: object) -> bool:
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """For dicts, of which pydantic would check every entry before it counts them."""
+    """Limits the entries of a dict before pydantic checks them: pydantic itself would check every entry first."""
 
     def check(data: object) -> object:
         if isinstance(data, dict) and len(data) > limit:
@@ -154,7 +155,7 @@ class Usage(BaseModel):
 
 
 class StageTimings(BaseModel):
-    """The stage waterfall of one request, in seconds; a stage that was skipped is absent. Hits count items."""
+    """The stage waterfall of one request, in seconds. A stage that was skipped is absent. Hits count items."""
 
     seconds: dict[str, float]
     time_to_first_token: float

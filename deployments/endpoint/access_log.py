@@ -17,14 +17,15 @@ _MAX_NAMES = 20
 
 
 class AccessLog:
-    """Of one endpoint. `count_error(stage, code)` is told of each request that has failed."""
+    """The log of requests of one endpoint. It calls `count_error(stage, code)` for each request that has failed."""
 
     def __init__(self, count_error: Callable[[str, str], None]) -> None:
         self._count_error = count_error
 
     @contextmanager
     def entry(self, scope: Scope) -> Iterator["Entry"]:
-        """Of one request, written when the block ends. Why it failed is in `scope["state"]["error"]`."""
+        """Writes the line of one request when the block ends. The reason of a failure is in
+        `scope["state"]["error"]`."""
         entry = Entry(scope)
         try:
             yield entry
@@ -36,7 +37,7 @@ class AccessLog:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of many names, for a line or a header."""
+    """Returns the first of many names, for a line or a header."""
     told = ", ".join(names[:_MAX_NAMES])
     return told if len(names) <= _MAX_NAMES else f"{told}, and {len(names) - _MAX_NAMES} more"
 
@@ -54,7 +55,7 @@ class Entry:
         return self._scope["path"] in _QUIET_PATHS
 
     def noting(self, send: Send) -> Send:
-        """`send`, watched."""
+        """Returns a `send` that notes the status, the first byte's time and the number of bytes on the way."""
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -13,8 +13,8 @@ from deployments.stages.stage_messages import GeneratedText
 class RequestAccount:
     """Watches one request of a client: the pieces of its answers as they pass, and how it ends.
 
-    `requests`: what the pipeline is asked for it, one for each prompt, with `num_answers` each; answer i is one to
-    prompt i // num_answers.
+    `requests`: the requests that the pipeline gets for it, one for each prompt, with `num_answers` answers each. Answer
+    i belongs to prompt i // num_answers.
     """
 
     def __init__(self, metrics: IngressMetrics, request_id: str) -> None:
@@ -31,7 +31,7 @@ class RequestAccount:
         self._has_ended = False
 
     def add(self, piece: GeneratedText) -> None:
-        """Counts a piece that is about to be sent. Raises StageFailedError where it says that the engine failed."""
+        """Counts a piece that is about to be sent. Raises StageFailedError if the piece says that the engine failed."""
         now = time.perf_counter()
         if self._first_token is None:
             self._first_token = now
@@ -74,13 +74,13 @@ class RequestAccount:
         )
 
     def abort(self) -> None:
-        """Records a request that its client left. (`deployments.endpoint.access_log` records one that failed.)"""
+        """Records a request whose client left. `deployments.endpoint.access_log` records one that failed."""
         if not self._has_ended:
             self._has_ended = True
             self._metrics.request_success.inc(tags={"finished_reason": "abort"})
 
     def finish(self) -> None:
-        """Records a request that was answered to its end."""
+        """Records a request whose answers were all sent."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -100,7 +100,7 @@ class RequestAccount:
             metrics.stage_seconds.observe(stage_seconds, tags={"stage": stage})
 
     def _stage_seconds(self) -> dict[str, float]:
-        """Prompts run side by side: a stage's time is that of its slowest."""
+        """Returns the seconds of each stage. Prompts run side by side, so a stage counts with its slowest prompt."""
         seconds: dict[str, float] = {}
         for request in self.requests:
             for stage, value in request.trace.stage_seconds.items():

@@ -23,7 +23,7 @@ _NEWEST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a request takes, or what has been taken: see `config.Budget`."""
+    """What a request takes, or all that has been taken: see `config.Budget`."""
 
     requests: int = 0
     bytes: int = 0
@@ -35,7 +35,8 @@ class Weight:
 
 
 class OverloadedError(RuntimeError):
-    """There is no room for a request now. `reason`: of what; `retry_after_s`: when there may be."""
+    """There is no room for a request now. `reason`: the budget or queue that is full. `retry_after_s`: when there may
+    be room."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -44,7 +45,7 @@ class OverloadedError(RuntimeError):
 
 
 class _Quota:
-    """A budget and what has been taken of it."""
+    """A budget, and what has been taken of it."""
 
     def __init__(self, owner: str, budget: Budget) -> None:
         self.owner = owner
@@ -53,11 +54,12 @@ class _Quota:
         self.num_tickets = 0
 
     def lacks(self, weight: Weight) -> str | None:
-        """What there is too little of for `weight`, None where there is room."""
+        """Returns the name of the first resource that has no room for `weight`, or None if all have room."""
         return self._exceeded_by(self.used.plus(weight), weight)
 
     def is_too_small(self, weight: Weight) -> str | None:
-        """What there would be too little of even if nothing were taken."""
+        """Returns the name of the first resource that would have no room for `weight` even if nothing were taken, or
+        None."""
         return self._exceeded_by(weight, weight)
 
     def _exceeded_by(self, sum_: Weight, asked: Weight) -> str | None:
@@ -81,9 +83,11 @@ class _Waiter:
 
 
 class Ticket:
-    """One request's place; what it has taken is given back when its `Admission.ticket` block ends.
+    """One request's place. All that it has taken is given back when its `Admission.ticket` block ends.
 
-    `quotas`: what it takes of, its key's first where it has one, that of all requests last."""
+    `quotas`: the budgets that it takes from. That of its key comes first, if it has a key, and that of all requests
+    last.
+    """
 
     def __init__(self, admission: "Admission", caller: Caller, quotas: list[_Quota]) -> None:
         self.caller = caller
@@ -92,8 +96,8 @@ class Ticket:
         self.quotas = quotas
 
     def take(self, weight: Weight) -> None:
-        """Takes more at once. Raises OverloadedError when there is no room for it now, InvalidRequestError when with
-        what is held already there never can be."""
+        """Takes more at once. Raises OverloadedError if there is no room now, InvalidRequestError if there can never be
+        room for this together with what the ticket already holds."""
         self._admission.check_size(self, weight)
         for quota in self.quotas:
             if lacking := quota.lacks(weight):
@@ -101,20 +105,21 @@ class Ticket:
         self.add(weight)
 
     async def enter(self, weight: Weight, priority: int) -> None:
-        """Waits for room. Raises OverloadedError when it cannot come soon, InvalidRequestError when it never can."""
+        """Waits for room. Raises OverloadedError if room does not come soon enough, InvalidRequestError if it can never
+        come."""
         self._admission.check_size(self, weight)
         await self._admission.wait(self, weight, priority)
 
     def add(self, weight: Weight, sign: int = 1) -> None:
-        """Counts what has been taken, or with a `sign` of -1 given back."""
+        """Counts what has been taken, or with a `sign` of -1 what is given back."""
         self.held = self.held.plus(weight, sign)
         for quota in self.quotas:
             quota.used = quota.used.plus(weight, sign)
 
 
 class Admission:
-    """Of one endpoint; on one event loop. `on_refusal(reason)` is told of each request that is refused for want of
-    room."""
+    """The admission of one endpoint, on one event loop. It calls `on_refusal(reason)` for each request that it refuses
+    for want of room."""
 
     def __init__(self, config: AdmissionConfig, on_refusal: Callable[[str], None]) -> None:
         self._config = config
@@ -151,7 +156,7 @@ class Admission:
         return self._all.used
 
     def check_size(self, ticket: Ticket, weight: Weight) -> None:
-        """Raises InvalidRequestError for what no patience helps."""
+        """Raises InvalidRequestError if a budget is too small for the request, however long it waits."""
         total = ticket.held.plus(weight)
         for quota in ticket.quotas:
             if lacking := quota.is_too_small(total):
@@ -160,7 +165,7 @@ class Admission:
                 raise InvalidRequestError(reason, field="body", code="request_too_large", status=413)
 
     def refusal(self, reason: str, message: str) -> OverloadedError:
-        """The error for a request that is refused, which is counted."""
+        """Counts a refused request and returns its error."""
         self._on_refusal(reason)
         turns = (len(self._waiting) + 1) / max(1, self._all.used.requests)
         seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
@@ -183,7 +188,7 @@ class Admission:
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-                self._let_in()  # of those behind one that filled its place
+                self._let_in()  # the request that left may have kept others from entering
 
     def _check_queue(self, waiter: _Waiter) -> None:
         if len(self._waiting) > self._config.max_queued_requests:
@@ -195,7 +200,8 @@ class Admission:
                 raise self.refusal("queue_of_key", f"{number - 1} requests of this API key wait already")
 
     def _let_in(self) -> None:
-        """Everyone for whom there is room, in order; who lacks of its own key's budget lets others by."""
+        """Lets in all requests for which there is room, in order. A request that its own key's budget has no room for
+        lets others pass."""
         while (waiter := self._next()) is not None:
             self._waiting.remove(waiter)
             waiter.ticket.add(waiter.weight)
@@ -207,16 +213,16 @@ class Admission:
             if waiter.turn.done() or (own is not self._all and own.lacks(waiter.weight)):
                 continue
             if self._all.lacks(waiter.weight):
-                return None  # or small ones would pass a heavy one by for ever
+                return None  # otherwise small requests would pass a heavy one for ever
             return waiter
         return None
 
     def _quotas_of(self, caller: Caller) -> list[_Quota]:
-        """That of the caller's key; none where anybody may call."""
+        """Returns the budget of the caller's key, or none if anybody may call."""
         if caller.name is None:
             return []
         quota = self._by_key.setdefault(caller.name, _Quota("this API key", self._config.per_key))
-        # What the file of keys says now, also of a key that is busy.
+        # The file of keys may have changed while the key has requests in work.
         requests = self._config.per_key.requests if caller.max_requests is None else caller.max_requests
         quota.budget = self._config.per_key.model_copy(update={"requests": requests})
         return [quota]

@@ -13,24 +13,25 @@ Pieces = AsyncIterator[GeneratedText]
 
 
 class Answer(Protocol):
-    """Shapes what one request gets as its client asked for it. Pieces have been accounted for."""
+    """Gives the pieces of one request's answers the form that its client asked for. The pieces have been accounted
+    for."""
 
     async def complete(self, pieces: Pieces) -> BaseModel:
-        """The whole answer at once."""
+        """Returns the whole answer at once."""
 
     def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        """The answer as a stream of server-sent events, up to the last about it."""
+        """Yields the answer as server-sent events, all but the last event."""
 
     def error_event(self, error: ErrorResponse) -> str:
-        """What a stream says that cannot go on."""
+        """Returns the event of a stream that cannot go on."""
 
     @property
     def last_event(self) -> str:
-        """What ends a stream, failed or not."""
+        """Returns the event that ends a stream, whether it failed or not."""
 
 
 class Chunks:
-    """How streams of chunks end, of chat completions and of completions alike."""
+    """The end of a stream of chunks, for chat completions and completions alike."""
 
     last_event = "data: [DONE]\n\n"
 
@@ -39,6 +40,6 @@ class Chunks:
 
 
 def sent_event(data: BaseModel, name: str | None = None) -> str:
-    """A server-sent event; see https://html.spec.whatwg.org/multipage/server-sent-events.html."""
+    """Returns a server-sent event; see https://html.spec.whatwg.org/multipage/server-sent-events.html."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {data.model_dump_json()}\n\n"

@@ -23,12 +23,13 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads a 
 
 
 class ApiKeysError(ValueError):
-    """A file of keys, or the variable, that cannot be used; the message says why and holds no key."""
+    """The file of keys, or the variable with keys, cannot be used. The message says why and never holds a key."""
 
 
 class ApiKey(BaseModel):
-    """An entry of the file. `sha256`: of the key, in hexadecimal digits; a key has 256 random bits, so no slow hash is
-    needed. `max_requests`: at once, null: as many as `admission.per_key` says. `priority` is added to its requests'."""
+    """An entry of the file. `sha256`: the hash of the key, in hexadecimal digits. A key has 256 random bits, so a slow
+    hash is not needed. `max_requests`: the most at once; null: the number in `admission.per_key`. `priority` is added
+    to the priority of its requests."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,8 +41,8 @@ class ApiKey(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request. Requests of callers with different `cache_salt` share nothing that one could find out of
-    the other. `name` is None where anybody may call."""
+    """The sender of a request. Requests of callers with different `cache_salt` share no cache entries, so that neither
+    can find out what the other sent. `name` is None if anybody may call."""
 
     name: str | None
     cache_salt: str
@@ -59,7 +60,7 @@ def hash_key(key: str) -> str:
 
 
 def read_keys(file: Path) -> dict[str, ApiKey]:
-    """The keys of a YAML file, a list of ApiKey, by their hash. Raises ApiKeysError."""
+    """Returns the keys of a YAML file, a list of ApiKey, by their hash. Raises ApiKeysError."""
     try:
         entries = TypeAdapter(list[ApiKey]).validate_python(yaml.load(file.read_text(), _LOADER) or [])
     except OSError as error:
@@ -75,9 +76,9 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
 
 
 def add_key(file: Path, name: str) -> str:
-    """Makes a key, adds its entry to the file, which only its owner may then read, and returns the key.
+    """Makes a key, adds its entry to the file and returns the key. Only its owner may read the file afterwards.
 
-    Raises ApiKeysError, with nothing changed, for a name that is there already or cannot be one.
+    Raises ApiKeysError, with nothing changed, if the name exists already or is not allowed.
     """
     old = read_keys(file) if file.exists() else {}
     if any(entry.name == name for entry in old.values()):
@@ -99,10 +100,10 @@ def add_key(file: Path, name: str) -> str:
 
 
 class ApiKeys:
-    """The keys of a file and of the environment. Without either, anybody may call."""
+    """The keys of a file and of the environment. If neither has any, anybody may call."""
 
     def __init__(self, file: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """The variable RAYLENS_API_KEYS holds keys themselves, separated by commas. Raises ApiKeysError."""
+        """The variable RAYLENS_API_KEYS holds the keys themselves, separated by commas. Raises ApiKeysError."""
         self._file = None if file is None else Path(file)
         given = [key.strip() for key in environment.get(ENVIRONMENT_VARIABLE, "").split(",") if key.strip()]
         self._given = {hash_key(key): ApiKey(name=f"env-{n}", sha256=hash_key(key)) for n, key in enumerate(given)}
@@ -115,8 +116,8 @@ class ApiKeys:
             self._state = self._seen = _state(self._file)
 
     def find(self, key: str | None) -> Caller | None:
-        """Returns the caller that has this key, None where no caller has it. A wrong key takes as long as a right one,
-        because the lookup is by the key's hash."""
+        """Returns the caller that has this key, or None. A wrong key takes as long as a right one, because the lookup
+        is by the key's hash."""
         if self.is_open:
             return Caller(None, hash_key(key or ""))
         self._read_again()
@@ -124,8 +125,8 @@ class ApiKeys:
         return None if found is None else Caller(found.name, found.sha256, found.max_requests, found.priority)
 
     def _read_again(self) -> None:
-        """A file is taken up when two looks find it alike, so that half of one locks nobody out; one that cannot be
-        read changes nothing."""
+        """Takes over a changed file once two looks find it alike, so that a half-written file locks nobody out. A file
+        that cannot be read changes nothing."""
         now = time.monotonic()
         if self._file is None or now < self._next_look:
             return

@@ -37,7 +37,8 @@ class Call:
         return self.caller.cache_salt
 
     def check_fields(self, body: RequestBody) -> None:
-        """Tells of the fields of `body` that are not known here. Raises InvalidRequestError, where it asks for that."""
+        """Reports the fields of `body` that the server does not know. Raises InvalidRequestError if the client asked
+        for that."""
         if not body.unknown_fields:
             return
         if body.strict_fields:

@@ -38,7 +38,7 @@ class _Choice:
         self.has_begun = False
 
     def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
-        """The text and the calls that the piece makes certain."""
+        """Returns the text and the tool calls that the piece makes certain."""
         text, calls = self._parts.add(piece)
         self.text += text
         self.calls += calls
@@ -49,7 +49,8 @@ class _Choice:
 
 
 class ChatAnswer(Chunks):
-    """See `deployments.endpoint.answer.Answer`. `tool_calls`: how calls look in the text, where there may be any."""
+    """See `deployments.endpoint.answer.Answer`. `tool_calls`: the form of tool calls in the text, or None if there can
+    be none."""
 
     def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body
@@ -76,7 +77,8 @@ class ChatAnswer(Chunks):
         return completion
 
     async def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        """The role of each answer, its pieces of text, its finish reason, and the usage if asked for."""
+        """Yields the role of each answer, its pieces of text, its finish reason, and the usage if the client asked for
+        it."""
         async for piece in pieces:
             for chunk in self._chunks_of(piece):
                 if self._body.tells_usage_always:
@@ -137,7 +139,7 @@ class ChatAnswer(Chunks):
 
 
 def token_text(content: bytes) -> str:
-    """Of a part of a character there is none: bytes that are no text become replacement characters."""
+    """Returns a token's bytes as text. Bytes that are no whole character become replacement characters."""
     return content.decode(errors="replace")
 
 

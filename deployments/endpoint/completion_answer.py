@@ -13,14 +13,15 @@ from deployments.stages.stage_messages import GeneratedText, ScoredToken
 
 @dataclass(slots=True)
 class _Choice:
-    """One answer so far: how many characters of it are the echo's."""
+    """One answer so far, and how many characters of it are the echoed prompt."""
 
     echo_length: int = 0
     has_begun: bool = False
 
 
 class CompletionAnswer(Chunks):
-    """An `Answer`. `echoes`: the text of each prompt, where the client wants it before the answers."""
+    """See `deployments.endpoint.answer.Answer`. `echoes`: the text of each prompt, if the client wants it before the
+    answers."""
 
     def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:
         self._body = body
@@ -52,7 +53,7 @@ class CompletionAnswer(Chunks):
             yield sent_event(usage)
 
     def _part(self, piece: GeneratedText) -> CompletionChoice:
-        """What the piece adds to its choice; the first part begins with the echo."""
+        """Returns what the piece adds to its choice. The first part begins with the echo."""
         choice = self._choices[piece.index]
         number = piece.index // self._account.num_answers
         echo = "" if self._echoes is None or choice.has_begun else self._echoes[number]
@@ -75,7 +76,8 @@ class CompletionAnswer(Chunks):
 
 
 def _logprobs(tokens: Sequence[ScoredToken], offsets: Sequence[int]) -> CompletionLogprobs:
-    """`offsets`: where in the answer's text each token begins, in characters."""
+    """Returns the log-probabilities on the wire. `offsets`: where in the answer's text each token begins, in
+    characters."""
     found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets))
     for token in tokens:
         text = token_text(token.content)
@@ -91,8 +93,8 @@ def _logprobs(tokens: Sequence[ScoredToken], offsets: Sequence[int]) -> Completi
 
 
 def _offsets_in(echo: str, tokens: Sequence[ScoredToken]) -> list[int]:
-    """Where in the prompt's text, as the client wrote it, its tokens begin. What is not in it, special tokens and all
-    but one of an item's, takes no room there."""
+    """Returns where each token begins in the prompt's text as the client wrote it. Tokens that are not in that text
+    take no room there: special tokens, and all but one of each item's tokens."""
     position, offsets, starts = 0, list[int](), CharacterStarts()
     for token in tokens:
         before = position - starts.num_chars
@@ -113,7 +115,7 @@ def _append(found: CompletionLogprobs, more: CompletionLogprobs) -> None:
 
 
 def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
-    """The parts of one choice as a whole."""
+    """Returns the parts of one choice as a whole."""
     whole = parts[0].model_copy(deep=True)
     for part in parts[1:]:
         whole.text += part.text

@@ -49,7 +49,8 @@ JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 class AccessError(PermissionError):
-    """Who sends the request may not. `challenge`: what to send, as of the header WWW-Authenticate."""
+    """The sender of the request may not send it. `challenge`: the value of the header WWW-Authenticate, which says what
+    to send."""
 
     def __init__(self, message: str, *, status: int, challenge: str | None = None) -> None:
         super().__init__(message)
@@ -68,7 +69,7 @@ def add_error_handlers(api: FastAPI) -> None:
 
 
 def error_response(error: Exception) -> tuple[int, ErrorResponse]:
-    """Status and body for an error. Internals stay in the log."""
+    """Returns the status and the body for an error. Internals stay in the log."""
     if isinstance(error, InvalidRequestError):
         return error.status, _body(str(error), "invalid_request_error", param=error.field, code=error.code)
     if isinstance(error, AccessError):
@@ -82,8 +83,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
 
 
 def error_kind(error: Exception) -> tuple[str, str]:
-    """Which stage an error is of, "ingress" where the client has to change something, and its code in the answer, else
-    its type: how it is counted."""
+    """Returns the stage that failed, or "ingress" if no stage did, and the error's code, or its type if it has no code.
+    Metrics count errors by these."""
     if isinstance(error, HTTPException):
         return "ingress", f"http_{error.status_code}"
     stage = error.stage if isinstance(error, StageError) else "ingress"
@@ -91,7 +92,7 @@ def error_kind(error: Exception) -> tuple[str, str]:
 
 
 def response_for(error: Exception) -> JSONResponse:
-    """The whole answer to a request that fails with `error`."""
+    """Returns the whole answer to a request that fails with `error`."""
     status, body = error_response(error)
     headers = {}
     if isinstance(error, AccessError) and error.challenge is not None:
@@ -112,7 +113,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    """Names the field that is wrong; of a union's several complaints, the one that reached deepest."""
+    """Names the field that is wrong. If a union has several complaints, the one that reached deepest is chosen."""
     assert isinstance(error, RequestValidationError)
     worst = max(error.errors(), key=lambda problem: len(problem["loc"]))
     if worst["type"] == "json_invalid":
@@ -144,5 +145,6 @@ def _field_name(location: tuple[int | str, ...]) -> str:
 
 
 def _is_field(part: str) -> bool:
-    """Not the name of a type among a union's: those of classes begin with a capital letter."""
+    """Returns whether the part is a field and not the name of a type of a union. Names of types begin with a capital
+    letter."""
     return part.isidentifier() and part[0] == part[0].lower() and part not in ("str", "int")

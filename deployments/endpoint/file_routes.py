@@ -38,27 +38,28 @@ class FileRoutes:
         expires_after_anchor: Annotated[Literal["created_at"], Form(alias="expires_after[anchor]")] = "created_at",
         expires_after_seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1)] = None,
     ) -> File:
-        """Keeps a picture or a video for later requests of the same API key, which name it by its id: as `file_id` of
-        `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens how long."""
+        """Keeps a picture or a video for later requests of the same API key. These name it by its id: as `file_id` of
+        `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens the time that it is
+        kept."""
         name, content = (file.filename or "")[:256], await file.read()
         return File.of(
             await self._uploads.add(call.cache_salt, name, purpose, content, max_age_s=expires_after_seconds)
         )
 
     async def files(self, call: HttpCall) -> FileList:
-        """The files of this API key, oldest first."""
+        """Lists the files of this API key, oldest first."""
         return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.cache_salt)])
 
     async def file(self, file_id: str, call: HttpCall) -> File:
-        """What is known of a file of this API key."""
+        """Describes a file of this API key."""
         return File.of(await self._uploads.get(call.cache_salt, file_id))
 
     async def content(self, file_id: str, call: HttpCall) -> Response:
-        """The file itself, never to be shown by a browser as anything."""
+        """Returns the file itself, as a download that a browser does not show."""
         content = await self._uploads.read(call.cache_salt, file_id)
         return _Bytes(content, headers={"x-content-type-options": "nosniff"})
 
     async def delete(self, file_id: str, call: HttpCall) -> DeletedFile:
-        """Deletes a file of this API key; requests that have read it go on."""
+        """Deletes a file of this API key. Requests that have read it go on."""
         await self._uploads.delete(call.cache_salt, file_id)
         return DeletedFile(id=file_id)

@@ -39,7 +39,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Gate:
-    """`scope["state"]` gets what `deployments.endpoint.call` makes a Call of; errors leave in OpenAI's form."""
+    """Stands before all routes. `scope["state"]` gets what `deployments.endpoint.call` makes a Call of. Errors leave in
+    OpenAI's form."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class Gate:
         hosts: Sequence[str],
         access_log: AccessLog,
     ) -> None:
-        """`origins`: those whose pages may call, besides the server's own. `hosts`: its names in public DNS."""
+        """`origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in
+        public DNS."""
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -106,7 +108,7 @@ class Gate:
         await response(scope, receive, send)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
-        """Raises AccessError."""
+        """Returns the sender of the request. Raises AccessError."""
         key, is_basic = _key_in(headers.get("authorization", ""))
         caller = self._keys.find(key)
         if caller is None:
@@ -120,24 +122,25 @@ class Gate:
         return caller
 
     def _is_own(self, host: str) -> bool:
-        """Whether nobody else can have made the host a name of this server. Who registers a name may let it resolve to
-        an address of a private network, and a browser then takes the server for a part of his site (DNS rebinding)."""
+        """Returns whether the host is a name of this server that nobody else can have made. The owner of a name can let
+        it resolve to an address of a private network, and a browser then takes the server for a part of that owner's
+        site (DNS rebinding)."""
         name = _PORT.sub("", host).lower().rstrip(".")
         is_address = name.startswith("[") or _IPV4.fullmatch(name) is not None
         return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self._hosts
 
     def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
-        """Whether another site's page sends this, which a browser says of itself: in its name it might call a server
-        of the private network, or use a key that the browser adds."""
+        """Returns whether a page of another site sends the request, which the browser itself tells. Such a page could
+        reach a server of the private network through its visitor's browser, or use a key that the browser adds."""
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins:
             return origin.partition("://")[2] != headers.get("host", "")
         return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
     async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> tuple[bytes, LongTexts]:
-        """The body, of JSON without its long texts, and these.
+        """Returns the body. Of JSON, the long texts are taken out and returned apart.
 
-        Raises InvalidRequestError for one too large or too slow, OverloadedError where there is no room for it.
+        Raises InvalidRequestError for a body that is too large or too slow, OverloadedError if there is no room for it.
         """
         claimed = headers.get("content-length", "0")
         if claimed.isdecimal():
@@ -179,14 +182,13 @@ class Gate:
 
 
 def _request_id(headers: Headers) -> str:
-    """Returns the id that Ray Serve's proxy answers with: the client's own, where that can stand in a log, or a new
-    one."""
+    """Returns the id that Ray Serve's proxy answers with: the client's own if it can stand in a log, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _naming_ignored(state: dict[str, Any], send: Send) -> Send:
-    """`send`, with a header about the fields of the body that were left unread."""
+    """Returns a `send` that adds a header with the names of the body's ignored fields."""
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start" and (names := state.get("ignored_fields")):
@@ -220,7 +222,8 @@ def _check_headers(headers: Headers) -> None:
 
 
 def _key_in(authorization: str) -> tuple[str | None, bool]:
-    """The key of a header, and whether it came as a browser sends it: as the password to any user name."""
+    """Returns the key in the headers, and whether it came as a browser sends it: as the password, with any user
+    name."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip() or None, False
@@ -234,7 +237,7 @@ def _key_in(authorization: str) -> tuple[str | None, bool]:
 
 
 def _challenge(*, is_page: bool) -> str:
-    """Returns the header WWW-Authenticate. Only the one for the page makes a browser ask its user for a key."""
+    """Returns the header WWW-Authenticate. Only the page's header makes a browser ask its user for a key."""
     return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
 
 

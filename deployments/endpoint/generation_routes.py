@@ -39,7 +39,7 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # th
 
 
 class GenerationRoutes:
-    """Takes requests in, sends them through the pipeline and gives their answers the form of the API."""
+    """Takes requests in, sends them through the pipeline, and gives their answers the form of the API."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class GenerationRoutes:
         return await self._converse(body, call, "chatcmpl-", ChatAnswer)
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
-        """Goes on with prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
+        """Continues prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
         account = RequestAccount(self._metrics, f"cmpl-{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
@@ -87,7 +87,7 @@ class GenerationRoutes:
             return await self._answer(call, body, account, CompletionAnswer(body, account, echoes))
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
-        """Answers text and pictures, all at once or as typed events. Nothing is kept on the server."""
+        """Answers text and pictures, all at once or as typed events. The server keeps nothing of it."""
         return await self._converse(body, call, "resp_", ResponseAnswer)
 
     async def _converse(
@@ -126,7 +126,7 @@ class GenerationRoutes:
         return self._weighed(call, request_id, body, params, prompt_and_media, priority=_priority(call, body))
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
-        """The text of each prompt, as it was sent."""
+        """Returns the text of each prompt, as the client sent it."""
         return [
             prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
         ]
@@ -155,7 +155,8 @@ class GenerationRoutes:
         pieces: Pieces,
         stack: AsyncExitStack,
     ) -> AsyncIterator[str]:
-        """Server-sent events; an error in mid-stream is an event of its own and ends them. `stack` closes `pieces`."""
+        """Yields server-sent events. An error in mid-stream is an event of its own and ends them. `stack` closes
+        `pieces`."""
         async with stack:
             try:
                 async with _noting_end(body, account):
@@ -169,8 +170,8 @@ class GenerationRoutes:
 
 
 class _AccountedPieces:
-    """The pieces of a client's answers, each accounted for when it comes. The first can be waited for, and is still
-    the first that the iterator gives."""
+    """The pieces of a client's answers. Each is accounted for when it comes. A caller can wait for the first piece, and
+    the iterator still yields it."""
 
     def __init__(self, answers: AsyncGenerator[GeneratedText], account: RequestAccount) -> None:
         self._answers = answers
@@ -178,7 +179,7 @@ class _AccountedPieces:
         self._first: GeneratedText | None = None
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Raises StageUnavailableError when it does not come in time."""
+        """Waits for the first piece. Raises StageUnavailableError if it does not come in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 self._first = await anext(self)
@@ -203,7 +204,8 @@ def _priority(call: Call, body: AnyGenerationFields) -> int:
 
 @asynccontextmanager
 async def _noting_end(body: AnyGenerationFields, account: RequestAccount) -> AsyncIterator[None]:
-    """What the client is to mend is named as it wrote it; a client that leaves is accounted for."""
+    """Gives an error that the client can mend the field's name as the client wrote it, and records a request whose
+    client leaves."""
     try:
         yield
     except InvalidRequestError as error:

@@ -1,4 +1,5 @@
-"""Whether every stage is alive. The ingress asks the stages in the background, so that `/health` answers at once."""
+"""Watches whether every stage is alive. The ingress asks the stages in the background, so that `/health` answers at
+once."""
 
 import asyncio
 import time

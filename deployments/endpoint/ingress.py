@@ -75,7 +75,7 @@ class Ingress:
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Ray Serve calls once the replica is made: the routes, bound to this object."""
+        """Returns the routes, bound to this object. Ray Serve calls this once the replica is made."""
         api = FastAPI(
             title="Raylens",
             description="Vision-language models behind an OpenAI-compatible API.",
@@ -124,27 +124,27 @@ class Ingress:
         self._uploads.close()
 
     async def models(self) -> ModelList:
-        """The one model that is served."""
+        """Lists the one model that is served."""
         return ModelList(data=[self._model.card])
 
     async def model(self, model: str) -> ModelCard:
-        """The model that is served, by its name; 404 for any other."""
+        """Describes the served model by its name; 404 for any other name."""
         self._model.check_model(model)
         return self._model.card
 
     async def health(self, request: Request) -> JSONResponse:
-        """200 when every stage is ready, else 503; the body says which is not. Needs no API key."""
+        """Answers 200 if every stage is ready, else 503; the body says which is not. Needs no API key."""
         health = Health(ready=self._monitor.is_ready, stages=self._monitor.states())
         # Programs that wait for the start ask again and again: the access log takes that for no failure.
         request.state.is_starting = not health.ready and "unresponsive" not in health.stages.values()
         return JSONResponse(health.model_dump(), 200 if health.ready else 503)
 
     async def version(self) -> Version:
-        """Of this server's software."""
+        """Returns the version of this server's software."""
         return Version(version=importlib.metadata.version("raylens"))
 
     async def metrics(self) -> Response:
-        """All stages' metrics, for Prometheus."""
+        """Returns all stages' metrics in Prometheus' text format."""
         return Response(await export_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _report_caches_forever(self) -> None:

@@ -29,7 +29,7 @@ class _Page(Collector):
 
 
 async def export_metrics() -> bytes:
-    """This application's metrics from every node, in Prometheus' text format, without Ray's prefix."""
+    """Returns this application's metrics from every node, in Prometheus' text format, without Ray's prefix."""
     nodes = await asyncio.to_thread(ray.nodes)
     urls = [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in nodes if node["Alive"]
@@ -41,14 +41,14 @@ async def export_metrics() -> bytes:
 
 
 def render_page(families: list[Metric]) -> bytes:
-    """Prometheus' text format of `families`."""
+    """Returns Prometheus' text format of `families`."""
     registry = CollectorRegistry()
     registry.register(_Page(families))
     return generate_latest(registry)
 
 
 def merge_pages(pages: list[str]) -> list[Metric]:
-    """The application's metric families of several nodes' pages, samples of one family together."""
+    """Returns the application's metric families on several nodes' pages, with the samples of one family together."""
     families: dict[str, Metric] = {}
     for page in pages:
         own = "\n".join(line.replace(_RAY_PREFIX, "", 1) for line in page.splitlines() if _OWN.match(line))

@@ -1,4 +1,4 @@
-"""What the stages' heartbeats have told of the model that is served."""
+"""What the stages' heartbeats have told of the served model."""
 
 import time
 
@@ -9,7 +9,7 @@ from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFo
 
 
 class ModelStatus:
-    """`name` in the API; `created` in seconds since 1970."""
+    """The served model. `name`: its name in the API. `created`: in seconds since 1970."""
 
     def __init__(self, name: str, monitor: StageMonitor) -> None:
         self.name = name
@@ -17,7 +17,7 @@ class ModelStatus:
         self._monitor = monitor
 
     def ready_processor(self) -> ProcessorIdentity:
-        """Raises StageUnavailableError while the stages start."""
+        """Returns what Preprocess tells of itself. Raises StageUnavailableError while the stages start."""
         if self._monitor.served is None:
             raise StageUnavailableError("preprocess", "the stages are still starting")
         return self._monitor.served.processor
@@ -33,7 +33,7 @@ class ModelStatus:
 
     @property
     def card(self) -> ModelCard:
-        """As the API tells of it; what the stages say is missing while they start."""
+        """The description of the model in the API. What the stages tell is missing while they start."""
         served = self._monitor.served
         return ModelCard(
             id=self.name,
@@ -43,7 +43,7 @@ class ModelStatus:
         )
 
     def check_model(self, model: str | None) -> None:
-        """Raises InvalidRequestError, with status 404, for another's name."""
+        """Raises InvalidRequestError, with status 404, for another model's name."""
         if model is not None and model != self.name:
             raise InvalidRequestError(
                 f"{model[:100]!r} is not served here, only {self.name!r}",

@@ -19,8 +19,8 @@ _FILE = Path(__file__).parent / "page" / "index.html"
 
 
 class Page:
-    """The page and its examples as read at the start. Raises ValueError when the page has not exactly one script and
-    one style sheet."""
+    """The page and its examples as read at the start. Raises ValueError unless the page has exactly one script and one
+    style sheet."""
 
     def __init__(self, file: Path = _FILE, pictures: Path = PICTURES) -> None:
         page = file.read_bytes()
@@ -37,7 +37,7 @@ class Page:
 
 
 class _Document:
-    """What is the same for everybody who asks."""
+    """A document that is the same for all who ask."""
 
     def __init__(self, content: bytes, media_type: str, headers: dict[str, str]) -> None:
         self._content = content
@@ -51,7 +51,7 @@ class _Document:
         }
 
     async def respond(self, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-        """The content, or 304 where the browser has it already."""
+        """Returns the content, or 304 if the browser has it already."""
         known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
         if known & {self._etag, "*"}:
             return Response(status_code=304, headers=self._headers)
@@ -59,8 +59,8 @@ class _Document:
 
 
 def read_examples(folder: Path) -> list[dict[str, Any]]:
-    """The first question about each set of pictures in the folder's questions.json, with the pictures as `data:` URLs.
-    A question lacks where one of its pictures does."""
+    """Returns the first question about each set of pictures in the folder's questions.json, with the pictures as
+    `data:` URLs. Leaves out a question if one of its pictures is missing."""
     file = folder / "questions.json"
     if not file.is_file():
         return []
@@ -74,8 +74,8 @@ def read_examples(folder: Path) -> list[dict[str, Any]]:
 
 
 def content_security_policy(page: str) -> str:
-    """Only the script and the style sheet that are in `page` itself, known by their hashes; no address but the page's
-    own origin; and no text becomes markup (Trusted Types)."""
+    """Returns the policy of the page. It allows only the script and the style sheet in `page` itself, known by their
+    hashes, and no address but the page's own origin. No text becomes markup (Trusted Types)."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -94,7 +94,7 @@ def content_security_policy(page: str) -> str:
 
 
 def _hash(page: str, tag: str) -> str:
-    """The source expression for the content of the one `<tag>` of the page."""
+    """Returns the source expression for the content of the one `<tag>` of the page."""
     contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     if len(contents) != 1:
         raise ValueError(f"the page has {len(contents)} <{tag}> elements, not one")

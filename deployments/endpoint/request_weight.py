@@ -23,7 +23,8 @@ meanwhile: for the first some microseconds, for the second milliseconds."""
 
 
 class WeighedRequests:
-    """Makes the pipeline's requests from a client's request, and weighs them. `limits`: what one request may bring."""
+    """Makes the pipeline's requests from a client's request, and weighs them. `limits`: the most that one request may
+    bring."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
@@ -68,7 +69,7 @@ class WeighedRequests:
 
 
 def weigh_text(num_chars: int) -> Weight:
-    """What tokenising a text takes."""
+    """Returns the weight of tokenising a text."""
     return Weight(requests=1, tokens=num_chars // _CHARS_PER_TOKEN)
 
 

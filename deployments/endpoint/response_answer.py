@@ -28,7 +28,8 @@ from preprocess.schema import ToolCallFormat
 
 
 class ResponseAnswer:
-    """See `deployments.endpoint.answer.Answer`. `tool_calls`: how calls look in the text, where there may be any."""
+    """See `deployments.endpoint.answer.Answer`. `tool_calls`: the form of tool calls in the text, or None if there can
+    be none."""
 
     def __init__(self, body: ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body
@@ -70,7 +71,7 @@ class ResponseAnswer:
         return ""
 
     def _told(self, text: str, calls: list[ToolCall]) -> Iterator[str]:
-        """The events of text and of the calls behind it."""
+        """Yields the events of text and of the calls behind it."""
         if text:
             if self._message is None:
                 yield from self._open_message()
@@ -84,7 +85,7 @@ class ResponseAnswer:
 
     @property
     def _message(self) -> OutputMessage | None:
-        """The one that text goes into."""
+        """The open message, which text goes into, or None."""
         last = self._output[-1] if self._output else None
         return last if isinstance(last, OutputMessage) and last.status == "in_progress" else None
 
@@ -98,7 +99,7 @@ class ResponseAnswer:
         yield self._event("response.content_part.added", part=OutputText(text=""), **self._at(message))
 
     def _close_message(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
-        """Nothing where there is none."""
+        """Yields the events that close the open message, or none if none is open."""
         message = self._message
         if message is None:
             return
@@ -112,7 +113,7 @@ class ResponseAnswer:
         return {"item_id": message.id, "output_index": len(self._output) - 1, "content_index": 0}
 
     def _call(self, call: ToolCall) -> Iterator[str]:
-        """A call comes whole, as in chat completions."""
+        """Yields the events of a tool call. The call comes whole, as in chat completions."""
         name, arguments = call.function.name, call.function.arguments
         item_id = call.id.replace("call_", "fc_", 1)
         begun = OutputCall(id=item_id, call_id=call.id, name=name, arguments="", status="in_progress")

@@ -1,4 +1,4 @@
-"""The routes that say what becomes of a prompt: `/tokenize`, `/detokenize` and `/render`."""
+"""The routes `/tokenize`, `/detokenize` and `/render`, which show what a prompt becomes."""
 
 from fastapi import FastAPI
 
@@ -37,7 +37,7 @@ class TokenRoutes:
             api.add_api_route(path, endpoint, methods=["POST"], responses=ERROR_RESPONSES)
 
     async def tokenize(self, body: TokenizeRequest, call: HttpCall) -> TokenizeResponse:
-        """The token ids of a text or of a conversation without media."""
+        """Returns the token ids of a text or of a conversation without media."""
         call.check_fields(body)
         self._model.check_model(body.model)
         prompt = body.to_prompt()
@@ -47,14 +47,15 @@ class TokenRoutes:
         return TokenizeResponse(count=len(ids), max_model_len=self._model.max_model_len, tokens=ids)
 
     async def detokenize(self, body: DetokenizeRequest, call: HttpCall) -> DetokenizeResponse:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         call.check_fields(body)
         self._model.check_model(body.model)
         await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), call.caller.priority)
         return DetokenizeResponse(prompt=await self._pipeline.detokenize(body.tokens))
 
     async def render(self, body: RenderRequest, call: HttpCall) -> RenderResponse:
-        """What the language model would get for a prompt: token ids, and where in them each item's embeddings go."""
+        """Returns what the language model would get for a prompt: token ids, and where in them each item's embeddings
+        go."""
         call.check_fields(body)
         self._model.check_model(body.model)
         processor = self._model.ready_processor()

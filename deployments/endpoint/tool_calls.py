@@ -10,12 +10,13 @@ from llm.detokenizer import overlap
 from llm.structured_output import StructuredOutput
 from preprocess.schema import ToolCallFormat
 
-# As models write JSON. Where they may put any blanks, one in doubt goes on with blanks.
+# The way models write JSON. If any blanks were allowed, an undecided model could write blanks without end.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class ToolCallParser:
-    """Takes the calls out of one answer's text. What only looks like a call, or calls what was not offered, is text."""
+    """Takes the calls out of one answer's text. Text that only looks like a call, or that calls a function which was
+    not offered, stays text."""
 
     def __init__(self, form: ToolCallFormat, names: set[str]) -> None:
         self._start, self._end = form.start.strip(), form.end.strip()
@@ -24,7 +25,7 @@ class ToolCallParser:
         self._is_behind_call = False
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Takes `text`, the next part of the answer's, and returns the text and the calls that are certain now."""
+        """Takes the next part of the answer's text. Returns the text and the calls that are certain now."""
         rest = self._held_back + text
         told, calls = "", list[ToolCall]()
         while (start := rest.find(self._start)) >= 0:
@@ -46,20 +47,20 @@ class ToolCallParser:
         return told + self._text(rest[:certain]), calls
 
     def _text(self, text: str) -> str:
-        """Without the newlines between a call and what follows it."""
+        """Returns the text without the newlines between a call and what follows it."""
         if self._is_behind_call:
             text = text.lstrip("\n")
             self._is_behind_call = not text
         return text
 
     def flush(self) -> str:
-        """Returns the text that was held back, of an answer that has ended."""
+        """Returns the text that was held back. The answer has ended."""
         text, self._held_back = self._text(self._held_back), ""
         return text
 
     def _call_at(self, text: str, start: int) -> tuple[ToolCall | None, int] | None:
-        """The call whose JSON begins at `start`, and where what follows it begins; where there is no call, that is
-        behind the tag. None while more text may tell."""
+        """Returns the call whose JSON begins at `start`, and the position behind it. If there is no call there, the
+        position is that behind the tag. Returns None while more text may tell."""
         end = text.find(self._end, start)
         while end >= 0:
             try:
@@ -73,7 +74,8 @@ class ToolCallParser:
         return None
 
     def _call(self, call: object) -> ToolCall:
-        """Raises ValueError for what calls nothing that is on offer, or is no JSON that may be sent."""
+        """Returns the call. Raises ValueError if it calls a function that was not offered, or is no JSON that may be
+        sent."""
         if not isinstance(call, dict):
             raise ValueError("no JSON object")
         name, arguments = call.get("name"), call.get("arguments")
@@ -84,15 +86,15 @@ class ToolCallParser:
 
 
 class AnswerText:
-    """One answer's pieces, told apart into its text and the calls in it."""
+    """Divides one answer's pieces into its text and its tool calls."""
 
     def __init__(self, form: ToolCallFormat | None, offered: OfferedTools) -> None:
-        """`form`: how calls look in the text, None where there can be none."""
+        """`form`: the form of calls in the text, or None if there can be none."""
         names = {tool.function.name for tool in offered.tools}
         self._parser = None if form is None else ToolCallParser(form, names)
 
     def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
-        """The text and the calls that the piece makes certain."""
+        """Returns the text and the calls that the piece makes certain."""
         if self._parser is None:
             return piece.text, []
         text, calls = self._parser.feed(piece.text)
