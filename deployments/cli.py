@@ -50,7 +50,7 @@ _SETTINGS = {
     "dtype": "dtype",
     "tensor_parallel_size": "generate.tensor_parallel_size",
 }
-"""Which setting each flag of `raylens serve` is."""
+"""The setting that each flag of `raylens serve` changes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,17 +22,18 @@ from pathlib import Path
 
 MARK = "# Rewritten by raylens-haproxy.\n"
 BIND_VARIABLE = "RAYLENS_HTTP_HOST"
-"""The address that the endpoint listens on, where that is another than Ray Serve's. Ray Serve's own servers behind
-HAProxy then listen on Ray Serve's address only."""
+"""Names the variable with the address that the endpoint listens on, if that is not Ray Serve's. Ray Serve's own servers
+behind HAProxy then listen on Ray Serve's address only."""
 
 PROGRAM = "raylens-haproxy"
 MAX_CONNECTIONS = 8192
 HEADER_SECONDS = 10
 BUFFER_BYTES = 65536
 LONGEST_STREAM_SECONDS = 3600
-"""How long a HAProxy that another has replaced, as the servers behind it changed, goes on with its answers."""
+"""How long an old HAProxy goes on with its answers after a change of the servers behind it has replaced it."""
 MAX_HEADERS = 2000
-"""Headers of which HAProxy takes no more at all. The endpoint refuses far fewer, in OpenAI's form."""
+"""The number of headers above which HAProxy refuses a request. The endpoint's own limit is far lower, and its refusal
+is in OpenAI's form."""
 RETRY_SECONDS = 2
 
 _SECTION = re.compile(r"^(?=global|defaults|frontend|backend|listen)", re.MULTILINE)
@@ -86,8 +87,8 @@ ERROR_PAGES: Mapping[int, str] = {
     503: error_page(HTTPStatus.SERVICE_UNAVAILABLE, _AWAY, code="endpoint_unavailable"),
     504: error_page(HTTPStatus.GATEWAY_TIMEOUT, "the endpoint did not answer in time", code="endpoint_timeout"),
 }
-"""By the status that HAProxy wants to answer with. For what it cannot read as HTTP at all, and for headers that come
-too slowly, HAProxy 2.8 has pages of its own that no setting changes."""
+"""The page for each status that HAProxy may answer with. HAProxy 2.8 has pages of its own, which no setting changes,
+for what it cannot read as HTTP and for headers that come too slowly."""
 
 
 class UnknownConfigurationError(RuntimeError):

@@ -34,8 +34,8 @@ RAY_ENVIRONMENT = {
 }
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
-"""Of replicas: the ingress has a log of requests, and stages are called several times for each, and asked every second
-for a sign of life."""
+"""The logging of replicas. Ray Serve's access log is off: the ingress has its own log of requests, and each stage gets
+several calls for a request and one every second for its heartbeat."""
 LOOPBACK = "127.0.0.1"
 HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0

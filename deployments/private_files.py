@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _PLACE = "/tmp"
-"""Not `TMPDIR`: names of sockets have 107 characters at most, and Ray's take up to 85 below this folder."""
+"""The folder is not below `TMPDIR`: names of sockets have 107 characters at most, and Ray's take up to 85 below this
+folder."""
 
 
 @contextmanager

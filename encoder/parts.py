@@ -19,7 +19,7 @@ _FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
 interpolated."""
 
 IsIncluded = Callable[[str], bool]
-"""Returns whether the module, parameter or buffer of a name belongs to the part."""
+"""Takes the name of a module, parameter or buffer. Returns whether it belongs to the part."""
 
 
 def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, projector: PartConfig) -> None:

@@ -22,7 +22,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UNREAD = {dtype: torch.empty(1, dtype=dtype) for dtype in _DTYPES}
 
 Stretches = Sequence[slice] | torch.Tensor
-"""Where positions lie in the cache: ranges of slots, one behind the other, or a tensor of each position's slot."""
+"""The places of positions in the cache: ranges of slots, one behind the other, or a tensor with each position's
+slot."""
 
 
 class CpuAttention:

@@ -16,7 +16,7 @@ from llm.step_input import StepInput
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Forward = Callable[[StepInput, AttentionBackend], Outputs]
 Replay = Callable[[], Outputs]
-"""Runs the recorded computation on the inputs' present content and overwrites the outputs of the run before."""
+"""Runs the recorded computation on the inputs' present content. It overwrites the outputs of the run before."""
 
 # The columns of the inputs in front of the rotary positions and the block table.
 _TOKEN, _SLOT, _LENGTH, _NUM_FIXED = range(4)

@@ -26,8 +26,8 @@ from llm.grammar_source import GrammarError, check, make_matcher
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 1 << 30
 NUM_TOKENS = 64
-"""The number of tokens that a grammar is followed for. Some grammars show only then that they fail, or what they
-cost."""
+"""The number of tokens for which the check follows a grammar. Some grammars fail, or show what they cost, only after
+several tokens."""
 
 # Lets decoding go first where both need a processor.
 NICENESS = 5

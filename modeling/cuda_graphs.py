@@ -17,7 +17,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.num_bytes = 0
-        """What the device's allocator has come to hold for the sake of what is recorded."""
+        """The bytes that the device's allocator holds for what is recorded."""
 
     def __call__(self, function: Callable[[], Outputs]) -> Callable[[], Outputs]:
         """Returns what computes the function once more, from what its inputs hold then, into the same outputs.

@@ -50,7 +50,7 @@ FAMILIES: dict[str, Family] = {
     "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", "causal:SMOLVLM"),
     "vipllava": Family("llava:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
 }
-"""By the `model_type` of a checkpoint's config.json."""
+"""The families by the `model_type` of a checkpoint's config.json."""
 
 SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
 

@@ -148,7 +148,7 @@ class ItemExpansion:
 
 
 LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
-"""What the language model has to know of an item beside its embeddings, by name: e.g. `image_grid_thw`, int64 of shape
+"""What the language model needs of an item beside its embeddings, by name: for example `image_grid_thw`, int64 of shape
 (1, 3). The values are arrays, not tensors, because they pass through processes without torch."""
 
 

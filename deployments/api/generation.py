@@ -12,7 +12,7 @@ from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError, PromptTruncation
 
 _ANSWER_ROOM = 256
-"""Tokens that a prompt cut to the context leaves to an answer of which no length is asked for."""
+"""The number of tokens that a prompt cut to the context leaves for an answer, if the client asks for no length."""
 
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 

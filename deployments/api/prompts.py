@@ -38,7 +38,7 @@ Prompts = Annotated[
 """One prompt or several, each a text or token ids."""
 
 _PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za-z0-9+/=]+)">')
-"""text-generation-webui's form of a picture in a prompt, which is a JPEG there."""
+"""text-generation-webui's form of a picture in a prompt. There, the picture is always a JPEG."""
 
 
 class MediaItem(WireModel):

@@ -54,7 +54,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Of things that no answer of this server has. (`message.output_text.logprobs` is not done.)"""
+"""Values of `include` for things that this server's answers never have. `message.output_text.logprobs` is not done."""
 
 
 class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):

@@ -9,7 +9,7 @@ _MAX_FIELDS = 200
 _MAX_NAME_CHARS = 64
 
 Accepted = Annotated[Any, Field(description="accepted and unread: it cannot change the answer")]
-"""A field that others' servers know and that means nothing to this one."""
+"""A field that other servers know and that has no meaning for this one."""
 
 
 def _asks_for_nothing(value: object) -> object:
@@ -19,7 +19,7 @@ def _asks_for_nothing(value: object) -> object:
 
 
 NotDone = Annotated[Any, AfterValidator(_asks_for_nothing), Field(description="refused, unless it asks for nothing")]
-"""A field that would change the answer on another's server, and that this one does not do."""
+"""A field that would change another server's answer, and that this server does not implement."""
 
 
 class WireModel(BaseModel):
@@ -66,7 +66,7 @@ class RequestBody(WireModel):
 
 
 _Place: TypeAlias = "tuple[_Place | None, str | int]"
-"""Of a value in a body: what it is in, and its name or number there. A text is made of few of them."""
+"""The place of a value in a body: the place of the object or list around it, and its name or number there."""
 
 
 def _take_unknown(value: object, place: "_Place | None", found: list[_Place]) -> None:
@@ -130,17 +130,17 @@ def at_most(limit: int) -> BeforeValidator:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-"""What a client calls something by."""
+"""A client's name for something."""
 
 OptionName = Annotated[str, Field(max_length=64)]
 
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], at_most(16)]
-"""Of a client's own, given back where the API gives it back."""
+"""A client's own notes. They come back wherever OpenAI's API returns them."""
 
 
 _T = TypeVar("_T")
 OrAbsent = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
-"""What an answer leaves out where it is not set. Other fields of answers that are not set are null, as OpenAI's are."""
+"""A field of an answer that is absent if it is not set. All other unset fields of answers are null, as OpenAI's are."""
 
 
 class PromptTokensDetails(BaseModel):

@@ -12,7 +12,7 @@ from deployments.endpoint.errors import error_kind
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
-"""Programs ask for these every few seconds. The log has them only where they fail, and not while the stages start."""
+"""Programs ask for these every few seconds. The log names them only if they fail, and not while the stages start."""
 _MAX_NAMES = 20
 
 

@@ -18,7 +18,7 @@ from preprocess.schema import InvalidRequestError
 
 _MAX_RETRY_SECONDS = 60.0
 _NEWEST_SHARE = 0.1
-"""What the last request counts for in the mean time that one takes."""
+"""The weight of the newest request in the running mean of the time that a request takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import ToolCallFormat
 
 _MIN_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON cannot spell."""
+"""Stands for minus infinity, which JSON cannot express."""
 
 
 class _Choice:

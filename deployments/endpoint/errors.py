@@ -31,12 +31,13 @@ _PART_TYPES = frozenset(
     }
 )
 _RETRY_SECONDS = 2.0
-"""When a stage that is not available may be again: about as long as a replica takes to be replaced."""
+"""The time after which a stage may be available again: about as long as Ray Serve takes to replace a replica."""
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503)
 }
-"""What a route may answer instead, for its documentation. (422 is never sent, but FastAPI would describe its own.)"""
+"""The errors that a route may answer with, for its documentation. 422 is never sent, but without an entry FastAPI would
+describe its own."""
 
 JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {
@@ -45,7 +46,7 @@ JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     }
     for status in ERROR_RESPONSES
 }
-"""The same of a route that answers in another type than JSON, which FastAPI would say of its errors, too."""
+"""The same for a route whose answers are not JSON. FastAPI would describe its errors with the answers' type."""
 
 
 class AccessError(PermissionError):

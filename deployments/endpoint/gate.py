@@ -25,15 +25,18 @@ from preprocess.schema import InvalidRequestError
 _OPEN_PATHS = frozenset({"/health", "/ping"})
 _PAGE = "/"
 _MAX_JSON_PARTS = 2**18
-"""Commas and brackets of a JSON body: what its size in memory and the time to check it grow with, far beyond bytes."""
+"""The most commas and brackets of a JSON body. Its size in memory and the time to check it grow with these, much more
+than with its bytes."""
 _MAX_JSON_BYTES = 32 * 2**20
-"""Of a JSON body without its long texts: parsing it keeps everybody else waiting, a millisecond for each megabyte."""
+"""The most bytes of a JSON body without its long texts. All other requests wait while it is parsed, a millisecond for
+each megabyte."""
 _INLINE_BYTES = 2**20
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
 _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
-"""Which no registry gives away: of RFC 6761, 6762 and 8375, ICANN's for private use, and what routers use."""
+"""Domains that no registry gives away: those of RFC 6761, 6762 and 8375, ICANN's for private use, and those that
+routers use."""
 _IGNORED_HEADER = b"x-raylens-ignored-fields"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -14,7 +14,7 @@ from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
 from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt
 
 _UNKNOWN_MAX_TOKENS = 1024
-"""What is reckoned for an answer that may be as long as the context has room for."""
+"""The tokens that count for an answer which may be as long as the context has room for."""
 
 _CHARS_PER_TOKEN = 4
 _SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20

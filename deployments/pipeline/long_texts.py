@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 SLICE_BYTES = 2**15
-"""A stretch is made of whole slices of the body; what of it is shorter stays in the JSON."""
+"""A stretch is made of whole slices of the body. A shorter rest stays in the JSON."""
 
 _MARKS = (b'"', b"\\", b",", b"[", b"{")
 _LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash

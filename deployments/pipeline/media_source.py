@@ -6,7 +6,7 @@ from deployments.pipeline.long_texts import LongTexts
 from preprocess.data_url import DataUrl, is_data_url
 
 UPLOAD_SCHEME = "upload:"
-"""Begins URLs that stand for files which were uploaded before."""
+"""The beginning of URLs of files that were uploaded before."""
 
 
 @dataclass(frozen=True, slots=True)

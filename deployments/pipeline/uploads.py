@@ -14,7 +14,8 @@ from preprocess.media import MediaLimits, check_size
 from preprocess.schema import InvalidRequestError
 
 FOLDER_VARIABLE = "RAYLENS_UPLOADS_FOLDER"
-"""Names the folder below which files are kept; by default that is the system's for temporary files."""
+"""Names the variable with the folder in which files are kept. By default that is the system's folder for temporary
+files."""
 
 
 @dataclass(frozen=True, slots=True)

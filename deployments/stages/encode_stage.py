@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PROFILED_IMAGE = (448, 448)
-"""Height and width of the picture by which activations are measured; the model's processor brings it to its sizes."""
+"""Height and width of the picture by which activations are measured. The model's processor resizes it."""
 
 
 class Encode:

@@ -20,8 +20,8 @@ from typing import Any
 from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 
 CALL_PIXELS = 100_000
-"""What every call weighs, whatever it brings: the smallest picture takes 0.7 ms, 4K as JPEG 43 ms, some 6 ns a pixel.
-Next to a picture it is nothing, but thousands of calls that wait are work too."""
+"""The weight of every call, whatever it brings. The smallest picture takes 0.7 ms, a 4K JPEG 43 ms, some 6 ns a pixel.
+Beside a picture this weight is nothing, but thousands of waiting calls are work too."""
 
 PENDING_PIXELS = "pending_pixels"
 PENDING_CALLS = "pending_calls"

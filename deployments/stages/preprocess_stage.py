@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 _LARGE_PIXELS = 2**24
-"""More than photographs have. To give memory back takes little time next to an item of so many."""
+"""More pixels than photographs have. For an item of so many, giving memory back takes little time beside the rest."""
 
 
 class Preprocess:

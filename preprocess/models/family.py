@@ -27,10 +27,10 @@ Size: TypeAlias = tuple[int, ...]
 """(height, width) in pixels of a picture, (num_frames, height, width) of a video."""
 
 Backend: TypeAlias = Literal["pil", "torchvision"]
-"""What resizes and normalises pictures: Pillow and numpy, or torchvision."""
+"""The library that resizes and normalises pictures: Pillow with numpy, or torchvision."""
 
 RAGGED = Batched(shape=lambda outputs, index: ())
-"""The layout of what `run_ragged_images` leaves unpadded: merging pads to the batch's largest item."""
+"""The layout of the outputs that `run_ragged_images` leaves unpadded. Merging pads them to the batch's largest item."""
 
 
 def run_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
@@ -183,7 +183,7 @@ FIXED_IMAGE = Modality(
     largest=any_size,
     fixed_side=fixed_side,
 )
-"""Every picture is brought to one size, and what it becomes in the prompt does not depend on it."""
+"""Every picture is resized to one size, so its place in the prompt does not depend on it."""
 
 
 def flag(name: str) -> Option:

@@ -26,8 +26,8 @@ from preprocess.schema import InvalidRequestError
 from preprocess.video import DecodedVideo, decode_video
 
 DEFAULT_NUM_FRAMES = 32
-"""Frames of a video where a checkpoint says neither how many nor how many a second. transformers would take them all,
-which for a minute of film is 1,500; the families without a setting were trained with 8 to 32."""
+"""The frames of a video, if the checkpoint says neither how many nor how many a second. transformers would take all
+frames, which are 1,500 for a minute of film. The families without a setting were trained with 8 to 32."""
 
 MAX_FPS = 30
 _NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}
@@ -146,4 +146,4 @@ FIXED_FRAMES = Modality(
     # How many frames there may be, the limits say; this is no more than a check.
     options=clip_options(lambda processor: VideoLimits().max_frames),
 )
-"""Every frame is brought to one size, and the number of tokens follows from that of the frames."""
+"""Every frame is resized to one size, and the number of tokens follows from the number of frames."""
