@@ -6,7 +6,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PLACE = "/tmp"
@@ -41,10 +41,21 @@ def keep_ray_token_private(home: Path) -> None:
     file = home / ".ray" / "auth_token"
     try:
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
-                new.write(secrets.token_hex(32))
+            _make_token(file)
         elif stat.S_IMODE(file.stat().st_mode) != 0o600:
             file.chmod(0o600)
     except OSError as error:
         raise RuntimeError(f"{file}, the token of Ray's clusters, cannot be kept private: {error.strerror}") from error
+
+
+def _make_token(file: Path) -> None:
+    """Makes the file with all that is in it at once, because another server may start at the same time and read it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent)
+    try:
+        with open(descriptor, "w") as new:
+            new.write(secrets.token_hex(32))
+        with suppress(FileExistsError):  # the other server has made it
+            os.link(name, file)
+    finally:
+        os.unlink(name)
