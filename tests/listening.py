@@ -70,9 +70,9 @@ def documented() -> list[tuple[str, str]]:
     ]
 
 
-def server_folder() -> Path:
-    """Of the server that this process runs."""
-    (pid,) = worker_pids("ServeController")
+def server_folder(driver: int | None = None) -> Path:
+    """Of the server that the process `driver`, by default this one, runs."""
+    (pid,) = worker_pids("ServeController", driver)
     found = re.search(r"/tmp/raylens-[^/\0]+", Path(f"/proc/{pid}/environ").read_text())
     assert found is not None
     return Path(found.group())

@@ -12,10 +12,11 @@ def replica_pids(deployment: str) -> list[int]:
     return worker_pids(f"ServeReplica:{APP_NAME}:{deployment}")
 
 
-def worker_pids(title: str) -> list[int]:
-    """Ray's processes with this at the start of their title in the cluster that this process started: its raylet's
-    children."""
-    return _pids(f"ray::{title}", lambda pid: parent(parent(pid)) == os.getpid())
+def worker_pids(title: str, driver: int | None = None) -> list[int]:
+    """Ray's processes with this at the start of their title in the cluster that the process `driver`, by default this
+    one, started: its raylet's children."""
+    driver = os.getpid() if driver is None else driver
+    return _pids(f"ray::{title}", lambda pid: parent(parent(pid)) == driver)
 
 
 def proxy_pids() -> list[int]:

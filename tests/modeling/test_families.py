@@ -48,12 +48,18 @@ def test_the_table_itself_loads_neither_torch_nor_transformers() -> None:
     assert not modules_after("import modeling.families") & {"torch", "transformers"}
 
 
-@pytest.mark.parametrize("stage", ["encoder", "llm"])
-def test_a_half_loads_the_models_of_its_own_family_only(stage: Stage) -> None:
+SETUP = "from preprocess.torchvision_build import make_importable\nmake_importable()"
+
+
+@pytest.fixture(scope="module")
+def llava_modules() -> set[str]:
     """What the class of LLaVA itself imports of transformers, and the configurations that `AutoConfig` knows of it."""
-    setup = "from preprocess.torchvision_build import make_importable\nmake_importable()"
-    whole = modules_after(f"{setup}\nfrom transformers import AutoConfig, LlavaForConditionalGeneration")
+    return modules_after(f"{SETUP}\nfrom transformers import AutoConfig, LlavaForConditionalGeneration")
+
+
+@pytest.mark.parametrize("stage", ["encoder", "llm"])
+def test_a_half_loads_the_models_of_its_own_family_only(stage: Stage, llava_modules: set[str]) -> None:
     use = f"from modeling.families import load_family\nload_family({stage!r}, 'llava').model_class"
-    half = modules_after(f"{setup}\nimport {stage}.engine\n{use}")
-    models = {name for name in half - whole if name.startswith("transformers.models.") and "modeling_" in name}
+    half = modules_after(f"{SETUP}\nimport {stage}.engine\n{use}")
+    models = {name for name in half - llava_modules if name.startswith("transformers.models.") and "modeling_" in name}
     assert models == set()

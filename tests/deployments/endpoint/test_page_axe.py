@@ -1,7 +1,7 @@
 """axe-core's view of the web page, in every look and in every state that a reader meets."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -12,12 +12,11 @@ from tests.page_driver import CHAT, PHONE, ask, bring_in, open_list, open_page, 
 
 pytest_plugins = ("tests.page_fixtures",)
 
-LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light"},
-    "dark": {"color_scheme": "dark"},
-    "phone": {"color_scheme": "light", "viewport": PHONE, "has_touch": True, "is_mobile": True},
-    "dark phone": {"color_scheme": "dark", "viewport": PHONE, "has_touch": True, "is_mobile": True},
+SCREENS: dict[str, dict[str, Any]] = {
+    "desktop": {},
+    "phone": {"viewport": PHONE, "has_touch": True, "is_mobile": True},
 }
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 RICH = f"""See [the docs](https://example.com), **bold** and `code`:
 
 ```
@@ -31,16 +30,24 @@ WIDER_THAN_THEIR_PLACE = """() => [...document.querySelectorAll("html, main, dia
   .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `${one.tagName} scrolls sideways`)"""
 
 
-@pytest.fixture(params=LOOKS)
+@pytest.fixture(params=SCREENS)
 def look(request: pytest.FixtureRequest, browser: Browser, app_url: str) -> Iterator[Page]:
-    context = browser.new_context(**LOOKS[request.param])
+    context = browser.new_context(**SCREENS[request.param])
     expect.set_options(timeout=20_000)
     yield open_page(context, app_url)
     context.close()
 
 
 def findings(page: Page) -> list[str]:
-    """The grave ones, and whatever is wider than the window."""
+    """Returns grave violations, and all that is wider than the window, in the light and in the dark."""
+    found = []
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        found += [f"{scheme}: {finding}" for finding in _findings_now(page)]
+    return found
+
+
+def _findings_now(page: Page) -> list[str]:
     results = Axe().run(page).response
     assert results["testEngine"]["name"] == "axe-core"
     assert tuple(int(part) for part in results["testEngine"]["version"].split(".")[:2]) >= (4, 10)
