@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= checkpoints/shapes
+TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
 .PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium screenshots
@@ -22,15 +23,16 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
-test: .venv/installed chromium ## all tests but the slow and GPU ones
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+test: .venv/installed chromium ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow
 
 chromium: ## the browser that the tests look at the page with, by apt where it is missing
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update && apt-get install -y chromium; } || \
-		{ echo "Chromium is missing, and this is not root: install it, by apt-get install chromium on Debian"; exit 1; }
+	@command -v chromium-headless-shell >/dev/null || \
+		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y chromium-headless-shell fonts-liberation; } || \
+		{ echo "Chromium is missing, and this is not root. On Debian: apt-get install chromium-headless-shell"; exit 1; }
 
 check: .venv/installed ## ruff, mypy strict, layering, generated files
 	$(BIN)/ruff check .

@@ -64,9 +64,8 @@ def compile_runner(runner: ModelRunner, config: EngineConfig) -> None:
     runner._compile_layers(layers_of(runner), config)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 def test_answers_equal_generate_and_wait_for_no_compiler(tmp_path: Path, name: str) -> None:
     checkpoint = VARIANTS[name].checkpoint(tmp_path)
     model_type = VARIANTS[name].model_type
@@ -102,17 +101,22 @@ def hidden_states(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
     return runner.forward(step, runner._attention.prepare(step))[0]
 
 
-def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path) -> None:
-    model = whole_class("llava").from_pretrained(checkpoint := make_checkpoint("llava", tmp_path)).eval()
-    requests = small_requests("llava", model)
+@pytest.mark.parametrize("name", [IN_EVERY_RUN, pytest.param("llava", marks=pytest.mark.slow)])
+def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) -> None:
+    model_type = VARIANTS[name].model_type
+    checkpoint = VARIANTS[name].checkpoint(tmp_path)
+    model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
+    requests = small_requests(model_type, model)
     engine, recorder = LLMEngine(make_config(checkpoint)), Recorder()
     runner = engine._runner
     with patch.object(runner, "_make_attention", lambda layers, num, _: make_attention(runner, layers, num)):
         compile_runner(runner, engine._config)
+    assert (num_compiled := counters["stats"]["unique_graphs"]) > 0
     with torch.compiler.set_stance("fail_on_recompile"), torch.inference_mode():
         with_graphs(engine, recorder)
         assert answers(engine, requests) == [one.expected for one in requests]
     assert recorder.replayed
+    assert counters["stats"]["unique_graphs"] == num_compiled
 
 
 def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None:
