@@ -23,4 +23,4 @@ def make_slow_checkpoint(folder: Path, side: int) -> str:
 def large_picture(number: int, side: int) -> bytes:
     """Coloured squares that no other number gives."""
     squares = np.random.default_rng(number).integers(0, 256, (side // 20, side // 20, 3), dtype=np.uint8)
-    return encoded(Image.fromarray(squares).resize((side, side)))
+    return encoded(Image.fromarray(squares).resize((side, side), Image.Resampling.NEAREST))
