@@ -1,4 +1,4 @@
-"""CUDA graphs: records what the host would launch kernel by kernel, and starts the record as a whole."""
+"""CUDA graphs: records the kernels that the host would launch one by one, and starts the whole record at once."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,8 +9,8 @@ Outputs = TypeVar("Outputs")
 
 
 class CudaCapture:
-    """Records what functions launch on one device. All that it records shares one pool of memory: only the latest
-    replay's outputs are valid. Another thread may use the device meanwhile."""
+    """Records what functions launch on one device. All records share one pool of memory, so only the latest replay's
+    outputs are valid. Another thread may use the device meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -20,9 +20,11 @@ class CudaCapture:
         """The bytes that the device's allocator holds for what is recorded."""
 
     def __call__(self, function: Callable[[], Outputs]) -> Callable[[], Outputs]:
-        """Returns what computes the function once more, from what its inputs hold then, into the same outputs.
+        """Returns a function that repeats the computation on the inputs' present content and writes into the same
+        outputs.
 
-        Raises RuntimeError where it cannot be recorded, as what the host decides in the middle of.
+        Raises RuntimeError if it cannot be recorded, for example because the host decides something in the middle of
+        it.
         """
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)

@@ -12,8 +12,8 @@ Stage = Literal["preprocess", "encoder", "llm"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`: "module:NAME", the module
-    being one of the stage's `models`. None: the stage does not know the family, which is not served then."""
+    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`, as "module:NAME". The
+    module is one of the stage's `models`. None: the stage does not know the family, so the family is not served."""
 
     preprocess: str
     encoder: str | None = None
@@ -56,12 +56,13 @@ SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.
 
 
 def known_to(stage: Stage) -> list[str]:
-    """The `model_type`s that the stage knows, sorted."""
+    """Returns the `model_type`s that the stage knows, sorted."""
     return sorted(name for name, family in FAMILIES.items() if getattr(family, stage) is not None)
 
 
 def load_family(stage: Stage, model_type: str) -> Any:
-    """Imports what the stage has to be told about a family. Raises ValueError for one that it does not know."""
+    """Imports and returns the stage's declaration of a family. Raises ValueError for a family that the stage does not
+    know."""
     if model_type not in known_to(stage):
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")
     module, _, name = getattr(FAMILIES[model_type], stage).partition(":")

@@ -30,9 +30,9 @@ class HalfModel:
 
 
 def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
-    """A subclass of `whole` without the modules and parameters at the paths `parts`.
+    """Returns a subclass of `whole` without the modules and parameters at the paths `parts`.
 
-    What a checkpoint has of them is never read into memory: they are dropped while the model has no storage yet.
+    Their weights in a checkpoint are never read into memory: the parts are dropped while the model has no storage yet.
     """
 
     def init(self: PreTrainedModel, config: PreTrainedConfig) -> None:
@@ -61,17 +61,18 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
 
 
 def _untied(tied: Mapping[str, str], parts: Sequence[str]) -> dict[str, str]:
-    """Of weights that are the same, by name, those that are not in the `parts`."""
+    """Returns the tied weights, by name, that are not in the `parts`."""
     return {key: source for key, source in tied.items() if not any(is_within(path, parts) for path in (key, source))}
 
 
 def is_within(path: str, parts: Iterable[str]) -> bool:
-    """Whether a module or parameter is one of the `parts`, or in one of them."""
+    """Returns whether a module or parameter is one of the `parts`, or in one of them."""
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
 def load_half(model_class: type[PreTrainedModel], checkpoint: str, *, half: str, **options: Any) -> PreTrainedModel:
-    """The model in evaluation mode; `options` are those of `from_pretrained`, `half` names it in errors.
+    """Returns the model in evaluation mode. `options` are those of `from_pretrained`, and `half` names the half in
+    errors.
 
     Raises ValueError for a checkpoint that lacks a weight: transformers would leave that weight random and only warn.
     """

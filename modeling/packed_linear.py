@@ -10,8 +10,8 @@ from torch import nn
 
 
 class PackedLinear(nn.Module):
-    """What a Linear with this weight, (out_features, in_features), and bias computes, in the same dtype. The weight can
-    neither be trained nor read any more."""
+    """Computes what a Linear with this weight, (out_features, in_features), and bias computes, in the same dtype. The
+    weight can no longer be trained or read."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -33,20 +33,20 @@ class PackedLinear(nn.Module):
 
 
 def padded_rows(num_rows: int) -> int:
-    """`num_rows` or a few more: up to 8 each number, then four to an octave (10, 12, 14, 16, 20, 24, ...).
+    """Returns `num_rows` or a few more: each number up to 8, then four in each octave (10, 12, 14, 16, 20, 24, ...).
 
-    oneDNN compiles a kernel for each number of rows that it meets, in milliseconds, and keeps it: prompts of all
-    lengths would have it compile for hundreds of steps and keep hundreds of megabytes.
+    oneDNN compiles a kernel for each number of rows that it meets, which takes milliseconds, and keeps the kernel.
+    Prompts of all lengths would make it compile for hundreds of steps and keep hundreds of megabytes.
     """
     step = 1 << max(0, (num_rows - 1).bit_length() - 3)
     return -(-num_rows // step) * step
 
 
 def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces the plain linear layers of a model, in place, where they are on the CPU and oneDNN takes their dtype.
+    """Replaces the plain linear layers of a model, in place, if they are on the CPU and oneDNN takes their dtype.
 
-    `is_included`: whether the layer with a name is to be replaced. A weight that is tied to the embeddings is laid out
-    apart from these.
+    `is_included`: returns whether to replace the layer of a name. A weight that is tied to the embeddings gets a copy
+    of its own.
     """
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and is_included(name) and is_packable(module.weight):
@@ -55,12 +55,12 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
 
 
 def is_packable(weight: torch.Tensor) -> bool:
-    """Whether the weight is where oneDNN computes, and of a dtype that oneDNN takes on this processor."""
+    """Returns whether the weight is on the CPU and in a dtype that oneDNN takes on this processor."""
     return weight.device.type == "cpu" and weight.dtype in packable_dtypes()
 
 
 def packable_dtypes() -> tuple[torch.dtype, ...]:
-    """The dtypes that oneDNN multiplies on this processor: bfloat16 needs AVX-512 or AVX-NE-CONVERT on x86."""
+    """Returns the dtypes that oneDNN multiplies on this processor. bfloat16 needs AVX-512 or AVX-NE-CONVERT on x86."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return ()
     takes_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,6 +1,6 @@
-"""Convolutions that cut pictures into patches, computed on the CPU as what they are: one product of matrices.
+"""Convolutions that cut pictures into patches, computed on the CPU as one product of matrices.
 
-Where windows do not overlap, each patch is a row and the kernel is the other factor.
+Their windows do not overlap, so each patch is a row of one matrix, and the kernel is the other matrix.
 """
 
 import math
@@ -14,9 +14,9 @@ from modeling.packed_linear import PackedLinear, is_packable
 
 
 class PackedPatches(PackedLinear):
-    """What `convolution`, whose stride is its kernel, computes, in the same dtype.
+    """Computes what `convolution` computes, in the same dtype. Its stride has to be its kernel.
 
-    `weight` is there for who reads its dtype or its device.
+    `weight` stays, because other code reads its dtype and its device.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
@@ -25,7 +25,8 @@ class PackedPatches(PackedLinear):
         self._kernel = tuple(convolution.kernel_size)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that convolutions give it
-        """(batch, channels, *sizes) to (batch, out_channels, *(sizes // kernel)); what is left of a side is dropped."""
+        """Takes (batch, channels, *sizes), returns (batch, out_channels, *(sizes // kernel)). A rest of a side that
+        fills no patch is dropped."""
         counts = [size // side for size, side in zip(input.shape[2:], self._kernel, strict=True)]
         whole = input
         for axis, (count, side) in enumerate(zip(counts, self._kernel, strict=True), start=2):
@@ -37,8 +38,8 @@ class PackedPatches(PackedLinear):
 
 
 def pack_patch_convolutions(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces those of a model, in place, where they are on the CPU and oneDNN takes their dtype; `is_included` as
-    for `pack_linear_layers`."""
+    """Replaces such convolutions of a model, in place, if they are on the CPU and oneDNN takes their dtype.
+    `is_included`: see `pack_linear_layers`."""
     for name, module in list(model.named_modules()):
         if is_included(name) and _cuts_patches(module):
             owner, _, leaf = name.rpartition(".")

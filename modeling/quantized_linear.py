@@ -1,6 +1,6 @@
-"""Linear layers with weights of 8 bits, each output with a scale of its own: half the memory of bfloat16.
+"""Linear layers with 8-bit weights and a scale for each output. They take half the memory of bfloat16.
 
-Weight-only, symmetric, rounded to the nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
+The quantisation is weight-only, symmetric, rounded to the nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ _KERNEL_STEP = 16
 
 
 class Int8Linear(nn.Module):
-    """Stands for `linear`. Where PyTorch has a kernel for 8-bit weights, few rows are multiplied by it in bfloat16;
-    otherwise the weights are spread out to the input's dtype for each call."""
+    """Stands for `linear`. If PyTorch has a kernel for 8-bit weights, the kernel multiplies few rows in bfloat16.
+    Otherwise each call converts the weights to the input's dtype."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Int8Linear(nn.Module):
         self._has_kernel = self.in_features % _KERNEL_STEP == 0 and _has_kernel(weight.device)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weights that it computes with, (out_features, in_features)."""
+        """Returns the weights that the layer computes with, (out_features, in_features)."""
         return self._weight.to(dtype) * self._scales.to(dtype)[:, None]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
@@ -53,10 +53,11 @@ def _has_kernel(device: torch.device) -> bool:
 
 
 def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces the plain linear layers of a model in place, one after another. What chooses experts and what has no
-    layer of its own (experts stored as one weight) stays as it is.
+    """Replaces the plain linear layers of a model in place, one after another. Routers of experts stay as they are, and
+    so do experts that are stored as one weight.
 
-    `is_included`: whether the layer with a name is to be replaced."""
+    `is_included`: returns whether to replace the layer of a name.
+    """
     for name, module in list(model.named_modules()):
         owner, _, leaf = name.rpartition(".")
         if type(module) is nn.Linear and is_included(name) and leaf not in ("gate", "router"):

@@ -21,7 +21,8 @@ from preprocess.models.family import (
 
 
 def _run(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """One by one: for pictures together Hugging Face's processor returns one number of crops, that of the largest."""
+    """Processes pictures one by one: for several together, Hugging Face's processor returns one number of crops, that
+    of the largest."""
     alone = [run_images(processor, [image], kwargs) for image in images]
     joined: dict[str, Any] = {name: torch.cat([one[name] for one in alone]) for name in ("pixel_values", "pixel_mask")}
     return {**joined, "num_crops": [len(one["pixel_values"]) for one in alone]}
@@ -38,7 +39,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """A picture that fills a grid of crops gets that grid, for no other holds all of it and wastes nothing."""
+    """Returns pictures that fill a grid of crops. Such a picture gets that grid, because no other grid holds all of it
+    without waste."""
     return [(height, width) for height, width in processor.image_processor.split_resolutions]
 
 

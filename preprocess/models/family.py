@@ -40,17 +40,18 @@ def run_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) ->
 
 
 def run_nested_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """The same for processors that take the images sample by sample."""
+    """The same as `run_images`, for processors that take the images sample by sample."""
     return run_images(processor, [list(images)], kwargs)
 
 
 def run_ragged_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """The same for processors that pad to the batch's largest: lists of each image's own tensors."""
+    """The same as `run_images`, for processors that pad to the batch's largest. Returns lists of each image's own
+    tensors."""
     return run_images(processor, images, {**kwargs, "do_pad": False, "return_tensors": None})
 
 
 def replace_image_token(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
-    """The text that the Hugging Face processor puts in place of image `index`'s placeholder."""
+    """Returns the text that the Hugging Face processor puts in place of image `index`'s placeholder."""
     text: str = processor.replace_image_token(outputs, image_idx=index, **kwargs)
     return text
 
@@ -127,12 +128,13 @@ class Modality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorFamily:
-    """`processor_class`: name of a class in transformers, or a class of one's own with `from_pretrained`.
-    `modalities` by name; `frame`: see FrameInsertion. `keeps_special_tokens`: whether a prompt
-    with items has the BOS and EOS that the tokenizer adds by itself.
-    `requires_items`: text alone is no prompt for this model.
-    `rewrite_text`: what happens to a prompt's text before anything else. `mend`: repairs a loaded processor.
-    `backends`: those for which transformers has the family's processor."""
+    """`processor_class`: the name of a class in transformers, or a class with `from_pretrained`.
+
+    `modalities`: by name. `frame`: see FrameInsertion. `keeps_special_tokens`: whether a prompt with items keeps the
+    BOS and EOS that the tokenizer adds by itself. `requires_items`: whether the model takes no prompt of text alone.
+    `rewrite_text`: changes a prompt's text before anything else does. `mend`: repairs a loaded processor. `backends`:
+    those for which transformers has the family's processor.
+    """
 
     processor_class: str | type
     modalities: Mapping[str, Modality]
@@ -161,17 +163,18 @@ def replaces_video_token(processor: HFProcessor) -> PromptUpdate:
 
 
 def any_size(processor: HFProcessor, kwargs: Kwargs) -> Sequence[Size]:
-    """For families that bring every image to one number of tokens."""
+    """Returns one size, for families that bring every image to one number of tokens."""
     return [(336, 336)]
 
 
 def blank_pixels(*shape: int) -> npt.NDArray[np.float32]:
-    """An array of the shape that takes no memory, for `size_outputs`."""
+    """Returns an array of the shape that takes no memory, for `size_outputs`."""
     return np.broadcast_to(np.float32(0), shape)
 
 
 def fixed_side(processor: HFProcessor) -> int:
-    """The longest side, in pixels, that a picture can have behind the resizing of a processor with one size."""
+    """Returns the longest side in pixels of a resized picture, for a processor that resizes all pictures to one
+    size."""
     return max(int(side) for side in dict(processor.image_processor.size).values() if side)
 
 
@@ -187,7 +190,7 @@ FIXED_IMAGE = Modality(
 
 
 def flag(name: str) -> Option:
-    """An option that is true or false and has the name of its keyword argument."""
+    """Returns an option that is true or false and has the name of its keyword argument."""
 
     def parse(processor: HFProcessor, value: object) -> Kwargs:
         if not isinstance(value, bool):
@@ -198,12 +201,12 @@ def flag(name: str) -> Option:
 
 
 def int_option(name: str, *, least: int, most: Callable[[HFProcessor], int]) -> Option:
-    """An option that is a whole number within bounds and has the name of its keyword argument."""
+    """Returns an option that is a whole number within bounds and has the name of its keyword argument."""
     return lambda processor, value: {name: checked_int(name, value, least=least, most=most(processor))}
 
 
 def checked_int(name: str, value: object, *, least: int, most: int) -> int:
-    """`value` if it is a whole number within bounds."""
+    """Returns `value` if it is a whole number within bounds. Raises InvalidRequestError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise invalid_option(name, f"must be a whole number from {least} to {most}")
     return value

@@ -13,7 +13,7 @@ _BEGINNING_OF_ANSWER = "<0x04>"
 
 
 def _grid(processor: HFProcessor, outputs: Outputs, index: int) -> tuple[int, int]:
-    """Rows and columns of patches, cut to what the unpadded image needs."""
+    """Returns the rows and columns of patches that the unpadded image needs."""
     patch, target = processor.image_processor.patch_size, processor.image_processor.size
     height, width = outputs["image_unpadded_heights"][index][0], outputs["image_unpadded_widths"][index][0]
     return (
@@ -38,14 +38,14 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _mend(processor: HFProcessor) -> None:
-    """The Pillow back end's own `patchify_image` fails on the tensors that its processor hands to it. Set on the class,
-    for an object's settings are part of its identity."""
+    """Replaces `patchify_image`, because the Pillow back end's own fails on the tensors that its processor hands to it.
+    The replacement is set on the class: an object's settings are part of the processor's identity."""
     if processor.image_processor.backend == "pil":
         type(processor.image_processor).patchify_image = _patchify
 
 
 def _patchify(image_processor: Any, image: torch.Tensor, patch_size: Any) -> torch.Tensor:
-    """(batch, 3, height, width) to (batch, num_patches, patch x patch x 3), row by row."""
+    """Takes (batch, 3, height, width), returns (batch, num_patches, patch x patch x 3), row by row."""
     high, wide = patch_size["height"], patch_size["width"]
     patches = torch.as_tensor(image).unfold(2, high, high).unfold(3, wide, wide)
     return patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)

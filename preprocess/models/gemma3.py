@@ -1,4 +1,5 @@
-"""Gemma 3: a fixed number of tokens a view; a view of the whole, and with pan and scan some of its parts."""
+"""Gemma 3: a fixed number of tokens for each view. The first view is the whole picture; with pan and scan, others are
+parts of it."""
 
 import math
 
@@ -27,7 +28,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _num_crops(height: int, width: int, kwargs: Kwargs) -> int:
-    """The longer side is cut into parts, about as many as bring them closest to squares."""
+    """Returns into how many parts the longer side is cut: about as many as make the parts closest to squares."""
     long, short = max(height, width), min(height, width)
     smallest = kwargs["pan_and_scan_min_crop_size"]
     if long / short < kwargs["pan_and_scan_min_ratio_to_activate"]:
@@ -38,7 +39,8 @@ def _num_crops(height: int, width: int, kwargs: Kwargs) -> int:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """As many of the smallest crops side by side as there may be: no picture is cut into more."""
+    """Returns pictures of the most crops, which are as small as crops can be and stand side by side. No picture is cut
+    into more."""
     side = kwargs["pan_and_scan_min_crop_size"]
     ratio = max(kwargs["pan_and_scan_max_num_crops"], math.ceil(kwargs["pan_and_scan_min_ratio_to_activate"]))
     return [(side, side * ratio)]

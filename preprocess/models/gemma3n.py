@@ -1,4 +1,4 @@
-"""Gemma 3n: pictures of one size, a fixed number of tokens each. (Its audio has no place in this pipeline.)"""
+"""Gemma 3n: pictures of one size, with a fixed number of tokens each. The model's audio is not supported."""
 
 from preprocess.models.family import FIXED_IMAGE, ProcessorFamily
 

@@ -50,7 +50,7 @@ def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: i
 
 
 def _most_frames(processor: HFProcessor) -> int:
-    """More are never sampled: in its checkpoints the number goes by the name of `max_frames`."""
+    """Returns the most frames that are sampled. The checkpoints call this number `max_frames`."""
     return int(processor.video_processor.num_frames)
 
 

@@ -21,8 +21,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """The squarest grid of the most tiles: a picture of its shape gets it, as of grids of one shape the largest is
-    taken of which the picture has half the pixels."""
+    """Returns a picture with the shape of the squarest grid of the most tiles. It gets that grid: of several grids of
+    one shape, the processor takes the largest of which the picture has half the pixels."""
     images = processor.image_processor
     most = kwargs.get("max_patches", images.max_patches)
     rows = next(rows for rows in range(math.isqrt(most), 0, -1) if most % rows == 0)

@@ -1,5 +1,5 @@
 """LLaVA-NeXT and LLaVA-OneVision: a picture is cut into tiles, on the grid nearest its shape, behind a small view of
-the whole. OneVision does that only to a picture that is alone in its prompt."""
+the whole. OneVision cuts only a picture that is alone in its prompt."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from preprocess.models.video import FIXED_FRAMES
 
 
 def _tile(processor: HFProcessor) -> Size:
-    """The height and width of a tile as the encoder gets it."""
+    """Returns the height and width of a tile as the encoder gets it."""
     images = processor.image_processor
     size = images.crop_size if images.do_center_crop else images.size
     if "shortest_edge" in size:
@@ -41,8 +41,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _grids(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """A picture that fills a grid gets that grid, for no other holds all of it and wastes nothing. Any other picture
-    in the same grid has rows or columns of padding, which take no tokens."""
+    """Returns pictures that fill a grid. Such a picture gets that grid, because no other grid holds all of it without
+    waste. Any other picture in the same grid has rows or columns of padding, which take no tokens."""
     return [(height, width) for height, width in processor.image_processor.image_grid_pinpoints]
 
 
@@ -57,19 +57,21 @@ _NEXT = Modality(
 
 
 def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """A full grid with more tokens than `vision_aspect_ratio` allows is scaled down to those, but only from 1.21 times
-    as many on: a grid that padding takes to just below that keeps more. So this tries every number of rows, and of
-    columns, that padding can leave of every grid.
+    """Returns pictures of all numbers of rows, and of columns, that padding can leave of every grid.
 
-    Tried with the largest picture that leaves so many and has the grid's other side in full. If that one gets another
-    grid, then so does every picture that leaves as many: a picture gets the smallest grid that shows all its pixels,
-    and a smaller grid that shows a picture of this size shows a narrower one, too.
+    A full grid with more tokens than `vision_aspect_ratio` allows is scaled down to those, but only from 1.21 times as
+    many on. So a grid that padding takes to just below that bound keeps more tokens.
+
+    For each number, one picture is enough: the largest that leaves so many and has the grid's other side in full. If it
+    gets another grid, then so does every picture that leaves as many. This is because a picture gets the smallest grid
+    that shows all its pixels, and a smaller grid that shows a picture of this size shows a narrower one, too.
     """
     tile = _tile(processor)
     tile_tokens = math.isqrt(processor.num_image_tokens)  # along a side
 
     def padded(pixels: int, tile_pixels: int) -> set[int]:
-        """The most pixels for each number of tokens left of a grid's side; both ends of it lose as many."""
+        """Returns the most pixels for each number of tokens left of a grid's side. Both ends of the side lose as many
+        tokens."""
         tokens = pixels // tile_pixels * tile_tokens
         return {min(pixels, math.ceil((left + 1) * pixels / tokens) - 1) for left in range(tokens, 0, -2)}
 
@@ -83,15 +85,16 @@ def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 @dataclass(frozen=True, slots=True)
 class NumTogether:
-    """The number of pictures in the prompt. To the model all that matters is whether it is 1, so a picture says 2,
-    wherever it is used again."""
+    """The number of pictures in the prompt. The model distinguishes only 1 from more, so an item says 2 for any number
+    above 1 and can be used again in all such prompts."""
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         return [torch.tensor(2)] * num_items
 
 
 def _run_untiled(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """Adds a tiny picture, so that there are several, and those that are cached need not be there."""
+    """Adds a tiny picture, so that the processor sees several. Pictures that are cached need not be processed with
+    it."""
     return run_images(processor, [[*images, Image.new("RGB", (8, 8))]], kwargs)
 
 

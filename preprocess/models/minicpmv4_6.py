@@ -25,7 +25,7 @@ def _num_tiles(outputs: Outputs) -> list[int]:
 
 
 def _num_columns(outputs: Outputs) -> list[int]:
-    """Of the pixels of each picture, whose patches lie side by side."""
+    """Returns for each picture the number of its pixel columns: pictures' patches lie side by side."""
     columns = torch.as_tensor(outputs["target_sizes"]).prod(-1) * outputs["pixel_values"].shape[-2]
     return [int(own.sum()) for own in columns.split(_num_tiles(outputs))]
 
@@ -41,7 +41,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _tiles(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tuple[list[int], list[tuple[int, int]]]:
-    """The grid of slices, (0, 0) for none, and each tile's height and width in pixels, that of the whole first."""
+    """Returns the grid of slices, (0, 0) for none, and each tile's height and width in pixels. The first tile is the
+    whole picture."""
     part = processor.image_processor
     settings = part.scale_resolution, part.patch_size, part.downsample_mode
     size, most = (height, width), _most_slices(processor, kwargs)
@@ -59,7 +60,7 @@ def _most_slices(processor: HFProcessor, kwargs: Kwargs) -> int:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Of the sizes at which some tile gets one more row or column of tokens."""
+    """Returns the sizes at which some tile gets one more row or column of tokens."""
 
     def num_pixels(size: tuple[int, int]) -> int:
         return sum(high * wide for high, wide in _tiles(processor, *size, kwargs)[1])
@@ -69,8 +70,9 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _turning_sizes(processor: HFProcessor, most: int) -> Iterator[tuple[int, int]]:
-    """Tiles have about one area, so that their shape decides how many tokens fit; it is that of the picture, or of a
-    slice in a grid. Of each shape, a picture of as many slices as there can be, or fewer, and a large one."""
+    """Yields pictures of each turning shape: of as many slices as there can be, of fewer, and a large one. Tiles have
+    about one area, so their shape decides how many tokens fit. A tile has the shape of the picture, or of a slice in a
+    grid."""
     for shape in _turning_shapes(processor, most):
         for num_slices in (*range(1, most + 1), 40 * most):
             height = int(processor.image_processor.scale_resolution * math.sqrt(num_slices / shape))
@@ -80,7 +82,7 @@ def _turning_sizes(processor: HFProcessor, most: int) -> Iterator[tuple[int, int
 
 
 def _turning_shapes(processor: HFProcessor, most: int) -> set[float]:
-    """Width by height of the pictures."""
+    """Yields shapes of pictures, as width by height."""
     part = processor.image_processor
     token = part.patch_size * (2 if part.downsample_mode == "4x" else 4)
     num_sides = int(part.scale_resolution * math.sqrt(_MAX_RATIO)) // token + 1

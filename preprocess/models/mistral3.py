@@ -31,7 +31,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """No side is longer than the limit, to which nothing is enlarged: the square has the most rows and columns."""
+    """Returns the square of the longest side. No side is longer than this limit and nothing is enlarged, so the square
+    has the most rows and columns."""
     longest = _longest_edge(processor, kwargs)
     return [(longest, longest)]
 

@@ -25,10 +25,10 @@ def _num_crops(outputs: Outputs) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PooledPatches:
-    """For each token the patches that it is pooled of, counted through all pictures of a call; -1 is none.
+    """For each token the patches that it is pooled from, counted through all pictures of a call; -1 means none.
 
-    An item's count from its own first patch. Its last patch is always in use: margins of crops are dropped only
-    where another crop follows. So its highest index tells where the next picture's patches begin.
+    An item's indices count from its own first patch. Its last patch is always in use, because margins of crops are
+    dropped only where another crop follows. So its highest index tells where the next picture's patches begin.
     """
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
-    """Every frame is resized to one square, whose patches are pooled."""
+    """Returns the outputs for a video. Every frame is resized to one square, whose patches are pooled."""
     part = processor.video_processor
     side = part.size["height"] // part.patch_size
     rows, cols = (-(-side // pooled) for pooled in part.pooling_size)
@@ -57,8 +57,8 @@ def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: i
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """The canvas of every tiling that is as wide as its height allows. A picture of just this size is tiled so, and
-    the number of tokens depends on nothing but the tiling, whose every row and column adds some."""
+    """Returns the canvas of every tiling that is as wide as its height allows. A picture of this size gets that tiling.
+    The number of tokens depends on the tiling alone, and each row and column of tiles adds some."""
     image_processor = processor.image_processor
     patch_size, side = image_processor.patch_size, image_processor.size["height"]
     margin = sum(image_processor.overlap_margins) * patch_size

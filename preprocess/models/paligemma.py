@@ -1,4 +1,5 @@
-"""PaliGemma: pictures stand before the prompt, BOS between them and it, a newline at its end; no prompt without."""
+"""PaliGemma: pictures stand before the prompt, with BOS between them and it and a newline at its end. A prompt needs a
+picture."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ _NARROWEST = 10
 
 
 def _shape_of_crops(outputs: Outputs, index: int) -> Sequence[int]:
-    """The view of the whole and the crops; what follows is padding."""
+    """Returns the outputs' own sizes: the view of the whole, and the crops. What follows them is padding."""
     side = outputs["image_pixel_values"].shape[-1]
     height, width = outputs["image_sizes"][index].tolist()
     return [1 + height // side * (width // side)]
@@ -53,14 +53,15 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _num_tokens_across(used: int, full: int, side: int, patch: int) -> int:
-    """A token for every other patch of a crop, unless all of it is padding."""
+    """Returns the tokens of a crop's side: one for every other patch, unless all of the patch is padding."""
     in_crop = side // patch
     num_patches = full // side * in_crop - (full - used) // patch
     return sum(1 for index in range(num_patches) if index % in_crop % 2 == 0)
 
 
 def _grid(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tuple[int, int]:
-    """Rows and columns of crops: enough for all pixels, or, where those are too many, of the closest shape."""
+    """Returns the rows and columns of crops. They hold all pixels, or, if that takes too many crops, have the closest
+    shape."""
     side, most = processor.image_processor.size["height"], _most_crops(processor, kwargs)
     rows, cols = math.ceil(height / side), math.ceil(width / side)
     if rows * cols <= most:
@@ -72,8 +73,8 @@ def _grid(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tu
 
 @functools.cache
 def _shapes(most: int) -> tuple[tuple[int, int], ...]:
-    """All (columns, rows) of so many crops. Made as the Hugging Face processor makes them: equally close shapes are
-    decided by their order, which is that of a set for shapes of one area."""
+    """Returns all (columns, rows) of up to so many crops, made as the Hugging Face processor makes them: if two shapes
+    are equally close, their order decides, and for shapes of one area that order is a set's."""
     sides = ((wide, high) for size in range(1, most + 1) for wide in range(1, size + 1) for high in range(1, size + 1))
     return tuple(sorted({shape for shape in sides if shape[0] * shape[1] <= most}, key=math.prod))
 
@@ -83,7 +84,8 @@ def _most_crops(processor: HFProcessor, kwargs: Kwargs) -> int:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Every grid that is as wide as its height allows, filled without padding. Padding only takes tokens away."""
+    """Returns every grid that is as wide as its height allows, filled without padding. Padding only takes tokens
+    away."""
     side, most = processor.image_processor.size["height"], _most_crops(processor, kwargs)
     return [(rows * side, most // rows * side) for rows in range(1, most + 1)]
 

@@ -54,7 +54,7 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _fullest(square: int, max_pixels: int) -> list[Size]:
-    """The rectangle of squares that fills the limit of pixels best, at most 100 times as wide as high."""
+    """Returns the rectangle of squares that fills the limit of pixels best, at most 100 times as wide as high."""
     most = max(1, max_pixels // square**2)
     high = max(range(math.isqrt(most // 100) + 1, math.isqrt(most) + 1), key=lambda high: most // high * high)
     # What is shrunk to less than a row keeps one, and is as wide as its shape makes it, whatever the limit.
@@ -62,7 +62,7 @@ def _fullest(square: int, max_pixels: int) -> list[Size]:
 
 
 def _option(name: str) -> Option:
-    """`min_pixels` and `max_pixels` of a resized picture, within what the model is set to."""
+    """Returns the option `min_pixels` or `max_pixels`: pixels of a resized picture, within the model's own limits."""
 
     def parse(processor: HFProcessor, value: object) -> Kwargs:
         limits = _pixel_limits(processor, {})
@@ -73,7 +73,8 @@ def _option(name: str) -> Option:
 
 
 def _drop_second_frame(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
-    """A picture is a video of two equal frames to these models: keeps one, (num_patches, 3 x patch x patch)."""
+    """Keeps one of the two frames, (num_patches, 3 x patch x patch). To these models a picture is a video of two equal
+    frames."""
     patches, size = tensors["pixel_values"], 3 * processor.image_processor.patch_size**2
     if patches.shape[-1] == size:
         return tensors
@@ -114,7 +115,8 @@ _IMAGE = Modality(
 
 @dataclass(frozen=True, slots=True)
 class _Clips:
-    """Counts a video's patches. `is_shared`: the limit of pixels is one for all frames together, not for each."""
+    """Counts a video's patches. `is_shared`: whether the limit of pixels is for all frames together, not for each
+    frame."""
 
     is_shared: bool
 
@@ -127,7 +129,8 @@ class _Clips:
         return {"video_grid_thw": grid, "video_metadata": [size_metadata(num_frames)]}
 
     def largest(self, processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-        """Every number of frames with what fills its limit: of a shared one, some numbers leave less unused."""
+        """Returns every number of frames with what fills its limit. Where frames share one limit, some numbers leave
+        less of it unused."""
         part = processor.video_processor
         square, most = part.patch_size * part.merge_size, min(part.max_frames, kwargs["max_frames"])
         numbers = range(part.temporal_patch_size, most + 1)
@@ -144,7 +147,7 @@ class _Clips:
         return count
 
     def _most_pixels(self, part: HFProcessor, num_frames: int) -> int:
-        """The limit for one frame, as the processors' `resize` has it."""
+        """Returns the limit of pixels for one frame, as the processors' `resize` applies it."""
         longest, least = part.size["longest_edge"], int(part.size["shortest_edge"] * 1.05)
         square, steps = (part.patch_size * part.merge_size) ** 2, part.temporal_patch_size
         if self.is_shared:
@@ -158,7 +161,7 @@ class _Clips:
 
 
 def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
-    """`is_timed`: positions in time are told by seconds."""
+    """Returns the modality of videos. `is_timed`: whether positions in time come from seconds."""
     timed: Fields = {"second_per_grid_ts": Batched()} if is_timed else {}
     return replace(
         FIXED_FRAMES,

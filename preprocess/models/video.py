@@ -1,4 +1,4 @@
-"""Videos: decoded, sampled and processed the same way for every family that takes them."""
+"""Videos, which are decoded, sampled and processed the same way for every family that takes them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwa
 
 
 def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
-    """Processes frames that have been sampled already; with the metadata, from which some prompts tell the time."""
+    """Processes frames that are sampled already. Some prompts tell the time, which comes from the metadata."""
     # Copies, for some processors fill in what they miss.
     metadata = [dataclasses.replace(clip.metadata) for clip in clips]
     outputs, _ = processor._process_videos(
@@ -66,13 +66,14 @@ def blank_clip(size: Size) -> DecodedVideo:
 
 
 def size_metadata(num_frames: int) -> Any:
-    """Metadata of a clip of which nothing is known but its length; the frame rate is transformers' fallback."""
+    """Returns the metadata of a clip of which only the length is known. The frame rate is transformers' fallback."""
     indices = np.arange(num_frames)
     return VideoMetadata(total_num_frames=num_frames, fps=24.0, duration=num_frames / 24, frames_indices=indices)
 
 
 def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Option]:
-    """`num_frames` and `fps` of a video. Each unsets the other, which some processors call for: so not both."""
+    """Returns the options `num_frames` and `fps` of a video. Each unsets the other, because some processors refuse both
+    together."""
 
     def num_frames(processor: HFProcessor, value: object) -> Kwargs:
         least, most = least_frames(processor), most_frames(processor)
@@ -87,7 +88,7 @@ def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Opti
 
 
 def least_frames(processor: HFProcessor) -> int:
-    """Frames that make a video: as many as go into one token, where frames share them."""
+    """Returns the fewest frames of a video: as many as go into one token, if frames share tokens."""
     return getattr(processor.video_processor, "temporal_patch_size", None) or 1
 
 
@@ -96,15 +97,16 @@ def _frames_outputs(processor: HFProcessor, num_frames: int, height: int, width:
 
 
 def _longest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Of any size, for which frames are brought to one. By `fps`, as many are sampled as the limits let through."""
+    """Returns the longest video, of any size, because frames are resized to one. With `fps`, as many frames are sampled
+    as the limits let through."""
     return [(kwargs["max_frames"], 336, 336)]
 
 
 def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, most: int) -> Any:
-    """What `BaseVideoProcessor.preprocess` does to choose frames: the call's settings, else the processor's own.
+    """Chooses frames as `BaseVideoProcessor.preprocess` does: by the call's settings, or else by the processor's own.
 
-    Where neither says anything, frames at even distances, all of a short video. Raises InvalidRequestError where the
-    processor does not find any.
+    If neither says anything, frames stand at even distances, and a short video keeps all. Raises InvalidRequestError if
+    the processor finds no frames.
     """
     part, total, least = processor.video_processor, metadata.total_num_frames, least_frames(processor)
     if total < least:
