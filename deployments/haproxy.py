@@ -2,9 +2,9 @@
 
 Ray Serve writes HAProxy's configuration and starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH` names. That
 configuration opens an admin socket to every user of the machine. It listens for statistics on every address. It waits
-an hour for the headers of a request. It cuts long answers when a server behind it comes or goes, and answers errors
-with pages of HTML. Ray has no settings for most of these. So the named program is this one: it rewrites the file and
-becomes HAProxy.
+an hour for the headers of a request. It cuts long answers when a server behind it comes or goes. It does not notice
+clients that leave before their answer begins. It answers errors with pages of HTML. Ray has no settings for most of
+these. So the named program is this one: it rewrites the file and becomes HAProxy.
 
 It uses nothing but the standard library and the package that contains HAProxy, so that it starts within
 milliseconds."""
@@ -124,6 +124,9 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         return section + _indented([f"tune.http.maxhdr {MAX_HEADERS}"])
     if name == "defaults":
         section = re.sub(r"^    errorfile .*\n", "", section, flags=re.MULTILINE)
+        # If HAProxy 2.8 splices the body of a request, it does not see that the client leaves. It polls without a pause
+        # until the server answers, and the server goes on with its work.
+        section = _replace(section, r"^    option splice-request\n", "")
         lines = [f"errorfile {status} {pages / f'{status}.http'}" for status in ERROR_PAGES]
         return section + _indented([f"timeout http-request {HEADER_SECONDS}s", *lines])
     if name == "frontend http_frontend":

@@ -1,5 +1,6 @@
 """HAProxy with the configuration that Ray Serve writes and `raylens-haproxy` rewrites, in front of a small server."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,14 +30,21 @@ from deployments.haproxy import (
 from deployments.local_cluster import free_port
 from deployments.private_files import private_folder
 from tests.listening import is_refused_to_nobody
+from tests.waiting import until
 
 MAX_CONNECTIONS = 30  # so that a few are a crowd
 LIMITS = ConnectionLimits.within(MAX_CONNECTIONS, 10_000)
 PAUSE_SECONDS = HEADER_SECONDS + 2
 
 
+LEFT: list[str] = []
+"""The paths of POST requests whose client has left."""
+
+
 class Backend(BaseHTTPRequestHandler):
-    """Answers at once; at /slow, with a pause in the middle of the answer; at /silent, after one."""
+    """Answers GET at once; at /slow, with a pause in the middle of the answer; at /silent, after one.
+
+    It waits until the client of a POST leaves; at /half, after half of the answer; at /silent, POST is like GET."""
 
     protocol_version = "HTTP/1.1"
 
@@ -51,7 +59,20 @@ class Backend(BaseHTTPRequestHandler):
             time.sleep(PAUSE_SECONDS)
         self.wfile.write(b"od")
 
-    do_POST = do_GET  # noqa: N815
+    def do_POST(self) -> None:
+        if self.path == "/silent":
+            self.do_GET()
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.startswith("/half"):
+            self.send_response(200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"go")
+        with suppress(ConnectionResetError):
+            assert self.rfile.read(1) == b""
+        LEFT.append(self.path)
+        self.close_connection = True
 
     def log_message(self, *_: object) -> None:
         pass
@@ -360,3 +381,17 @@ def test_every_error_page_says_how_long_it_is() -> None:
     for page in ERROR_PAGES.values():
         head, _, body = page.partition("\r\n\r\n")
         assert f"Content-Length: {len(body.encode())}\r\n" in head + "\r\n"
+
+
+@pytest.mark.parametrize("path", ["/unanswered", "/half"])
+@pytest.mark.parametrize("num_bytes", [100, 50_000, 1_000_000])
+async def test_a_client_that_leaves_has_left_the_server_too(port: int, path: str, num_bytes: int) -> None:
+    """Most clients send the headers and the body of a request one after the other."""
+    path = f"{path}?{num_bytes}"
+    with connect(port) as connection:
+        headers = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {num_bytes}\r\n\r\n"
+        connection.sendall(headers.encode())
+        await asyncio.sleep(0.05)
+        connection.sendall(b"x" * num_bytes)
+        await asyncio.sleep(0.5)
+    await until(lambda: path in LEFT)

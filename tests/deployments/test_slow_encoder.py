@@ -63,15 +63,15 @@ def test_embeddings_outlive_the_replica_that_made_them(client: OpenAI, app_url: 
 
 def test_who_goes_away_leaves_nothing_to_encode(client: OpenAI, app_url: str) -> None:
     """Pictures that wait in the encoder are forgotten with the client that wanted them."""
-    encoded_before = exported(app_url, "encoder_items_total", status="ok")
     num_pictures = 16
     impatient = client.with_options(timeout=5)
     with ThreadPoolExecutor(num_pictures) as pool:
         tries = [pool.submit(ask, impatient, picture(100 + number)) for number in range(num_pictures)]
         num_timeouts = sum(isinstance(one.exception(), APITimeoutError) for one in tries)
-    ask(client, picture(0))  # behind whatever is left
-    num_encoded = exported(app_url, "encoder_items_total", status="ok") - encoded_before
     assert num_timeouts > num_pictures // 2
-    assert num_encoded <= num_pictures - num_timeouts + 2, "those answered, and what was in work"
+    num_encoded = exported(app_url, "encoder_items_total", status="ok")
+    ask(client, picture(1000))  # behind whatever is left
+    num_more = exported(app_url, "encoder_items_total", status="ok") - num_encoded
+    assert num_more in (1, 2), "the last one, and perhaps what was in work"
     # Others went before they came that far.
     assert exported(app_url, "encoder_items_total", status="aborted") > 0

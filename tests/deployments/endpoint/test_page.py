@@ -529,6 +529,7 @@ def test_every_control_has_a_name(page: Page, red: Path) -> None:
     bring_in(page, turn("Hello", "```\ncode\n```"))
     pick(page, red)
     expect(page.locator("#attached img")).to_have_count(1)
+    expect(page.locator("article.assistant pre")).to_have_count(1)
     open_list(page)
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Settings").click()

@@ -27,7 +27,9 @@ def drawn(page: Page, text: str, *, is_growing: bool = False) -> tuple[str, list
 
 def test_a_link_opens_in_a_tab_that_learns_nothing(page: Page, context: BrowserContext, app_url: str) -> None:
     bring_in(page, turn("Where?", f"[Here](https://example.com/a_(b)), or at {app_url}/health."))
-    first, second = page.locator("article.assistant a").all()
+    links = page.locator("article.assistant a")
+    expect(links).to_have_count(2)
+    first, second = links.all()
     for link, text, target in (
         (first, "Here", "https://example.com/a_(b)"),
         (second, f"{app_url}/health", f"{app_url}/health"),
