@@ -1,4 +1,4 @@
-"""The command line: `raylens serve`, `raylens demo` and `raylens key`."""
+"""The command line: `raylens serve`, `raylens demo`, `raylens key` and `raylens convert`."""
 
 import argparse
 import importlib.metadata
@@ -16,7 +16,7 @@ from deployments import server_log
 from deployments.config_file import ConfigError, load_config
 from deployments.demo import run_demo
 from deployments.endpoint import api_keys
-from deployments.local_cluster import check_address, free_port, running_app
+from deployments.local_cluster import check_address, free_port, print_at_once, running_app
 
 _SERVE_HELP = """\
 Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
@@ -42,6 +42,14 @@ To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS
 _DEMO_HELP = """\
 Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
 long each stage took, and stop. Exits 1 when an answer is wrong.
+"""
+_CONVERT_HELP = """\
+Copy a checkpoint, with the names of its weights as Raylens and transformers spell them.
+
+  raylens convert wemm ~/models/WeMM-Chat-2K-CN ~/models/wemm
+
+DST is a new folder. It gets its name when all weights are written, read back and compared bit by bit, so a conversion
+that is stopped leaves nothing that looks finished. SRC is only read. No more than one file of weights is in memory.
 """
 _SETTINGS = {
     "model": "model",
@@ -129,6 +137,16 @@ def _key(args: argparse.Namespace) -> int:
     return 0
 
 
+def _convert(args: argparse.Namespace) -> int:
+    from modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
+
+    try:
+        convert_checkpoint(args.source, args.target, MODEL_RENAMINGS[args.model], say=print_at_once)
+    except ConversionError as error:
+        raise ConfigError(str(error)) from error
+    return 0
+
+
 def _demo(args: argparse.Namespace) -> int:
     config = load_config(None, {})
     with running_app(config, host="127.0.0.1", port=free_port()) as url:
@@ -150,6 +168,13 @@ def _parser() -> argparse.ArgumentParser:
     key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
     key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
     key.set_defaults(run=_key)
+    convert = commands.add_parser(
+        "convert", help="rename the weights of a checkpoint", description=_CONVERT_HELP, formatter_class=style
+    )
+    convert.add_argument("model", choices=["wemm"], help="the kind of model")
+    convert.add_argument("source", type=Path, metavar="SRC", help="folder of the checkpoint")
+    convert.add_argument("target", type=Path, metavar="DST", help="new folder of the copy")
+    convert.set_defaults(run=_convert)
     return parser
 
 

@@ -1,0 +1,219 @@
+"""Writes a copy of a checkpoint with other names of weights, one file of weights after the other.
+
+The copy grows in a folder beside its place and gets its name when all of it is written and compared. So a folder with
+the name of the copy is always complete, whenever the conversion is stopped.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+INDEX_NAME = "model.safetensors.index.json"
+MODEL_RENAMINGS: dict[str, Callable[[str], str]] = {"wemm": lambda name: name.replace(".original_linear.", ".")}
+"""The name of a weight in the copy, by the kind of model. WeMM's published files have an infix in the names of all
+weights beside which there is a LoRA."""
+
+_WEIGHTS = {".safetensors": INDEX_NAME, ".bin": "pytorch_model.bin.index.json"}
+"""The kinds of files of weights, the better one first, and the name of the index that lists several of them."""
+_TRAINING_SUFFIXES = (".pt", ".pth")
+_TRAINING_STATE = re.compile(r"arguments|args|training")
+_MARK = ".raylens-conversion"
+"""A file in the folder of an unfinished copy: a folder without it is not ours to delete."""
+
+Say = Callable[[str], None]
+
+
+class ConversionError(ValueError):
+    """The checkpoint cannot be converted. The message names the folder, file or weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A file of weights, and its name in the copy."""
+
+    file: Path
+    name: str
+
+
+def convert_checkpoint(source: Path, target: Path, rename: Callable[[str], str], say: Say = print) -> None:
+    """Copies the folder `source` to `target`, a new or empty folder. `rename` maps the name of each weight.
+
+    Weights become safetensors files. Weights that share their memory are stored once, and the file's metadata maps each
+    name that was dropped to the name that was kept. Every weight is read back and compared bit by bit. All other files
+    are copied, but the state of a training is not. No more than one file of weights is in memory at a time.
+
+    Raises ConversionError, and leaves nothing behind, if the source is no checkpoint, the target is no new folder
+    outside of it, the disk is full, or two weights would have one name.
+    """
+    shards = _find_shards(source)
+    _check_target(source, target)
+    _check_room(shards, target)
+    with _unfinished(target) as folder:
+        try:
+            places: dict[str, str] = {}
+            num_bytes = 0
+            for number, shard in enumerate(shards, start=1):
+                num_bytes += _convert_shard(shard, folder, rename, places)
+                say(f"{number} of {len(shards)} files of weights: {shard.name}, {num_bytes / 2**30:.2f} GiB so far")
+            if len(shards) > 1:
+                index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
+                (folder / INDEX_NAME).write_text(json.dumps(index, indent=2))
+            _copy_other_files(source, folder)
+        except OSError as error:
+            raise ConversionError(f"{target}: {error.strerror or error}") from error
+
+
+def _find_shards(source: Path) -> list[_Shard]:
+    if not (source / "config.json").is_file():
+        raise ConversionError(f"{source}: no checkpoint, it has no config.json")
+    for suffix, index in _WEIGHTS.items():
+        files = [file for file in sorted(source.glob(f"*{suffix}")) if not _TRAINING_STATE.search(file.name)]
+        if (source / index).is_file():
+            files = _listed(source / index)
+        if files:
+            return [_Shard(file, re.sub(r"^pytorch_model", "model", file.stem) + ".safetensors") for file in files]
+    raise ConversionError(f"{source}: it has no files of weights")
+
+
+def _listed(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [index.with_name(name) for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConversionError(f"{index}: it does not list files of weights") from error
+    for file in files:
+        if not file.is_file():
+            raise ConversionError(f"{index}: it lists {file.name}, which is missing")
+    return files
+
+
+def _check_target(source: Path, target: Path) -> None:
+    real_source, real_target = source.resolve(), target.resolve()
+    if real_target == real_source or real_source in real_target.parents:
+        raise ConversionError(f"{target}: the copy cannot be in the folder that it is made of")
+    if real_target in real_source.parents:
+        raise ConversionError(f"{target}: the folder that the copy is made of is in it")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConversionError(f"{target}: it is there already and not an empty folder")
+    if not real_target.parent.is_dir():
+        raise ConversionError(f"{target}: {real_target.parent} is no folder")
+
+
+def _check_room(shards: list[_Shard], target: Path) -> None:
+    wanted = sum(shard.file.stat().st_size for shard in shards)
+    free = shutil.disk_usage(target.resolve().parent).free
+    if wanted > free:
+        raise ConversionError(f"{target}: the weights take {wanted} bytes, the disk has {free}")
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """Yields a folder for the copy. It becomes `target` after the block, and disappears if the block fails.
+
+    If an earlier conversion was killed, its folder is still there and is deleted first."""
+    place = target.resolve()
+    folder = place.with_name(f"{place.name}.unfinished")
+    if folder.exists():
+        if not (folder / _MARK).is_file():
+            raise ConversionError(f"{folder}: it is in the way, and not from an earlier conversion")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir()
+        (folder / _MARK).touch()
+        yield folder
+        (folder / _MARK).unlink()
+        folder.rename(place)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _convert_shard(shard: _Shard, folder: Path, rename: Callable[[str], str], places: dict[str, str]) -> int:
+    """Writes the file's weights, notes the file of each in `places`, and returns their bytes."""
+    stored, notes = _read(shard.file)
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in stored.items():
+        new_name = rename(name)
+        if new_name in weights or new_name in places:
+            raise ConversionError(f"{shard.file.name}: two weights would have the name {new_name}")
+        weights[new_name] = weight
+    kept, dropped = _without_shared(weights)
+    file = folder / shard.name
+    # Of weights that shared memory when the source was written, its metadata maps the dropped names to the kept ones.
+    notes = {rename(key): rename(value) if value in stored else value for key, value in notes.items()}
+    save_file(kept, file, metadata={"format": "pt", **notes, **dropped})
+    _sync(file)
+    _compare(file, kept)
+    places.update(dict.fromkeys(kept, shard.name))
+    return sum(weight.nbytes for weight in kept.values())
+
+
+def _read(file: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, str]]:
+    """Returns the weights of a file, and the metadata that it has."""
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                notes = opened.metadata() or {}
+            return load_file(file), notes
+        weights: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
+        raise ConversionError(f"{file}: it cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(weights, dict) or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
+        raise ConversionError(f"{file}: it holds something else than weights by name")
+    return weights, {}
+
+
+def _without_shared(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Returns the weights, each once and contiguous, and the kept name for each dropped name."""
+    kept: dict[str, torch.Tensor] = {}
+    dropped: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name, weight in weights.items():
+        place = (weight.data_ptr(), weight.dtype, tuple(weight.shape), weight.stride())
+        if weight.numel() and place in first:
+            dropped[name] = first[place]
+        else:
+            first[place] = name
+            # A part of another weight's memory has to be stored for itself.
+            is_whole = weight.is_contiguous() and weight.untyped_storage().nbytes() == weight.nbytes
+            kept[name] = weight if is_whole else weight.clone(memory_format=torch.contiguous_format)
+    return kept, dropped
+
+
+def _compare(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    with safe_open(file, framework="pt") as stored:
+        for name, weight in weights.items():
+            copy = stored.get_tensor(name)
+            is_same = copy.dtype == weight.dtype and copy.shape == weight.shape
+            if not is_same or not torch.equal(_bits(copy), _bits(weight)):
+                raise ConversionError(f"{file.name}: {name} was not written as it was read; the disk may be faulty")
+
+
+def _bits(weight: torch.Tensor) -> torch.Tensor:
+    """Returns the weight's bytes: as numbers, those that are none (NaN) would not equal themselves."""
+    return weight.reshape(-1).view(torch.uint8)
+
+
+def _copy_other_files(source: Path, folder: Path) -> None:
+    for item in sorted(source.iterdir()):
+        if item.is_dir():
+            if item.name != ".git":
+                shutil.copytree(item, folder / item.name)
+        elif item.suffix not in (*_WEIGHTS, *_TRAINING_SUFFIXES) and item.name not in _WEIGHTS.values():
+            shutil.copy2(item, folder / item.name)
+
+
+def _sync(file: Path) -> None:
+    """Brings the file to the disk, so that it is read back from there as far as the system allows."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
