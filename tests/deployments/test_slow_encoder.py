@@ -46,12 +46,13 @@ def ask(client: OpenAI, *pictures: bytes) -> Any:
 
 
 def test_the_language_model_begins_while_pictures_are_encoded(client: OpenAI) -> None:
-    """The prompt's computation takes as long as the pictures behind the first one take, for it waits for each."""
+    """The prompt's computation includes the wait for each picture behind the first one."""
     seconds = ask(client, *map(picture, range(3))).stage_timings["seconds"]
-    assert seconds["prefill"] > 1.5 * seconds["encode"]
-    again = ask(client, *map(picture, range(3))).stage_timings["seconds"]
+    # The pictures in another order: they are encoded already, and no prefix of the prompt is cached.
+    again = ask(client, *map(picture, reversed(range(3)))).stage_timings["seconds"]
     assert "encode" not in again
-    assert again["prefill"] < seconds["encode"]
+    # The wait is that for two pictures. Half of one is asked for, since other work slows some steps and not others.
+    assert seconds["prefill"] > again["prefill"] + seconds["encode"] / 2
 
 
 def test_embeddings_outlive_the_replica_that_made_them(client: OpenAI, app_url: str) -> None:
