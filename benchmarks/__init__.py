@@ -1,6 +1,6 @@
 """Programs that measure; the last line that each prints is one JSON document. Nothing here is imported elsewhere."""
 
-from preprocess.torchvision_build import make_importable
+from modeling.torchvision_build import make_importable
 
 # Before anything imports transformers.
 make_importable()

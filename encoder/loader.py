@@ -1,7 +1,7 @@
 """Loads the vision half of a checkpoint and nothing else."""
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from encoder.config import EncoderConfig
 from encoder.models.family import VisionFamily
@@ -9,6 +9,7 @@ from encoder.packed_attention import use_packed_attention
 from encoder.parts import place_parts
 from modeling.families import load_family
 from modeling.half_model import load_half
+from modeling.model_configs import load_model_config
 
 
 def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFamily]:
@@ -17,12 +18,13 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
 
     Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
     """
-    hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
+    hf_config = load_model_config(config.model, config.revision)
     family: VisionFamily = load_family("encoder", hf_config.model_type)
     model = load_half(
         family.model_class,
         config.model,
         half="vision",
+        renamings=family.renamings,
         config=hf_config,
         revision=config.revision,
         # A dtype that holds both parts' dtypes, so that loading rounds the weights of neither.

@@ -9,12 +9,20 @@ from llm.step_input import StepInput
 
 
 def worst_step(
-    *, num_tokens: int, num_positions: int, num_logits: int, num_rope_axes: int, block_size: int, is_span: bool
+    *,
+    num_tokens: int,
+    num_positions: int,
+    num_logits: int,
+    num_rope_axes: int,
+    block_size: int,
+    is_span: bool,
+    embedding_size: int | None = None,
 ) -> StepInput:
     """Returns a step that computes the last `num_tokens` tokens of a prompt of `num_positions`.
 
     It computes `num_logits` rows of logits, one for each sequence that can run at once. `is_span`: the tokens attend to
-    each other. The whole step reads and writes block 0, so that a cache of one block is enough.
+    each other. `embedding_size`: all tokens are of items with embeddings of this size; None: no token is. The whole
+    step reads and writes block 0, so that a cache of one block is enough.
     """
     num_tokens = min(num_tokens, num_positions)
     zeros = torch.zeros(num_tokens, dtype=torch.int64)
@@ -23,8 +31,8 @@ def worst_step(
         positions=torch.arange(num_positions - num_tokens, num_positions).expand(num_rope_axes, -1),
         slot_mapping=zeros,
         logits_rows=torch.zeros(num_logits, dtype=torch.int64),
-        embed_rows=zeros[:0],
-        embeds=torch.empty(0, 0),
+        embed_rows=zeros[:0] if embedding_size is None else torch.arange(num_tokens),
+        embeds=torch.empty(0, 0) if embedding_size is None else torch.zeros(num_tokens, embedding_size),
         block_tables=[[0] * -(-num_positions // block_size)],
         query_lengths=[num_tokens],
         context_lengths=[num_positions],

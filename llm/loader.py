@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
@@ -13,6 +13,7 @@ from llm.parallel import ProcessGroup
 from llm.sharded_loading import sharded_class
 from modeling.families import load_family
 from modeling.half_model import load_half
+from modeling.model_configs import load_model_config
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Types of rotary embeddings whose rotations depend on the longest sequence of a batch.
@@ -28,7 +29,7 @@ def load_language_half(
     Raises ValueError for an unsupported family or text model, for a checkpoint that lacks a weight, and for a model
     that cannot be divided among the ranks.
     """
-    hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
+    hf_config = load_model_config(config.model, config.revision)
     family: LanguageFamily = load_family("llm", hf_config.model_type)
     text_config = hf_config.get_text_config()
     if reason := _why_unsupported(text_config):
@@ -39,6 +40,7 @@ def load_language_half(
         model_class,
         config.model,
         half="language",
+        renamings=family.renamings,
         config=hf_config,
         revision=config.revision,
         dtype=getattr(torch, config.dtype),

@@ -77,7 +77,9 @@ class ModelRunner:
 
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
         def run(num_tokens: int) -> None:
-            self._try_step(layers, config, num_tokens, min(num_tokens, self.max_position_embeddings))
+            for has_items in (False, True) if self._family.takes_item_mask else (False,):
+                num_positions = min(num_tokens, self.max_position_embeddings)
+                self._try_step(layers, config, num_tokens, num_positions, has_items=has_items)
 
         is_one_of_several = self._group is not None
         compile_layers(self._decoder, run, self._max_step_tokens, is_one_of_several=is_one_of_several)
@@ -109,14 +111,21 @@ class ModelRunner:
             # The cache has room at least for the largest picture and a step's budget beside it.
             num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, num_positions)
             return max(_CPU_CACHE_BYTES, -(-num_needed // config.block_size) * bytes_of_block)
-        run = partial(self._try_step, layers, config, self._max_step_tokens, num_positions)
+        run = partial(self._try_step, layers, config, self._max_step_tokens, num_positions, has_items=True)
         return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
 
     @torch.inference_mode()
     def _try_step(
-        self, layers: Sequence[LayerShape], config: EngineConfig, num_tokens: int, num_positions: int
+        self,
+        layers: Sequence[LayerShape],
+        config: EngineConfig,
+        num_tokens: int,
+        num_positions: int,
+        *,
+        has_items: bool,
     ) -> None:
-        """Runs a step that computes only the last `num_tokens` of a prompt, with a cache of a single block."""
+        """Runs a step that computes only the last `num_tokens` of a prompt, with a cache of a single block.
+        `has_items`: all these tokens are of items."""
         step = worst_step(
             num_tokens=num_tokens,
             num_positions=num_positions,
@@ -124,6 +133,7 @@ class ModelRunner:
             num_rope_axes=self._family.num_rope_axes,
             block_size=config.block_size,
             is_span=self._family.has_spans,
+            embedding_size=self.embedding_size if has_items else None,
         ).to(self._device)
         self.forward(step, self._make_attention(layers, 1, config).prepare(step))
 
@@ -202,22 +212,24 @@ class ModelRunner:
 
     def _embed(self, step: StepInput) -> dict[str, Any]:
         """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
-        their placeholders, the items' deepstack levels, and the family's `inputs_of_tokens`."""
+        their placeholders, what else the decoder takes of items, and the family's `inputs_of_tokens`."""
         embeds = self._family.embed_tokens(self._model, step.token_ids)
-        deepstack = self._overlay(embeds, step) if len(step.embed_rows) else {}
+        of_items = self._overlay(embeds, step) if len(step.embed_rows) else {}
         further = self._family.inputs_of_tokens(self._model, step.token_ids)
-        return {"inputs_embeds": embeds.unsqueeze(0), **deepstack, **further}
+        return {"inputs_embeds": embeds.unsqueeze(0), **of_items, **further}
 
     def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
-        """Puts the items' embeddings into the rows of `embeds`, in place. Returns the deepstack levels, which the
-        decoder adds later, as its keyword arguments."""
+        """Puts the items' embeddings into the rows of `embeds`, in place. Returns the decoder's keyword arguments for
+        items: which rows these are, and the deepstack levels, which the decoder adds later."""
         own, *levels = torch.split(step.embeds.to(embeds), self._hidden_size, dim=-1)
         embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
-        if not levels:
+        if not levels and not self._family.takes_item_mask:
             return {}
-        is_visual = torch.zeros(1, len(embeds), dtype=torch.bool, device=self._device)
-        is_visual[0, step.embed_rows] = True
-        return {"visual_pos_masks": is_visual, "deepstack_visual_embeds": levels}
+        item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=self._device)
+        item_mask[0, step.embed_rows] = True
+        if self._family.takes_item_mask:
+            return {"item_mask": item_mask}
+        return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._family.logits(self._model, hidden).float()

@@ -5,6 +5,7 @@ attention head and each column of an MLP is computed on the rank that has its we
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -21,9 +22,20 @@ _LLAMA_PLAN = {
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
+_INTERNLM2_COLUMNS = ("attention.wqkv", "feed_forward.w1", "feed_forward.w3")
+_INTERNLM2_ROWS = ("attention.wo", "feed_forward.w2")
 # Plans by model type, for configurations that have none. Other types without a plan (qwen3_vl's text) get Llama's. A
 # model with layers that its plan does not name is refused.
 _PLANS = {
+    "internlm2": {
+        **{f"layers.*.{name}": "colwise" for name in _INTERNLM2_COLUMNS},
+        **{f"layers.*.{name}": "rowwise" for name in _INTERNLM2_ROWS},
+        # A LoRA's first layer reads what its linear layer reads, and its second writes what that writes.
+        **{f"layers.*.{name}_plora_a": "replicate" for name in _INTERNLM2_COLUMNS},
+        **{f"layers.*.{name}_plora_b": "colwise" for name in _INTERNLM2_COLUMNS},
+        **{f"layers.*.{name}_plora_a": "rowwise" for name in _INTERNLM2_ROWS},
+        **{f"layers.*.{name}_plora_b": "replicate" for name in _INTERNLM2_ROWS},
+    },
     "opt": {
         **{f"decoder.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
         "decoder.layers.*.self_attn.out_proj": "rowwise",
@@ -60,8 +72,14 @@ _WHOLE = {
         "layers.*.per_layer_projection",
     )
 }
-# The projections that compute query heads, and how many times head_dim rows they have for each of these heads.
-_QUERIES = {"q_proj": 1, "query_key_value": 3}
+# The projections that compute query heads. Their rows are divided in units of so many times head_dim, which depend on
+# the attention layer: a query head, a query head with its key and value, a key-value head with all its query heads.
+_QUERIES: dict[str, Callable[[Any], int]] = {
+    "q_proj": lambda attention: 1,
+    "query_key_value": lambda attention: 3,
+    "wqkv": lambda attention: attention.num_key_value_groups + 2,
+    "wqkv_plora_b": lambda attention: attention.num_key_value_groups + 2,
+}
 _REPLICATED = ("replicated_with_grad_allreduce", "replicate")
 # Small layers that choose experts. Every rank needs all of their outputs, so they stay whole.
 _ROUTERS = ("gate", "router")
@@ -160,7 +178,7 @@ def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: Pr
     leaf = name.rpartition(".")[2]
     if leaf not in (*_QUERIES, "k_proj", "v_proj") or not isinstance(head_dim, int):
         return even(name, linear.out_features, -2, group.rank, group.world_size)
-    head_size = _QUERIES.get(leaf, 1) * head_dim
+    head_size = (_QUERIES[leaf](parent) if leaf in _QUERIES else 1) * head_dim
     num_heads, rest = divmod(linear.out_features, head_size)
     if rest:
         raise ValueError(f"{name}: {linear.out_features} outputs are not a multiple of head_dim {head_size}")
@@ -278,7 +296,7 @@ def _count_heads(model: nn.Module, name: str, partitions: dict[str, Partition], 
     attention: Any = model.get_submodule(name.rpartition(".")[0])
     rows, leaf = partitions[f"{name}.weight"], name.rpartition(".")[2]
     if leaf in _QUERIES and hasattr(attention, "num_heads"):
-        attention.num_heads = rows.length // (_QUERIES[leaf] * attention.head_dim)
+        attention.num_heads = rows.length // (_QUERIES[leaf](attention) * attention.head_dim)
     if leaf == "k_proj" and hasattr(attention, "num_key_value_heads"):
         attention.num_key_value_heads = rows.length // attention.head_dim
     if leaf == "k_proj" and hasattr(attention, "num_key_value_groups"):

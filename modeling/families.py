@@ -49,6 +49,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
     "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", "causal:SMOLVLM"),
     "vipllava": Family("llava:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
+    "wemm": Family("wemm:WEMM", "wemm:WEMM", "wemm:WEMM"),
 }
 """The families by the `model_type` of a checkpoint's config.json."""
 

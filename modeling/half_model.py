@@ -1,7 +1,7 @@
 """Hugging Face models without some of their parts, so that a stage loads its half of a checkpoint and no more."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
@@ -12,15 +12,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 class HalfModel:
     """A half of a Hugging Face model.
 
-    `whole`: the name in transformers of the model's class, whose module is imported when the half is first used.
+    `whole`: the name in transformers of the model's class, whose module is imported when the half is first used. For a
+    model that transformers does not have: a class of our own.
     `unused`: paths of the modules and parameters that the half does without.
+    `renamings`: for a class of our own: patterns in the names of a checkpoint's weights, and what replaces each.
     """
 
-    whole: str
+    whole: str | type[PreTrainedModel]
     unused: tuple[str, ...]
+    renamings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def whole_class(self) -> type[PreTrainedModel]:
+        if not isinstance(self.whole, str):
+            return self.whole
         found: type[PreTrainedModel] = getattr(transformers, self.whole)
         return found
 
@@ -70,13 +75,17 @@ def is_within(path: str, parts: Iterable[str]) -> bool:
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
-def load_half(model_class: type[PreTrainedModel], checkpoint: str, *, half: str, **options: Any) -> PreTrainedModel:
+def load_half(
+    model_class: type[PreTrainedModel], checkpoint: str, *, half: str, renamings: Mapping[str, str], **options: Any
+) -> PreTrainedModel:
     """Returns the model in evaluation mode. `options` are those of `from_pretrained`, and `half` names the half in
-    errors.
+    errors. `renamings`: see `HalfModel`.
 
     Raises ValueError for a checkpoint that lacks a weight: transformers would leave that weight random and only warn.
     """
-    model, loading = model_class.from_pretrained(checkpoint, output_loading_info=True, **options)
+    model, loading = model_class.from_pretrained(
+        checkpoint, output_loading_info=True, key_mapping=dict(renamings) or None, **options
+    )
     if loading["missing_keys"]:
         raise ValueError(f"{checkpoint} lacks weights of the {half} half: {sorted(loading['missing_keys'])[:5]}")
     loaded: PreTrainedModel = model.eval()

@@ -8,9 +8,9 @@ import copy
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoConfig
 
 from modeling.families import load_family
+from modeling.model_configs import load_model_config
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.items import ItemProcessor
 from preprocess.media import MediaLimits
@@ -45,7 +45,7 @@ class MultiModalProcessor:
     either changes."""
 
     def __init__(self, config: ProcessorConfig) -> None:
-        hf_config = AutoConfig.from_pretrained(config.model, revision=config.revision)
+        hf_config = load_model_config(config.model, config.revision)
         family: ProcessorFamily = load_family("preprocess", hf_config.model_type)
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
         text_config = hf_config.get_text_config()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from checkpoints import BUNDLED_MODEL
-from preprocess.torchvision_build import make_importable
+from modeling.torchvision_build import make_importable
 
 # One thread each: the tests' engines and the application's replicas share two cores. (And where several threads divide
 # a product's rows among them, the last bits of a row depend on how many others there are.)

@@ -7,7 +7,7 @@ training steps, so that a mistake there cannot hide here. Exits with status 1 be
 """
 
 # ruff: noqa: E402
-from preprocess.torchvision_build import make_importable
+from modeling.torchvision_build import make_importable
 
 make_importable()  # before transformers is imported
 

@@ -7,7 +7,7 @@ learns to answer questions. Knows how to train, not how users ask: see `checkpoi
 """
 
 # ruff: noqa: E402
-from preprocess.torchvision_build import make_importable
+from modeling.torchvision_build import make_importable
 
 make_importable()  # before transformers is imported
 

@@ -6,7 +6,7 @@ def set_up_torch(num_cpus: float) -> None:
     reserved."""
     import torch
 
-    from preprocess.torchvision_build import make_importable
+    from modeling.torchvision_build import make_importable
 
     make_importable()
     torch.set_num_threads(max(1, int(num_cpus)))

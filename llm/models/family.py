@@ -45,6 +45,8 @@ class LanguageFamily(HalfModel):
     `embed_tokens`: returns the embeddings (num_tokens, hidden_size) of token ids (num_tokens,).
     `inputs_of_tokens`: returns the decoder's other inputs that depend on the token ids, by their names. Here and in
     `embed_tokens` the ids of items' placeholders are 0 unless `adds_embeddings`.
+    `takes_item_mask`: whether the decoder takes `item_mask`, (1, num_tokens) bool: which tokens of a step take an item
+    embedding. It gets the mask only in steps with such tokens.
     `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders' tokens. Otherwise they
     replace them.
     `num_deepstack_levels`: returns how many further embeddings each item position has. They stand behind the first
@@ -61,6 +63,7 @@ class LanguageFamily(HalfModel):
     layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = plain_layout
     embed_tokens: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = embed_tokens
     inputs_of_tokens: Callable[[PreTrainedModel, torch.Tensor], dict[str, torch.Tensor]] = no_inputs
+    takes_item_mask: bool = False
     adds_embeddings: bool = False
     num_deepstack_levels: Callable[[PreTrainedConfig], int] = lambda config: 0
     num_rope_axes: int = 1

@@ -58,7 +58,7 @@ class Small:
 
 def make_small(model_type: str, folder: Path) -> Small:
     small = Small(model_type, make_checkpoint(model_type, folder), [])
-    families, whole = pair(model_type, VOCABULARY, "torchvision"), small.whole()
+    families, whole = pair(model_type, VOCABULARY, "auto"), small.whole()
     small.prompts.extend(_prompt(families, whole, "image", pictures) for pictures in _pictures(families))
     if "video" in small.family.modalities:
         small.prompts.extend(_prompt(families, whole, "video", [index]) for index in range(3))

@@ -23,6 +23,7 @@ from preprocess.schema import ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
 from tests.encoder.small_vision import Prompt, Small
 from tests.small_models import make_checkpoint
+from tests.wemm_reference import names_in_halves
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,9 @@ LANGUAGE = ("model.language_model.", "lm_head.")
 
 
 def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(model.named_parameters())
+    """By their names in the half that has them."""
+    named = dict(model.named_parameters())
+    return dict(zip(names_in_halves(named), named.values(), strict=True))
 
 
 def language_parameters(small: Small, whole: PreTrainedModel) -> set[str]:

@@ -14,7 +14,7 @@ from llm.engine import LLMEngine
 from llm.lockstep import serve_steps
 from llm.model_runner import ModelRunner
 from llm.parallel import ParallelConfig, ProcessGroup, connect, listen
-from preprocess.torchvision_build import make_importable
+from modeling.torchvision_build import make_importable
 
 T = TypeVar("T")
 TIMEOUT_S = 20.0

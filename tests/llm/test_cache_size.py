@@ -45,8 +45,9 @@ def test_a_gpu_that_is_too_small_is_refused_with_its_numbers(monkeypatch: pytest
         bytes_left_for_cache(lambda: None, DEVICE, 0.45)
 
 
-@pytest.mark.parametrize("model_type", ["llava", "qwen3_vl", "gemma3", "blip-2"])
-def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize("has_items", [False, True])
+@pytest.mark.parametrize("model_type", ["llava", "qwen3_vl", "gemma3", "blip-2", "wemm"])
+def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, model_type: str, has_items: bool) -> None:
     runner = ModelRunner(EngineConfig(make_checkpoint(model_type, tmp_path), block_size=4, kv_cache_bytes=2**16))
     step = worst_step(
         num_tokens=24,
@@ -55,7 +56,9 @@ def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, mod
         num_rope_axes=load_family("llm", model_type).num_rope_axes,
         block_size=4,
         is_span=load_family("llm", model_type).has_spans,
+        embedding_size=runner.embedding_size if has_items else None,
     )
+    assert len(step.embed_rows) == (24 if has_items else 0)
     assert (step.query_lengths, step.context_lengths) == ([24], [50])
     assert set(step.block_tables[0]) == {0}
     assert len(runner.run_step(step).logits) == 9

@@ -12,8 +12,8 @@ import torch
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.sampling_params import SamplingParams
+from modeling.torchvision_build import make_importable
 from preprocess.schema import PlaceholderRange, ProcessedPrompt
-from preprocess.torchvision_build import make_importable
 from tests.small_models import make_checkpoint
 
 CONCURRENCY, HIDDEN_SIZE = 48, 32

@@ -48,7 +48,7 @@ def test_the_table_itself_loads_neither_torch_nor_transformers() -> None:
     assert not modules_after("import modeling.families") & {"torch", "transformers"}
 
 
-SETUP = "from preprocess.torchvision_build import make_importable\nmake_importable()"
+SETUP = "from modeling.torchvision_build import make_importable\nmake_importable()"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
+from modeling.model_configs import register_model_configs
 from tests.preprocess.small_tokenizers import (
     BOS,
     CONTROL,
@@ -37,11 +38,12 @@ _MOLMO_TOKENS += ("<|image|>", "<im_low>", "<frame_start>", "<frame_end>", "<|vi
 
 @dataclass(frozen=True)
 class _Family:
-    """What makes one family's checkpoint; `tokens` without a name are no attributes of the tokenizer."""
+    """What makes one family's checkpoint; `tokens` without a name are no attributes of the tokenizer. `processor` is
+    the name of a class in transformers and `images` its image processor's settings, None for a family without."""
 
-    processor: str
+    processor: str | None
     config: Callable[[Tokenizer], Json]
-    images: Json
+    images: Json | None
     settings: Json = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class _Family:
     videos: Json | None = None
     prefix: Prefix = "first"
     bos: bool = True
+    tokenizer_settings: Json = field(default_factory=dict)
 
 
 def save_processor(model_type: str, vocabulary: Vocabulary, folder: Path, *, chat_template: bool = True) -> str:
@@ -59,13 +62,12 @@ def save_processor(model_type: str, vocabulary: Vocabulary, folder: Path, *, cha
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(model_type, vocabulary)
     tokenizer.save(str(folder / "tokenizer.json"))
+    register_model_configs()
     AutoConfig.for_model(model_type, **family.config(tokenizer)).save_pretrained(folder)
-    files = {
-        "tokenizer_config.json": _tokenizer_config(family),
-        "processor_config.json": {"processor_class": family.processor, **family.settings},
-        "preprocessor_config.json": {"processor_class": family.processor, **family.images},
-        "video_preprocessor_config.json": family.videos,
-    }
+    files = {"tokenizer_config.json": _tokenizer_config(family), "video_preprocessor_config.json": family.videos}
+    if family.images is not None:
+        files["processor_config.json"] = {"processor_class": family.processor, **family.settings}
+        files["preprocessor_config.json"] = {"processor_class": family.processor, **family.images}
     for name, content in files.items():
         if content is not None:
             (folder / name).write_text(json.dumps(content, indent=1))
@@ -100,6 +102,7 @@ def _tokenizer_config(family: _Family) -> Json:
         "extra_special_tokens": {name: token for name, token in family.named.items() if name not in standard},
         **names,
         **standard,
+        **family.tokenizer_settings,
     }
 
 
@@ -374,6 +377,18 @@ def _florence2(tokenizer: Tokenizer) -> Json:
     return {"text_config": text, "vision_config": vision, "image_token_id": image_id, **_ids(tokenizer)}
 
 
+def _wemm(tokenizer: Tokenizer) -> Json:
+    downsampler = {"visual_hidden_size": 32, "llm_hidden_size": 32, "kernel_size": 4, "stride": 4, "bias": True}
+    return {
+        # As published, and as the code beside the published weights spells them.
+        "text_config": _text("internlm2", tokenizer, plora_rank=8, rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "vision_config": _vision("Idefics2VisionConfig", 140),
+        "downsampler_config": {**downsampler, "depth": 2, "hidden_act": "gelu"},
+        "spliter_emb_config": {"num_embeddings": 2, "embedding_dim": 32},
+        "image_processor": {"size": {"shortest_edge": 50, "longest_edge": 150}},
+    }
+
+
 _IDEFICS_IMAGES = {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}, **_HALF}
 _IDEFICS_NAMES = {
     "fake_image_token": "<fake_token_around_image>",
@@ -625,6 +640,16 @@ _FAMILIES = {
         tokens=("<start_of_turn>", "<end_of_turn>"),
         image="<image_soft_token>",
         prefix="never",
+    ),
+    "wemm": _Family(
+        None,
+        _wemm,
+        None,
+        tokens=("<|im_start|>", "<|im_end|>"),
+        tokenizer_settings={
+            "tokenizer_class": "InternLM2Tokenizer",
+            "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]},
+        },
     ),
     "paligemma": _Family(
         "PaliGemmaProcessor",

@@ -1,6 +1,5 @@
 """Each family's small checkpoint is built, loads, and its Hugging Face processor takes an image and a video."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,12 +8,14 @@ import pytest
 import transformers
 from transformers.utils import is_torchvision_available
 
+from modeling.families import load_family
+from modeling.torchvision_build import make_importable
+from preprocess.hf_processor import load_processor
 from tests.pictures import disc
 from tests.preprocess.small_processors import FAMILIES, VIDEO_FAMILIES, Vocabulary, prompt_placeholder, save_processor
 
 # transformers imports its image processors, and so torchvision, only when one is asked for.
-if importlib.util.find_spec("preprocess.torchvision_build"):
-    importlib.import_module("preprocess.torchvision_build").make_importable()
+make_importable()
 
 # What these have without torchvision: no image processor at all, no processor class, a patchify that always fails, no
 # video processor, which the processor needs.
@@ -30,6 +31,8 @@ def load(model_type: str, vocabulary: Vocabulary, folder: Path) -> Any:
     if model_type == "smolvlm":
         pytest.importorskip("num2words")
     path = save_processor(model_type, vocabulary, folder)
+    if model_type == "wemm":
+        return load_processor(load_family("preprocess", model_type), path)
     if is_torchvision_available():
         return transformers.AutoProcessor.from_pretrained(path)
     if model_type in NEEDS_TORCHVISION:

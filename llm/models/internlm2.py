@@ -1,0 +1,191 @@
+"""InternLM2 with a partial LoRA (PLoRA): low-rank weights beside every linear layer that act on images' positions only.
+
+WeMM's and InternLM-XComposer2's text models are of this form: y = W x + m B A x, where m is 1 at the positions of items
+and 0 elsewhere (https://arxiv.org/abs/2401.16420). Modules have the names of the published files.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+from modeling.wemm_config import InternLM2Config
+
+PLORA_RENAMINGS = {
+    r"\.original_linear\.": ".",
+    r"\.Plora_A\.": "_plora_a.",
+    r"\.Plora_B\.": "_plora_b.",
+}
+"""From the weights' names in checkpoints to those of the modules here. Some checkpoints have an infix in the names of
+the weights beside which there is a LoRA."""
+
+
+class PLoRAModule(nn.Module):
+    """A module with linear layers that have a partial LoRA."""
+
+    def add_linear(self, name: str, num_inputs: int, num_outputs: int, *, bias: bool, rank: int) -> None:
+        """Adds the layer `name` and, unless `rank` is 0, the LoRA's layers `{name}_plora_a` and `{name}_plora_b`."""
+        self.add_module(name, nn.Linear(num_inputs, num_outputs, bias=bias))
+        if rank:
+            self.add_module(f"{name}_plora_a", nn.Linear(num_inputs, rank, bias=False))
+            self.add_module(f"{name}_plora_b", nn.Linear(rank, num_outputs, bias=False))
+
+    def linear(self, name: str, inputs: torch.Tensor, item_mask: torch.Tensor | None) -> torch.Tensor:
+        """Takes `inputs` (1, num_tokens, num_inputs), returns (1, num_tokens, num_outputs).
+
+        `item_mask`, (1, num_tokens, 1), in the dtype of `inputs`: 1 for tokens on which the LoRA acts, else 0. None: it
+        acts on none."""
+        outputs: torch.Tensor = self.get_submodule(name)(inputs)
+        if item_mask is None:
+            return outputs
+        change: torch.Tensor = self.get_submodule(f"{name}_plora_b")(self.get_submodule(f"{name}_plora_a")(inputs))
+        return outputs + item_mask * change
+
+
+class InternLM2Attention(PLoRAModule):
+    """Attention with a fused projection. Its rows are, for each key-value head: the heads of queries that attend with
+    it, the key, the value."""
+
+    def __init__(self, config: InternLM2Config, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim: int = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        query_size = config.num_attention_heads * self.head_dim
+        fused_size = query_size + 2 * config.num_key_value_heads * self.head_dim
+        self.add_linear("wqkv", config.hidden_size, fused_size, bias=config.bias, rank=config.plora_rank)
+        self.add_linear("wo", query_size, config.hidden_size, bias=config.bias, rank=config.plora_rank)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rotations: tuple[torch.Tensor, torch.Tensor],
+        item_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        groups = self.num_key_value_groups
+        fused = self.linear("wqkv", hidden, item_mask)
+        fused = fused.view(*hidden.shape[:2], -1, groups + 2, self.head_dim)
+        queries, keys, values = fused.split((groups, 1, 1), dim=-2)
+        queries, keys, values = (tensor.flatten(2, 3).transpose(1, 2) for tensor in (queries, keys, values))
+        queries, keys = apply_rotary_pos_emb(queries, keys, *rotations)
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, _ = attend(self, queries, keys, values, attention_mask, scaling=self.scaling, **kwargs)
+        return self.linear("wo", output.flatten(2), item_mask)
+
+
+class InternLM2MLP(PLoRAModule):
+    """w2(act(w1 x) w3 x)."""
+
+    def __init__(self, config: InternLM2Config) -> None:
+        super().__init__()
+        self.activation = ACT2FN[config.hidden_act]
+        for name, sizes in (
+            ("w1", (config.hidden_size, config.intermediate_size)),
+            ("w3", (config.hidden_size, config.intermediate_size)),
+            ("w2", (config.intermediate_size, config.hidden_size)),
+        ):
+            self.add_linear(name, *sizes, bias=False, rank=config.plora_rank)
+
+    def forward(self, hidden: torch.Tensor, item_mask: torch.Tensor | None) -> torch.Tensor:
+        gate = self.activation(self.linear("w1", hidden, item_mask))
+        return self.linear("w2", gate * self.linear("w3", hidden, item_mask), item_mask)
+
+
+class InternLM2DecoderLayer(GradientCheckpointingLayer):
+    def __init__(self, config: InternLM2Config, layer_idx: int) -> None:
+        super().__init__()
+        self.attention = InternLM2Attention(config, layer_idx)
+        self.feed_forward = InternLM2MLP(config)
+        self.attention_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.ffn_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rotations: tuple[torch.Tensor, torch.Tensor],
+        item_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        attended = self.attention(self.attention_norm(hidden), rotations, item_mask, attention_mask, **kwargs)
+        hidden = hidden + attended
+        output: torch.Tensor = hidden + self.feed_forward(self.ffn_norm(hidden), item_mask)
+        return output
+
+
+class InternLM2PreTrainedModel(PreTrainedModel):
+    config: InternLM2Config
+    base_model_prefix = "model"
+    _no_split_modules = ("InternLM2DecoderLayer",)
+    _supports_attention_backend = True
+    _supports_sdpa = True
+
+
+class InternLM2Model(InternLM2PreTrainedModel):
+    """The decoder."""
+
+    def __init__(self, config: InternLM2Config) -> None:
+        super().__init__(config)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(InternLM2DecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tok_embeddings
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        item_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Takes embeddings (1, num_tokens, hidden_size) and positions (1, num_tokens), int64, and returns the last
+        hidden states, (1, num_tokens, hidden_size).
+
+        `item_mask`, (1, num_tokens) bool: which tokens are of items. None: none. The attention function gets the
+        `attention_mask` and all other arguments."""
+        hidden = inputs_embeds
+        if item_mask is not None:
+            item_mask = item_mask.unsqueeze(-1).to(hidden.dtype)
+        rotations = self.rotary_emb(hidden, position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, rotations, item_mask, attention_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden))
+
+
+class InternLM2ForCausalLM(InternLM2PreTrainedModel):
+    """The decoder and its head. The head's weights are called `output`, as in the published files."""
+
+    def __init__(self, config: InternLM2Config) -> None:
+        super().__init__(config)
+        self.model = InternLM2Model(config)
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.tok_embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output

@@ -1,0 +1,145 @@
+"""WeMM: pictures keep their aspect ratio, and take a position for each 4 x 4 patches and one for each splitter.
+
+transformers has neither its image processor nor its processor. Both are written from the published model's description.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from transformers import AddedToken, AutoTokenizer, BatchFeature, Idefics2ImageProcessorPil, ProcessorMixin
+from transformers.image_utils import SizeDict
+from transformers.models.idefics2.image_processing_pil_idefics2 import get_resize_output_image_size
+
+from modeling.model_configs import load_model_config
+from preprocess.field_layout import Batched, Outputs
+from preprocess.models.family import (
+    HFProcessor,
+    Kwargs,
+    Modality,
+    ProcessorFamily,
+    Size,
+    blank_pixels,
+    image_token,
+    replaces_image_token,
+)
+
+_NUM_SPLITTERS = 2
+_CHAT_TEMPLATE = (
+    "{{- bos_token -}}"
+    "{%- for message in messages -%}"
+    "{%- if not loop.first and message['role'] == 'user' -%}{{- '\\n' -}}{%- endif -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
+    "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+    "{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'image' -%}{{- '<image>\\n' -}}"
+    "{%- elif part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}{{- '<|im_end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""The form in which the model was trained: each picture on a line of its own, a line break only in front of a further
+turn of the user."""
+
+
+class WemmImageProcessor(Idefics2ImageProcessorPil):
+    """Idefics2's resizing and normalising, then padding to whole patches.
+
+    Returns `pixel_values` (num_pictures, 3, height, width) and `patch_attention_mask` (num_pictures, rows, columns),
+    bool: which patches have a pixel of the picture. Smaller pictures are padded to the call's largest."""
+
+    size = {"shortest_edge": 756, "longest_edge": 1960}
+    patch_size = 14
+    model_input_names = ("pixel_values", "patch_attention_mask")
+
+    def _preprocess(self, images: list[list[Any]], **settings: Any) -> BatchFeature:
+        return_tensors = settings.pop("return_tensors")
+        resized = super()._preprocess(images, **{**settings, "do_pad": False}, return_tensors=None)["pixel_values"]
+        flat = [image for sample in resized for image in sample]
+        grids = [[math.ceil(side / self.patch_size) for side in image.shape[1:]] for image in flat]
+        rows, columns = (max(sides) for sides in zip(*grids, strict=True))
+        pixels = np.zeros((len(flat), 3, rows * self.patch_size, columns * self.patch_size), dtype=np.float32)
+        mask = np.zeros((len(flat), rows, columns), dtype=np.bool_)
+        for index, (image, (own_rows, own_columns)) in enumerate(zip(flat, grids, strict=True)):
+            pixels[index, :, : image.shape[1], : image.shape[2]] = image
+            mask[index, :own_rows, :own_columns] = True
+        return BatchFeature({"pixel_values": pixels, "patch_attention_mask": mask}, tensor_type=return_tensors)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the rows and columns of patches of a picture of a size in pixels."""
+        sides = get_resize_output_image_size(blank_pixels(3, height, width), SizeDict(**dict(self.size)))
+        rows, columns = (math.ceil(side / self.patch_size) for side in sides)
+        return rows, columns
+
+
+class WemmProcessor(ProcessorMixin):
+    """Puts as many placeholders into a text as each of its pictures has embeddings.
+
+    The published tokenizer has no placeholder: it gets one behind its vocabulary."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, stride: int = 4) -> None:
+        """`stride`: how many patches are joined along each side."""
+        self.image_token = "<image>"
+        tokenizer.add_tokens([AddedToken(self.image_token, normalized=False, special=True)])
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        self.stride = stride
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+    @classmethod
+    def from_pretrained(cls, model: str, *, revision: str | None = None, backend: str = "pil") -> "WemmProcessor":
+        config = load_model_config(model, revision)
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
+        image_processor = WemmImageProcessor.from_dict(config.image_processor)
+        image_processor.patch_size = config.vision_config.patch_size
+        template = tokenizer.chat_template or _CHAT_TEMPLATE
+        return cls(image_processor, tokenizer, chat_template=template, stride=config.downsampler_config["stride"])
+
+    def replace_image_token(self, image_inputs: Outputs, image_idx: int, **kwargs: Any) -> str:
+        mask = image_inputs["patch_attention_mask"][image_idx]
+        return str(self.image_token * self.num_embeds(*_own_grid(mask)))
+
+    def num_embeds(self, rows: int, columns: int) -> int:
+        """Returns how many positions a picture of so many rows and columns of patches takes."""
+        return math.ceil(rows / self.stride) * math.ceil(columns / self.stride) + _NUM_SPLITTERS
+
+
+def _own_grid(mask: Any) -> tuple[int, int]:
+    """Returns the rows and columns of patches that are not padding, of a mask (rows, columns)."""
+    return int(mask[:, 0].sum()), int(mask[0].sum())
+
+
+def _pixel_shape(outputs: Outputs, index: int) -> tuple[int, int, int]:
+    mask = outputs["patch_attention_mask"][index]
+    patch_size = outputs["pixel_values"].shape[-1] // mask.shape[-1]
+    rows, columns = _own_grid(mask)
+    return 3, rows * patch_size, columns * patch_size
+
+
+def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
+    grid = processor.image_processor.grid(height, width)
+    return {"patch_attention_mask": np.ones((1, *grid), dtype=np.bool_)}
+
+
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+    longest = processor.image_processor.size["longest_edge"]
+    return [(longest, longest)]
+
+
+WEMM = ProcessorFamily(
+    processor_class=WemmProcessor,
+    modalities={
+        "image": Modality(
+            fields={
+                "pixel_values": Batched(_pixel_shape),
+                "patch_attention_mask": Batched(
+                    lambda outputs, index: _own_grid(outputs["patch_attention_mask"][index])
+                ),
+            },
+            update=replaces_image_token,
+            embed_token=image_token,
+            size_outputs=_size_outputs,
+            largest=_largest,
+        )
+    },
+    backends=("pil",),
+)
