@@ -22,15 +22,15 @@ class InternLM2Config(LlamaConfig):
     model_type = "internlm2"
     base_model_tp_plan = None
 
+    rope_parameters: Any = None
     bias: bool = False
     plora_rank: int = 256
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         # Dynamic scaling changes the rotations of sequences beyond `max_position_embeddings` only.
-        rope: Any = self.rope_parameters
-        if rope["rope_type"] == "dynamic":
-            self.rope_parameters = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        if self.rope_parameters["rope_type"] == "dynamic":
+            self.rope_parameters = {"rope_type": "default", "rope_theta": self.rope_parameters["rope_theta"]}
 
 
 @strict

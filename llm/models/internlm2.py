@@ -81,7 +81,7 @@ class InternLM2Attention(PLoRAModule):
         groups = self.num_key_value_groups
         fused = self.linear("wqkv", hidden, item_mask)
         fused = fused.view(*hidden.shape[:2], -1, groups + 2, self.head_dim)
-        queries, keys, values = fused.split((groups, 1, 1), dim=-2)
+        queries, keys, values = torch.split(fused, [groups, 1, 1], dim=-2)
         queries, keys, values = (tensor.flatten(2, 3).transpose(1, 2) for tensor in (queries, keys, values))
         queries, keys = apply_rotary_pos_emb(queries, keys, *rotations)
         attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(

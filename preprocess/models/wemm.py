@@ -91,7 +91,10 @@ class WemmProcessor(ProcessorMixin):
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
         image_processor = WemmImageProcessor.from_dict(config.image_processor)
         image_processor.patch_size = config.vision_config.patch_size
-        template = tokenizer.chat_template or _CHAT_TEMPLATE
+        # The template of the text model alone, which the tokenizer may bring, has no place for pictures.
+        template = tokenizer.chat_template
+        if not isinstance(template, str) or "image" not in template:
+            template = _CHAT_TEMPLATE
         return cls(image_processor, tokenizer, chat_template=template, stride=config.downsampler_config["stride"])
 
     def replace_image_token(self, image_inputs: Outputs, image_idx: int, **kwargs: Any) -> str:
