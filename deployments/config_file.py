@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.endpoint.api_keys import ApiKeysError, read_keys
-from modeling.families import SERVED_FAMILIES
+from modeling.families import FAMILIES, SERVED_FAMILIES
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
 
@@ -147,4 +147,8 @@ def _check_family(argument: str, file: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{argument}: no readable config.json with a model_type in it") from error
     if model_type not in SERVED_FAMILIES:
-        raise ConfigError(f"{argument}: model_type {model_type!r} is not supported, only {sorted(SERVED_FAMILIES)}")
+        known = FAMILIES.get(model_type)
+        reason = "" if known is None else f": {known.why_unserved}"
+        raise ConfigError(
+            f"{argument}: model_type {model_type!r} is not supported{reason}, only {sorted(SERVED_FAMILIES)}"
+        )

@@ -13,15 +13,17 @@ Stage = Literal["preprocess", "encoder", "llm"]
 @dataclass(frozen=True, slots=True)
 class Family:
     """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`, as "module:NAME". The
-    module is one of the stage's `models`. None: the stage does not know the family, so the family is not served."""
+    module is one of the stage's `models`. None: the stage does not know the family, so the family is not served, and
+    `why_unserved` says why."""
 
-    preprocess: str
+    preprocess: str | None = None
     encoder: str | None = None
     llm: str | None = None
+    why_unserved: str | None = None
 
     @property
     def is_served(self) -> bool:
-        return self.encoder is not None and self.llm is not None
+        return None not in (self.preprocess, self.encoder, self.llm)
 
 
 FAMILIES: dict[str, Family] = {
@@ -29,21 +31,36 @@ FAMILIES: dict[str, Family] = {
     "blip-2": Family("blip_2:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
     "chameleon": Family("chameleon:CHAMELEON", "chameleon:CHAMELEON", "chameleon:CHAMELEON"),
     "deepseek_vl": Family("deepseek_vl:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
-    "florence2": Family("florence2:FLORENCE2", "florence2:FLORENCE2"),
+    "florence2": Family(
+        "florence2:FLORENCE2",
+        "florence2:FLORENCE2",
+        why_unserved="its text model is an encoder-decoder, and the engine runs decoders",
+    ),
     "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", "causal:FUYU"),
     "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "gemma3:GEMMA3"),
     "gemma3n": Family("gemma3n:GEMMA3N", "gemma3n:GEMMA3N", "gemma3n:GEMMA3N"),
     "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", "causal:IDEFICS3"),
+    "internlm2": Family(
+        llm="internlm2:INTERNLM2",
+        why_unserved="it is the text half of InternLM-XComposer2, whose vision half is not here",
+    ),
     "internvl": Family("internvl:INTERNVL", "tiles:INTERNVL", "causal:INTERNVL"),
     "janus": Family("janus:JANUS", "tiles:JANUS", "causal:JANUS"),
     "llava": Family("llava:LLAVA", "tiles:LLAVA", "causal:LLAVA"),
     "llava_next": Family("llava_next:LLAVA_NEXT", "llava_next:LLAVA_NEXT", "causal:LLAVA_NEXT"),
     "llava_onevision": Family("llava_next:LLAVA_ONEVISION", "llava_next:LLAVA_ONEVISION", "causal:LLAVA_ONEVISION"),
-    "minicpmv4_6": Family("minicpmv4_6:MINICPMV4_6", "minicpmv4_6:MINICPMV4_6"),
+    "minicpmv4_6": Family(
+        "minicpmv4_6:MINICPMV4_6",
+        "minicpmv4_6:MINICPMV4_6",
+        why_unserved="its text model has layers of linear attention, whose state no KV cache holds",
+    ),
     "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", "causal:MISTRAL3"),
     "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "molmo2:MOLMO2"),
     "paligemma": Family("paligemma:PALIGEMMA", "tiles:PALIGEMMA", "paligemma:PALIGEMMA"),
-    "phi4_multimodal": Family("phi4_multimodal:PHI4_MULTIMODAL"),
+    "phi4_multimodal": Family(
+        "phi4_multimodal:PHI4_MULTIMODAL",
+        why_unserved="its rotary embeddings depend on the longest sequence of a batch",
+    ),
     "qwen2_5_vl": Family("qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL"),
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),

@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from llm.models.family import LanguageFamily
 from modeling.wemm_config import InternLM2Config
 
 PLORA_RENAMINGS = {
@@ -167,7 +168,9 @@ class InternLM2Model(InternLM2PreTrainedModel):
         `item_mask`, (1, num_tokens) bool: which tokens are of items. None: none. The attention function gets the
         `attention_mask` and all other arguments."""
         hidden = inputs_embeds
-        if item_mask is not None:
+        if self.config.plora_rank == 0:
+            item_mask = None
+        elif item_mask is not None:
             item_mask = item_mask.unsqueeze(-1).to(hidden.dtype)
         rotations = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
@@ -177,6 +180,9 @@ class InternLM2Model(InternLM2PreTrainedModel):
 
 class InternLM2ForCausalLM(InternLM2PreTrainedModel):
     """The decoder and its head. The head's weights are called `output`, as in the published files."""
+
+    _keys_to_ignore_on_load_unexpected = (r"^(vit|vision_proj)\.",)
+    """The vision half of InternLM-XComposer2."""
 
     def __init__(self, config: InternLM2Config) -> None:
         super().__init__(config)
@@ -189,3 +195,9 @@ class InternLM2ForCausalLM(InternLM2PreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.output
+
+
+INTERNLM2 = LanguageFamily(
+    whole=InternLM2ForCausalLM, unused=(), renamings=PLORA_RENAMINGS, decoder="model", takes_item_mask=True
+)
+"""InternLM-XComposer2's language half. With a `plora_rank` of 0, InternLM2 itself."""

@@ -82,6 +82,9 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['aria'"):
         load_config(None, {"model": str(tmp_path)})
+    (tmp_path / "config.json").write_text('{"model_type": "florence2"}')
+    with pytest.raises(ConfigError, match=r"'florence2' is not supported: its text model is an encoder-decoder"):
+        load_config(None, {"model": str(tmp_path)})
 
 
 def test_a_model_on_the_hub_is_looked_at_before_anything_starts(
