@@ -56,6 +56,7 @@ _SETTINGS = {
     "served_model_name": "served_model_name",
     "max_model_len": "max_model_len",
     "dtype": "dtype",
+    "multimodal_pipeline": "multimodal_pipeline.name",
     "tensor_parallel_size": "generate.tensor_parallel_size",
 }
 """The setting that each flag of `raylens serve` changes."""
@@ -188,6 +189,11 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="name of the model in the API (default: the last part of MODEL)")
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default: the model's own limit)")
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
+    add(
+        "--multimodal-pipeline",
+        metavar="NAME",
+        help="plug-in that gives eyes to a text model; auto: the one for its name (default: MODEL has a vision half)",
+    )
     add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
     add(
         "--api-key",

@@ -161,6 +161,20 @@ class GenerateConfig(Settings):
         return self
 
 
+class PipelineConfig(Settings):
+    """Eyes for a text model without a vision half. `encode.tower` and `encode.projector` say where and how precisely
+    the pipeline's two parts compute: `linear: int8` stands for 8 bits."""
+
+    name: str | None = Field(
+        None,
+        description="the multimodal pipeline of a text model; auto: the one for the model's name; null: the model has a"
+        " vision half",
+    )
+    folder: str | None = Field(
+        None, description="folder of Python modules with further pipelines, whose code is run; null: none is run"
+    )
+
+
 class AppConfig(Settings):
     """One model behind one endpoint."""
 
@@ -176,6 +190,7 @@ class AppConfig(Settings):
         description="where items are encoded: in a stage of their own, or in the replicas of Generate (inline), for"
         " little traffic with pictures",
     )
+    multimodal_pipeline: PipelineConfig = PipelineConfig()
     media: MediaConfig = MediaConfig()
     auth: AuthConfig = AuthConfig()
     admission: AdmissionConfig = AdmissionConfig()
@@ -215,6 +230,12 @@ class AppConfig(Settings):
 
     def part_dtype_name(self, part: VisionPartConfig) -> DtypeName:
         return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
+
+    def part_bits(self, part: VisionPartConfig) -> int:
+        """Returns how many bits a weight of the part has, for a multimodal pipeline."""
+        if part.linear == "int8":
+            return 8
+        return 32 if self.part_dtype_name(part) == "float32" else 16
 
     @property
     def max_ingress_calls(self) -> int:

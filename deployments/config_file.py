@@ -13,6 +13,7 @@ from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.endpoint.api_keys import ApiKeysError, read_keys
 from modeling.families import FAMILIES, SERVED_FAMILIES
+from pipelines.registry import installed_pipelines
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
 
@@ -41,12 +42,12 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
     except ValidationError as error:
         problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
-    config = _with_local_root(_with_keys(config))
+    config = _with_pipelines(_with_local_root(_with_keys(config)))
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config)
         return config
-    _check_family(f"--model {folder}", folder / "config.json")
+    _check_family(f"--model {folder}", folder / "config.json", has_pipeline=config.multimodal_pipeline.name is not None)
     # Replicas do not start where the command line was typed.
     return config.model_copy(update={"model": str(folder.resolve())})
 
@@ -137,15 +138,37 @@ def _check_hub_id(config: AppConfig) -> None:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"--model {model}: cannot be fetched from the hub: {reason}") from error
-    _check_family(f"--model {model}", Path(file))
+    _check_family(f"--model {model}", Path(file), has_pipeline=config.multimodal_pipeline.name is not None)
 
 
-def _check_family(argument: str, file: Path) -> None:
-    """Refuses a model whose `model_type` this server cannot serve."""
+def _with_pipelines(config: AppConfig) -> AppConfig:
+    """Makes the path of the folder of pipelines absolute, and refuses a pipeline that no installed package has. Whether
+    a module of the folder has it shows when the module is run, in a replica."""
+    choice = config.multimodal_pipeline
+    if choice.name is None:
+        return config
+    if choice.folder is None:
+        known = installed_pipelines()
+        if choice.name not in ("auto", *known):
+            raise ConfigError(f"--multimodal-pipeline {choice.name}: no such plug-in is installed, only {known}")
+        return config
+    folder = Path(choice.folder).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"multimodal_pipeline.folder: {folder} is no folder")
+    return config.model_copy(update={"multimodal_pipeline": choice.model_copy(update={"folder": str(folder)})})
+
+
+def _check_family(argument: str, file: Path, *, has_pipeline: bool) -> None:
+    """Refuses a model whose `model_type` this server cannot serve. A text model with a pipeline may be of any type that
+    has no vision half here; the engine says if it cannot run it."""
     try:
         model_type = json.loads(file.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{argument}: no readable config.json with a model_type in it") from error
+    if has_pipeline:
+        if model_type in FAMILIES and FAMILIES[model_type].encoder is not None:
+            raise ConfigError(f"{argument}: a {model_type!r} has a vision half and takes no multimodal pipeline")
+        return
     if model_type not in SERVED_FAMILIES:
         known = FAMILIES.get(model_type)
         reason = "" if known is None else f": {known.why_unserved}"

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 
 from modeling.packed_linear import packable_dtypes
+from pipelines.registry import PipelineChoice
 
 LinearForm = Literal["plain", "packed", "int8"]
 
@@ -51,6 +52,7 @@ class EncoderConfig:
     `projector`: the part that brings the tower's features to the language model's size. Its dtype is the embeddings'.
     `max_batch_patches`: the most patches in a batch of several items; an item with more is encoded alone. None stands
     for a number that suits the tower's device.
+    `pipeline`: takes the place of a vision half, for a text model. It has devices and dtypes of its own.
 
     Raises ValueError for a `max_batch_patches` below 1."""
 
@@ -59,6 +61,7 @@ class EncoderConfig:
     tower: PartConfig = field(default_factory=PartConfig)
     projector: PartConfig = field(default_factory=PartConfig)
     max_batch_patches: int | None = None
+    pipeline: PipelineChoice | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_patches is not None and self.max_batch_patches < 1:

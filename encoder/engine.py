@@ -13,6 +13,7 @@ from encoder.activation_memory import peak_activation_bytes
 from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
 from encoder.models.family import VisionModality
+from encoder.pipeline_half import load_pipeline_half
 from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
 from encoder.staging import PendingEmbeddings
@@ -34,7 +35,10 @@ class EncoderEngine:
 
     def __init__(self, config: EncoderConfig) -> None:
         self._device = torch.device(config.tower.device)
-        self._model, self._family = load_vision_half(config)
+        if config.pipeline is None:
+            self._model, self._family = load_vision_half(config)
+        else:
+            self._model, self._family = load_pipeline_half(config, config.pipeline)
         self._scheduler = EncoderScheduler(config.batch_patches)
         self.max_item_patches: int | None = None
         self._staging = make_staging(config)

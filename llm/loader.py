@@ -9,9 +9,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import EngineConfig
 from llm.models.family import LanguageFamily
+from llm.models.text import text_family
 from llm.parallel import ProcessGroup
 from llm.sharded_loading import sharded_class
-from modeling.families import load_family
+from modeling.families import known_to, load_family
 from modeling.half_model import load_half
 from modeling.model_configs import load_model_config
 
@@ -30,7 +31,7 @@ def load_language_half(
     that cannot be divided among the ranks.
     """
     hf_config = load_model_config(config.model, config.revision)
-    family: LanguageFamily = load_family("llm", hf_config.model_type)
+    family = load_language_family(hf_config.model_type)
     text_config = hf_config.get_text_config()
     if reason := _why_unsupported(text_config):
         raise ValueError(f"the text model of {config.model} ({text_config.model_type}) is not supported: {reason}")
@@ -48,6 +49,15 @@ def load_language_half(
     )
     _share_caches(family.find_decoder(model))
     return model.to(config.device).requires_grad_(False), family
+
+
+def load_language_family(model_type: str) -> LanguageFamily:
+    """Returns the language half of a known family, or a text model of transformers as it is. Raises ValueError for
+    others."""
+    if model_type not in known_to("llm") and (of_text := text_family(model_type)) is not None:
+        return of_text
+    family: LanguageFamily = load_family("llm", model_type)
+    return family
 
 
 def _share_caches(decoder: nn.Module) -> None:

@@ -204,7 +204,7 @@ class ItemProcessor:
         processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
         settings = {
             "checkpoint": checkpoint,
-            "processor": type(self._processor).__name__,
+            "processor": [type(self._processor).__name__, getattr(self._processor, "identity", "")],
             "processors": {
                 name: [type(one).__name__, one.to_dict()] for name, one in processors.items() if one is not None
             },

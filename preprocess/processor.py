@@ -11,6 +11,7 @@ import torch
 
 from modeling.families import load_family
 from modeling.model_configs import load_model_config
+from pipelines.registry import PipelineChoice, find_pipeline
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.items import ItemProcessor
 from preprocess.media import MediaLimits
@@ -28,6 +29,8 @@ class ProcessorConfig:
 
     `jpeg_draft` decodes large JPEGs at a fraction of their size, for models that resize every picture to one small
     size. This is at least twice as fast, but does not give exactly what the model's Hugging Face processor gives.
+
+    `pipeline` gives eyes to a text model.
     """
 
     model: str
@@ -38,6 +41,7 @@ class ProcessorConfig:
     embedding_dtype: torch.dtype | None = None
     max_model_len: int | None = None
     limits: MediaLimits = field(default_factory=MediaLimits)
+    pipeline: PipelineChoice | None = None
 
 
 class MultiModalProcessor:
@@ -46,7 +50,7 @@ class MultiModalProcessor:
 
     def __init__(self, config: ProcessorConfig) -> None:
         hf_config = load_model_config(config.model, config.revision)
-        family: ProcessorFamily = load_family("preprocess", hf_config.model_type)
+        family = _family(config, hf_config.model_type)
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
         text_config = hf_config.get_text_config()
         self.max_model_len: int = config.max_model_len or text_config.max_position_embeddings
@@ -71,6 +75,15 @@ class MultiModalProcessor:
             max_model_len=self.max_model_len,
         )
         self.identity = self.items.identity(f"{config.model}@{config.revision}")
+
+
+def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
+    if config.pipeline is not None:
+        from preprocess.models.pipeline import pipeline_family
+
+        return pipeline_family(find_pipeline(config.pipeline, config.model))
+    family: ProcessorFamily = load_family("preprocess", model_type)
+    return family
 
 
 def _boundaries(processor: HFProcessor, family: ProcessorFamily) -> set[str]:

@@ -20,12 +20,11 @@ def truncate_left(
 ) -> tuple[TokenIds, list[PlaceholderRange], list[int]]:
     """Returns the last `limit` tokens or fewer, the placeholders in them, and the indices of these placeholders' items.
 
-    Extents do not overlap; they may be in any order.
+    Extents may be in any order. Two that lie side by side may share a token, which holds marks of both.
     """
     cut = max(0, len(ids) - limit)
-    for extent in extents:
+    for extent in sorted(extents, key=lambda extent: extent.start):
         if extent.start < cut < extent.end:
             cut = extent.end
-            break
     kept = [index for index, extent in enumerate(extents) if extent.start >= cut]
     return ids[cut:], [replace(placeholders[index], offset=placeholders[index].offset - cut) for index in kept], kept

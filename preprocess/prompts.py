@@ -96,6 +96,8 @@ class PromptRenderer:
                 raise self._no_room(len(ids))
         except InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
+        if (shown := self._family.placeholder_id) is not None:
+            ids[np.isin(ids, self._embed_ids)] = shown
         # So far only the items of one modality are in the order of the prompt.
         placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
         order = [number for _, number in placed]
@@ -166,12 +168,22 @@ class PromptRenderer:
         modality, expansion = item
         start = placeholder.offset - expansion.features.offset
         end = start + len(expansion.token_ids)
-        before, after = (self._tokenizer.content(mark).ids for mark in self._family.modalities[modality].marks)
-        if len(before) and np.array_equal(ids[max(0, start - len(before)) : start], before):
-            start -= len(before)
-        if len(after) and np.array_equal(ids[end : end + len(after)], after):
-            end += len(after)
-        return Extent(start, end)
+        before, after = self._family.modalities[modality].marks
+        return Extent(
+            start - self._num_marked(before, ids[:start], at_end=True), end + self._num_marked(after, ids[end:])
+        )
+
+    def _num_marked(self, mark: str, ids: TokenIds, *, at_end: bool = False) -> int:
+        """Returns how many of the first `ids` hold the mark, or of the last ones if `at_end`. Returns 0 if they do not
+        begin or end with it.
+
+        A mark that is plain text has merged with the text around it: its outermost token may hold a piece of that."""
+        mark = mark.strip()
+        for count in range(1, min(len(ids), len(mark.encode()) + 1) + 1 if mark else 1):
+            text = self._tokenizer.decode(ids[-count:] if at_end else ids[:count]).strip()
+            if text.endswith(mark) if at_end else text.startswith(mark):
+                return count
+        return 0
 
     def _checked_ids(self, ids: Sequence[int], *, is_cut: bool) -> TokenIds:
         if len(ids) >= self._max_model_len * (_MAX_CUT_CONTEXTS if is_cut else 1):

@@ -15,6 +15,7 @@ SOURCES = (
     "encoder",
     "llm",
     "modeling",
+    "pipelines",
     "preprocess",
     "pyproject.toml",
     "README.md",
@@ -40,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_module_is_in_it_but_those_of_training_and_tests(wheel: Path) -> None:
     files = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    packages = ("deployments", "encoder", "llm", "modeling", "preprocess")
+    packages = ("deployments", "encoder", "llm", "modeling", "pipelines", "preprocess")
     expected = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
     assert files == expected | {"checkpoints/__init__.py"}
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.api.wire import ErrorBody, ErrorResponse
 from deployments.endpoint.admission import OverloadedError
-from deployments.pipeline.stage_calls import StageError, StageUnavailableError
+from deployments.pipeline.stage_calls import PlugInFailedError, StageError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(
@@ -80,6 +80,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
         return 429, _body(str(error), "rate_limit_error", code=f"overloaded_{error.reason}")
     if isinstance(error, StageUnavailableError):
         return 503, _body(f"{error}, try again", "server_error", code="stage_unavailable")
+    if isinstance(error, PlugInFailedError):
+        return 500, _body(str(error), "server_error", code="plug_in_failed")
     return 500, _body("internal error, see the server's log", "server_error")
 
 

@@ -19,7 +19,7 @@ from deployments.metrics import IngressMetrics
 from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.named_contents import NamedContents
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.stage_calls import StageCalls, StageFailedError, tensors_and_info
+from deployments.pipeline.stage_calls import PlugInFailedError, StageCalls, StageFailedError, tensors_and_info
 from deployments.pipeline.uploads import Uploads
 from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
 from preprocess.cache import ItemCache
@@ -266,6 +266,8 @@ class MediaItems:
 
         try:
             embeddings, info = await self._calls.send("encode", call, process_again)
+        except PlugInFailedError as error:
+            raise PlugInFailedError("encode", f"{item.source.field}: {error}") from error
         except StageFailedError as error:
             raise StageFailedError("encode", f"the encode stage failed on {item.source.field}") from error
         assert isinstance(info, EmbeddingInfo)

@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentResponseGenerator
 from deployments.metrics import IngressMetrics
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.hand_over import EmbeddingsLostError
+from pipelines.interface import PipelineError
 from preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -42,6 +43,10 @@ class StageError(RuntimeError):
 
 class StageFailedError(StageError):
     """A stage answered with an error of its own; it would do so again."""
+
+
+class PlugInFailedError(StageFailedError):
+    """A plug-in failed in the stage. The message is for the client, too."""
 
 
 class StageUnavailableError(StageError):
@@ -182,6 +187,8 @@ def _translated(error: Exception, stage: str) -> Exception:
         return cause
     if isinstance(cause, _LOSSES):
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
+    if isinstance(cause, PipelineError):
+        return PlugInFailedError(stage, str(cause))
     if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

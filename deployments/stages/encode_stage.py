@@ -12,7 +12,7 @@ from deployments.server_log import join_server_log
 from deployments.stages.engine_loop import EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.niceness import give_way_to_answers
-from deployments.stages.preprocess_stage import load_model_processor
+from deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
 from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
@@ -48,6 +48,7 @@ class Encode:
                 tower=part_config(config, settings.tower),
                 projector=part_config(config, settings.projector),
                 max_batch_patches=settings.max_batch_patches,
+                pipeline=pipeline_choice(config),
             )
         )
         items = load_model_processor(config).items

@@ -22,6 +22,8 @@ from deployments.stages.torch_setup import set_up_torch
 from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, PromptTruncation, TextPrompt
 
 if TYPE_CHECKING:
+    from pipelines.interface import PipelineParams
+    from pipelines.registry import PipelineChoice
     from preprocess.processor import MultiModalProcessor
     from preprocess.schema import ItemTensors
 
@@ -118,5 +120,22 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),
             max_model_len=config.max_model_len,
             limits=config.media.limits,
+            pipeline=pipeline_choice(config),
         )
     )
+
+
+def pipeline_choice(config: AppConfig) -> "PipelineChoice | None":
+    """Returns the multimodal pipeline of a text model in the libraries' form."""
+    from pipelines.registry import PipelineChoice
+
+    settings, tower, projector = config.multimodal_pipeline, config.encode.tower, config.encode.projector
+    if settings.name is None:
+        return None
+    params: PipelineParams = {
+        "vision_device": config.part_device(tower),
+        "vision_bits": config.part_bits(tower),
+        "projector_device": config.part_device(projector),
+        "projector_bits": config.part_bits(projector),
+    }
+    return PipelineChoice(None if settings.name == "auto" else settings.name, settings.folder, params)

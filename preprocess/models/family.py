@@ -128,15 +128,16 @@ class Modality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorFamily:
-    """`processor_class`: the name of a class in transformers, or a class with `from_pretrained`.
+    """`processor_class`: the name of a class in transformers, or an object with `from_pretrained`.
 
     `modalities`: by name. `frame`: see FrameInsertion. `keeps_special_tokens`: whether a prompt with items keeps the
     BOS and EOS that the tokenizer adds by itself. `requires_items`: whether the model takes no prompt of text alone.
     `rewrite_text`: changes a prompt's text before anything else does. `mend`: repairs a loaded processor. `backends`:
-    those for which transformers has the family's processor.
+    those for which transformers has the family's processor. `placeholder_id`: the token id that stands in finished
+    prompts where an embedding does; None: the embed token's.
     """
 
-    processor_class: str | type
+    processor_class: Any
     modalities: Mapping[str, Modality]
     frame: Callable[[HFProcessor], tuple[FrameInsertion, ...]] = lambda processor: ()
     keeps_special_tokens: bool = True
@@ -144,6 +145,7 @@ class ProcessorFamily:
     rewrite_text: Callable[[HFProcessor, str], str] | None = None
     mend: Callable[[HFProcessor], None] = field(default=lambda processor: None)
     backends: tuple[Backend, ...] = ("pil", "torchvision")
+    placeholder_id: int | None = None
 
 
 def image_token(processor: HFProcessor) -> str:

@@ -11,6 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.config import AppConfig
 from deployments.local_cluster import LOGGING, RAY_ENVIRONMENT
 from deployments.stages.encode_stage import part_config
+from deployments.stages.preprocess_stage import pipeline_choice
 from modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -92,6 +93,23 @@ def test_every_dtype_has_linear_layers_on_either_device(dtype: str, num_gpus: in
     config = AppConfig.model_validate({"dtype": dtype, "encode": {"num_gpus": num_gpus}})
     part = part_config(config, config.encode.tower)
     assert part.linear == ("packed" if not num_gpus and part.dtype in packable_dtypes() else "plain")
+
+
+@pytest.mark.parametrize(
+    ("tower", "bits"),
+    [({"dtype": "float32"}, 32), ({"dtype": "bfloat16"}, 16), ({"dtype": "float16"}, 16), ({"linear": "int8"}, 8)],
+)
+def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(tower: dict[str, str], bits: int) -> None:
+    settings = {"encode": {"num_gpus": 1, "tower": tower, "projector": {"device": "cpu"}}}
+    choice = pipeline_choice(AppConfig.model_validate({"multimodal_pipeline": {"name": "eyes"}, **settings}))
+    assert choice is not None
+    assert choice.params == {
+        "vision_device": "cuda",
+        "vision_bits": bits,
+        "projector_device": "cpu",
+        "projector_bits": 32,
+    }
+    assert pipeline_choice(AppConfig.model_validate(settings)) is None
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:

@@ -1,0 +1,67 @@
+"""Makes a multimodal pipeline the vision half of a text model: it takes the items of a batch and returns embeddings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from encoder.config import EncoderConfig
+from encoder.models.family import VisionFamily, VisionModality, all_together
+from modeling.model_configs import load_model_config
+from pipelines.interface import MultimodalPipeline, PipelineError
+from pipelines.registry import PipelineChoice, find_pipeline
+from preprocess.schema import ItemTensors
+
+
+class PipelineHalf(nn.Module):
+    """A pipeline with its weights, for a text model of a hidden size. Its cost of a picture is the same for all."""
+
+    def __init__(self, pipeline: MultimodalPipeline, config: Any) -> None:
+        """`config`: the configuration of the text model."""
+        super().__init__()
+        self.config = config
+        self._pipeline = pipeline
+
+    def embed(self, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+        """Takes items with `pixels`, (height, width, 3) uint8 on the CPU. Returns (num_image_embeds, hidden_size) of
+        each.
+
+        Raises PipelineError where the pipeline fails or returns something else."""
+        images = [Image.fromarray(item["pixels"].numpy()) for item in items]
+        name = self._pipeline.name()
+        try:
+            embeds = self._pipeline.embed_images(images)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            raise PipelineError(f"the multimodal pipeline {name!r} failed on this picture") from error
+        expected = (len(images), self._pipeline.num_image_embeds(), self.config.get_text_config().hidden_size)
+        shape = tuple(embeds.shape) if isinstance(embeds, torch.Tensor) else type(embeds).__name__
+        if shape != expected:
+            raise PipelineError(
+                f"the multimodal pipeline {name!r} returned embeddings of shape {shape}, it should be {expected}"
+            )
+        return list(embeds)
+
+
+def load_pipeline_half(config: EncoderConfig, choice: PipelineChoice) -> tuple[Any, VisionFamily]:
+    """Returns the chosen pipeline, with its weights loaded, and how it encodes pictures.
+
+    Raises PipelineError if there is no such pipeline, or if it cannot load."""
+    pipeline = find_pipeline(choice, config.model)
+    try:
+        getattr(pipeline, "load", lambda: None)()
+    except Exception as error:
+        raise PipelineError(f"the multimodal pipeline {pipeline.name()!r} cannot load: {error!r}") from error
+    num_embeds = pipeline.num_image_embeds()
+    image = VisionModality(
+        encode=lambda model, items: model.embed(items),
+        num_patches=lambda config, item: num_embeds,
+        batch_key=all_together,
+        on_host=frozenset({"pixels"}),
+    )
+    half = PipelineHalf(pipeline, load_model_config(config.model, config.revision))
+    # The pipeline has no parts that the encoder could place, divide or record.
+    return half, VisionFamily(whole="", unused=(), tower="", projector=(), modalities={"image": image})

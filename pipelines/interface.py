@@ -1,0 +1,95 @@
+"""What a multimodal pipeline offers, and what a module of pipelines offers. Both are plain Python: nothing of Raylens
+has to be imported for them."""
+
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    # Not at run time: the command line looks for pipelines and never touches a tensor.
+    import torch
+    from PIL import Image
+
+
+class PipelineParams(TypedDict):
+    """Where and how precisely a pipeline computes: devices by torch's names, and 32, 16 or 8 bits for each weight."""
+
+    vision_device: str
+    vision_bits: int
+    projector_device: str
+    projector_bits: int
+
+
+class MultimodalPipeline(Protocol):
+    """Turns pictures into embeddings for one kind of text model.
+
+    A pipeline may have a method `load`, without arguments. Only the process that embeds pictures calls it, once, before
+    `embed_images`: weights belong there. A pipeline that loads its weights when it is made works, too, but each replica
+    of Preprocess then holds them.
+    """
+
+    def name(self) -> str:
+        """Returns the name by which users choose the pipeline."""
+        ...
+
+    def image_start(self) -> str:
+        """Returns the text in front of each picture's positions, or an empty one."""
+        ...
+
+    def image_end(self) -> str:
+        """Returns the text behind each picture's positions, or an empty one."""
+        ...
+
+    def placeholder_token_id(self) -> int:
+        """Returns the token id that stands at a picture's positions in the token ids of a prompt."""
+        ...
+
+    def num_image_embeds(self) -> int:
+        """Returns how many positions a picture takes, whatever its size."""
+        ...
+
+    def embed_images(self, images: "list[Image.Image]") -> "torch.Tensor":
+        """Returns the embeddings of RGB pictures, (len(images), num_image_embeds, hidden size of the text model)."""
+        ...
+
+
+class PipelineModule(Protocol):
+    """A module of pipelines. It is imported when a pipeline is looked for, so its own imports should be few."""
+
+    available_pipelines: list[str]
+    """The names that `get_pipeline` knows."""
+
+    def get_pipeline(self, name: str, params: PipelineParams) -> MultimodalPipeline | None:
+        """Returns the pipeline of this name, or None if it is not one of this module's."""
+        ...
+
+    def get_pipeline_from_model_name(self, model_name: str, params: PipelineParams) -> MultimodalPipeline | None:
+        """Returns the pipeline for a text model of this name, or None unless it surely fits."""
+        ...
+
+
+class PipelineError(RuntimeError):
+    """A plug-in that breaks the interface, or that fails. The message names the pipeline. If embedding fails, clients
+    see the message, so it holds nothing that the plug-in says."""
+
+
+_METHODS = ("name", "image_start", "image_end", "placeholder_token_id", "num_image_embeds", "embed_images")
+
+
+def check_pipeline(pipeline: Any, source: str) -> MultimodalPipeline:
+    """Returns `pipeline`, which the module `source` has made. Raises PipelineError if it lacks a method, or if a method
+    returns something else than the interface says."""
+    if missing := [method for method in _METHODS if not callable(getattr(pipeline, method, None))]:
+        raise PipelineError(f"the multimodal pipeline of {source} has no method {', '.join(missing)}")
+    found: MultimodalPipeline = pipeline
+    texts = {"name": found.name(), "image_start": found.image_start(), "image_end": found.image_end()}
+    numbers = {"placeholder_token_id": found.placeholder_token_id(), "num_image_embeds": found.num_image_embeds()}
+    for method, value in texts.items():
+        if not isinstance(value, str):
+            raise PipelineError(f"{method} of the multimodal pipeline of {source} must return a text, got {value!r}")
+    for method, number in numbers.items():
+        least = 1 if method == "num_image_embeds" else 0
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise PipelineError(
+                f"{method} of the multimodal pipeline {texts['name']!r} must return a whole number of at least {least},"
+                f" got {number!r}"
+            )
+    return found
