@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines import registry
 from pipelines.interface import PipelineError, PipelineParams, check_pipeline
 from pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
 from tests.pipelines import plug_in
@@ -45,6 +47,16 @@ def test_names_are_listed_without_importing_anything() -> None:
     code = "import sys, pipelines.registry as r; r.installed_pipelines(); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"raylens_test_blocks", "torch", "PIL"} & set(found)
+
+
+@pytest.mark.usefixtures("installed")
+def test_no_module_is_imported_but_that_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("another", "no_such_module", registry.ENTRY_POINTS)
+    points = [broken, *entry_points(group=registry.ENTRY_POINTS)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    assert find_pipeline(PipelineChoice(plug_in.NAME, None, PARAMS), "model").name() == plug_in.NAME
+    with pytest.raises(PipelineError, match="the module no_such_module of multimodal pipelines cannot be imported"):
+        find_pipeline(PipelineChoice("another", None, PARAMS), "model")
 
 
 @pytest.mark.usefixtures("installed")

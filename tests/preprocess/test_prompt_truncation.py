@@ -100,3 +100,14 @@ def test_items_stay_whole_wherever_the_cut_falls(
     # Nothing of the others is left, and no item went that had room.
     assert sorted({int(one) for one in cut} - {0}) == sorted(ids[extents[index].start] for index in kept)
     assert all(index in kept for index, extent in enumerate(extents) if extent.start >= len(ids) - limit)
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(7, [0, 1]), (6, []), (4, []), (1, [])])
+def test_two_items_whose_marks_share_a_token_go_together(limit: int, kept: list[int]) -> None:
+    """As the end of one and the beginning of the next in plain text: `><`."""
+    ids = token_ids([5, 10, 6, 7, 11, 8, 9])
+    placeholders = [PlaceholderRange(1, 1), PlaceholderRange(4, 1)]
+    extents = [Extent(0, 4), Extent(3, 6)]
+    cut, found, indices = truncate_left(ids, placeholders, extents[::-1], limit)
+    assert (indices, len(found)) == (kept, len(kept))
+    assert cut.tolist() == (ids.tolist() if kept else [9])
