@@ -1,6 +1,6 @@
 """The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -173,6 +173,7 @@ class PipelineConfig(Settings):
     folder: str | None = Field(
         None, description="folder of Python modules with further pipelines, whose code is run; null: none is run"
     )
+    options: dict[str, Any] = Field({}, description="what the pipeline itself takes, such as where its weights are")
 
 
 class AppConfig(Settings):

@@ -1,7 +1,8 @@
 """What a multimodal pipeline offers, and what a module of pipelines offers. Both are plain Python: nothing of Raylens
 has to be imported for them."""
 
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     # Not at run time: the command line looks for pipelines and never touches a tensor.
@@ -9,13 +10,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-class PipelineParams(TypedDict):
-    """Where and how precisely a pipeline computes: devices by torch's names, and 32, 16 or 8 bits for each weight."""
-
-    vision_device: str
-    vision_bits: int
-    projector_device: str
-    projector_bits: int
+PipelineParams = Mapping[str, Any]
+"""Where and how precisely a pipeline computes: `vision_device` and `projector_device` by torch's names, `vision_bits`
+and `projector_bits` of 32, 16 or 8. Beside them stand the options of the server's settings, which the plug-in knows."""
 
 
 class MultimodalPipeline(Protocol):

@@ -39,7 +39,9 @@ def violations(package: str, source: str) -> list[str]:
         is_other_package = top in PACKAGES and top != package
         if package in ("preprocess", "modeling", "pipelines", "encoder", "llm"):
             is_halfs = package in ("encoder", "llm") and (module == "preprocess.schema" or top == "modeling")
-            is_plug_in = package in ("preprocess", "encoder") and top == "pipelines"
+            is_plug_in = (package in ("preprocess", "encoder") and top == "pipelines") or (
+                package == "pipelines" and top == "modeling"
+            )
             allowed = is_halfs or is_plug_in or module in _WITHOUT_WEIGHTS
             if top in SERVING_LIBRARIES or (is_other_package and not allowed):
                 found.append(module)

@@ -133,6 +133,7 @@ def pipeline_choice(config: AppConfig) -> "PipelineChoice | None":
     if settings.name is None:
         return None
     params: PipelineParams = {
+        **settings.options,
         "vision_device": config.part_device(tower),
         "vision_bits": config.part_bits(tower),
         "projector_device": config.part_device(projector),
