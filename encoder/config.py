@@ -53,6 +53,7 @@ class EncoderConfig:
     `max_batch_patches`: the most patches in a batch of several items; an item with more is encoded alone. None stands
     for a number that suits the tower's device.
     `pipeline`: takes the place of a vision half, for a text model. It has devices and dtypes of its own.
+    `pipeline_timeout_s`: how many seconds the pipeline may take for a batch.
 
     Raises ValueError for a `max_batch_patches` below 1."""
 
@@ -62,6 +63,7 @@ class EncoderConfig:
     projector: PartConfig = field(default_factory=PartConfig)
     max_batch_patches: int | None = None
     pipeline: PipelineChoice | None = None
+    pipeline_timeout_s: float = 40.0
 
     def __post_init__(self) -> None:
         if self.max_batch_patches is not None and self.max_batch_patches < 1:

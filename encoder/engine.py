@@ -87,6 +87,11 @@ class EncoderEngine:
         return len(self._scheduler) > 0 or len(self._launched) > 0
 
     @property
+    def has_hung(self) -> bool:
+        """Returns whether a call of the pipeline was given up, so that the process should be replaced."""
+        return bool(getattr(self._model, "has_hung", False))
+
+    @property
     def is_idle(self) -> bool:
         """Returns whether a step would do nothing until the next request comes."""
         return not self.has_unfinished()

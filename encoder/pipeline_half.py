@@ -9,6 +9,7 @@ from torch import nn
 
 from encoder.config import EncoderConfig
 from encoder.models.family import VisionFamily, VisionModality, all_together
+from encoder.time_limit import TimeLimit
 from modeling.model_configs import load_model_config
 from pipelines.interface import MultimodalPipeline, PipelineError
 from pipelines.registry import PipelineChoice, find_pipeline
@@ -18,23 +19,31 @@ from preprocess.schema import ItemTensors
 class PipelineHalf(nn.Module):
     """A pipeline with its weights, for a text model of a hidden size. Its cost of a picture is the same for all."""
 
-    def __init__(self, pipeline: MultimodalPipeline, config: Any) -> None:
-        """`config`: the configuration of the text model."""
+    def __init__(self, pipeline: MultimodalPipeline, config: Any, timeout_s: float) -> None:
+        """`config`: the configuration of the text model. `timeout_s`: how many seconds a call may take."""
         super().__init__()
         self.config = config
         self._pipeline = pipeline
+        self._limit = TimeLimit(timeout_s)
+
+    @property
+    def has_hung(self) -> bool:
+        """Returns whether a call was given up. It still takes memory, and perhaps a processor."""
+        return self._limit.num_given_up > 0
 
     def embed(self, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
         """Takes items with `pixels`, (height, width, 3) uint8 on the CPU. Returns (num_image_embeds, hidden_size) of
         each.
 
-        Raises PipelineError where the pipeline fails or returns something else."""
+        Raises PipelineError where the pipeline fails, takes too long or returns something else."""
         images = [Image.fromarray(item["pixels"].numpy()) for item in items]
         name = self._pipeline.name()
         try:
-            embeds = self._pipeline.embed_images(images)
+            embeds = self._limit.run(lambda: self._embed(images))
         except torch.AcceleratorError:
             raise
+        except TimeoutError as error:
+            raise PipelineError(f"the multimodal pipeline {name!r} took {error} for this picture") from error
         except Exception as error:
             raise PipelineError(f"the multimodal pipeline {name!r} failed on this picture") from error
         expected = (len(images), self._pipeline.num_image_embeds(), self.config.get_text_config().hidden_size)
@@ -44,6 +53,10 @@ class PipelineHalf(nn.Module):
                 f"the multimodal pipeline {name!r} returned embeddings of shape {shape}, it should be {expected}"
             )
         return list(embeds)
+
+    @torch.inference_mode()
+    def _embed(self, images: list[Image.Image]) -> Any:
+        return self._pipeline.embed_images(images)
 
 
 def load_pipeline_half(config: EncoderConfig, choice: PipelineChoice) -> tuple[Any, VisionFamily]:
@@ -62,6 +75,6 @@ def load_pipeline_half(config: EncoderConfig, choice: PipelineChoice) -> tuple[A
         batch_key=all_together,
         on_host=frozenset({"pixels"}),
     )
-    half = PipelineHalf(pipeline, load_model_config(config.model, config.revision))
+    half = PipelineHalf(pipeline, load_model_config(config.model, config.revision), config.pipeline_timeout_s)
     # The pipeline has no parts that the encoder could place, divide or record.
     return half, VisionFamily(whole="", unused=(), tower="", projector=(), modalities={"image": image})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig, VisionPartConfig
 from deployments.metrics import EncodeMetrics
 from deployments.server_log import join_server_log
-from deployments.stages.engine_loop import EngineLoop
+from deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.niceness import give_way_to_answers
 from deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
+_CALLS_OF_A_STEP = 3
+"""A step's time, in calls of a multimodal pipeline that take too long: a batch, one of its items alone, all else."""
 PROFILED_IMAGE = (448, 448)
 """Height and width of the picture by which activations are measured. The model's processor resizes it."""
 
@@ -49,6 +51,8 @@ class Encode:
                 projector=part_config(config, settings.projector),
                 max_batch_patches=settings.max_batch_patches,
                 pipeline=pipeline_choice(config),
+                # A batch that takes too long is followed by each of its items alone, all in one step.
+                pipeline_timeout_s=settings.step_timeout_s / _CALLS_OF_A_STEP,
             )
         )
         items = load_model_processor(config).items
@@ -90,7 +94,10 @@ class Encode:
         return Heartbeat(self._loop.heartbeat_age)
 
     def check_health(self) -> None:
+        """Raises EngineDiedError where the replica has to be replaced."""
         self._loop.check_health()
+        if self._engine.has_hung:
+            raise EngineDiedError("a call of the multimodal pipeline took too long, and still runs")
 
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:

@@ -1,0 +1,47 @@
+"""Gives up a call that takes too long. Python cannot end the call: it goes on, on a thread that is left to itself."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+
+class TimeLimit:
+    """Runs calls one after another on a thread of its own. After a call that was given up, a new thread takes over."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: how long one call may take."""
+        self.seconds = seconds
+        self.num_given_up = 0
+        self._calls = self._start()
+
+    def run(self, call: Callable[[], ResultT]) -> ResultT:
+        """Returns what the call returns, or raises what it raises. Raises TimeoutError for a call that is given up."""
+        result: Future[ResultT] = Future()
+        self._calls.put((call, result))
+        try:
+            return result.result(self.seconds)
+        except TimeoutError:
+            if result.done():
+                raise  # the call's own
+            self.num_given_up += 1
+            self._calls = self._start()
+            raise TimeoutError(f"more than {self.seconds:g} s") from None
+
+    def _start(self) -> "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]":
+        calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        # A daemon: a thread that never ends must not keep the process from ending.
+        threading.Thread(target=_run, args=(calls,), name="time-limit", daemon=True).start()
+        return calls
+
+
+def _run(calls: "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]") -> None:
+    while True:
+        call, result = calls.get()
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
