@@ -173,6 +173,9 @@ class PipelineConfig(Settings):
     folder: str | None = Field(
         None, description="folder of Python modules with further pipelines, whose code is run; null: none is run"
     )
+    add_all_images_to_prompt: bool = Field(
+        True, description="whether a prompt gets all pictures of its conversation; else the last one alone"
+    )
     options: dict[str, Any] = Field({}, description="what the pipeline itself takes, such as where its weights are")
 
 

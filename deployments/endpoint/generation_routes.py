@@ -30,7 +30,6 @@ from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
 from llm.sampling_params import SamplingParams
-from preprocess.media import MediaLimits
 from preprocess.schema import InvalidRequestError, Prompt, ToolCallFormat
 
 ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest)
@@ -46,13 +45,13 @@ class GenerationRoutes:
         model: ModelStatus,
         pipeline: Pipeline,
         metrics: IngressMetrics,
-        limits: MediaLimits,
+        weighed: WeighedRequests,
         first_token_timeout_s: float,
     ) -> None:
         self._model = model
         self._pipeline = pipeline
         self._metrics = metrics
-        self._weighed = WeighedRequests(limits)
+        self._weighed = weighed
         self._first_token_timeout_s = first_token_timeout_s
 
     def add_to(self, api: FastAPI) -> None:

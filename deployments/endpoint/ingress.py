@@ -25,6 +25,7 @@ from deployments.endpoint.json_route import JsonRoute
 from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.page_route import Page
+from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.token_routes import TokenRoutes
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.pipeline import Pipeline
@@ -54,8 +55,7 @@ class Ingress:
             timeout_s=config.ingress.health_timeout_s,
         )
         self._model = ModelStatus(config.model_name, self._monitor)
-        limits = config.media.limits
-        self._uploads = Uploads(config.uploads, limits)
+        self._uploads = Uploads(config.uploads, config.media.limits)
         # Whoever encodes is seen when it does.
         homes = {"encode": "generate"} if config.encoder == "inline" else {}
         self._pipeline = Pipeline(
@@ -67,10 +67,12 @@ class Ingress:
             self._uploads,
             on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
         )
+        adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
+        weighed = WeighedRequests(config.media.limits, adds_all_images=adds_all_images)
         timeout_s = config.ingress.first_token_timeout_s
         self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
-            GenerationRoutes(self._model, self._pipeline, self._metrics, limits, timeout_s),
-            TokenRoutes(self._model, self._pipeline, limits),
+            GenerationRoutes(self._model, self._pipeline, self._metrics, weighed, timeout_s),
+            TokenRoutes(self._model, self._pipeline, weighed),
             FileRoutes(self._uploads),
         ]
 

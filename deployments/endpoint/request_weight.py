@@ -6,6 +6,7 @@ from dataclasses import replace
 from deployments.api.generation import MediaFields
 from deployments.endpoint.admission import Weight
 from deployments.endpoint.call import Call
+from deployments.pipeline.last_picture import with_last_picture
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
@@ -24,10 +25,11 @@ meanwhile: for the first some microseconds, for the second milliseconds."""
 
 class WeighedRequests:
     """Makes the pipeline's requests from a client's request, and weighs them. `limits`: the most that one request may
-    bring."""
+    bring. `adds_all_images`: whether the prompt gets all pictures of a request, or the last one alone."""
 
-    def __init__(self, limits: MediaLimits) -> None:
+    def __init__(self, limits: MediaLimits, *, adds_all_images: bool = True) -> None:
         self._limits = limits
+        self._adds_all_images = adds_all_images
 
     def __call__(
         self,
@@ -41,7 +43,7 @@ class WeighedRequests:
     ) -> PipelineRequest:
         """Returns the pipeline's request. For each item that was not in the body it takes more of the call's budgets,
         once the item is fetched."""
-        prompt, media = prompt_and_media
+        prompt, media = prompt_and_media if self._adds_all_images else with_last_picture(*prompt_and_media)
         return PipelineRequest(
             request_id=request_id,
             prompt=prompt,

@@ -18,15 +18,14 @@ from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.request_weight import WeighedRequests, weigh_text
 from deployments.pipeline.pipeline import Pipeline
 from llm.sampling_params import SamplingParams
-from preprocess.media import MediaLimits
 from preprocess.schema import ChatPrompt
 
 
 class TokenRoutes:
-    def __init__(self, model: ModelStatus, pipeline: Pipeline, limits: MediaLimits) -> None:
+    def __init__(self, model: ModelStatus, pipeline: Pipeline, weighed: WeighedRequests) -> None:
         self._model = model
         self._pipeline = pipeline
-        self._weighed = WeighedRequests(limits)
+        self._weighed = weighed
 
     def add_to(self, api: FastAPI) -> None:
         for path, endpoint in (

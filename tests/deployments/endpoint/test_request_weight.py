@@ -79,3 +79,14 @@ def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
         )
         request.on_fetched(1000, 60_000)
         assert ticket.held == Weight(bytes=1000, pixels=60_000)
+
+
+@pytest.mark.parametrize("adds_all_images", [True, False])
+def test_a_request_has_all_its_pictures_or_the_last(adds_all_images: bool) -> None:
+    prompt = InterleavedPrompt([None, "and", None])
+    media = [MediaSource(f"https://example.com/{index}.jpg", "f") for index in range(2)]
+    weighed = WeighedRequests(LIMITS, adds_all_images=adds_all_images)
+    with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
+        request = weighed(Call("id", ticket), "r", MediaFields(), SamplingParams(), (prompt, media))
+    assert [source.url for source in request.media] == [source.url for source in media[0 if adds_all_images else 1 :]]
+    assert request.prompt == (prompt if adds_all_images else InterleavedPrompt(["and", None]))

@@ -1,0 +1,50 @@
+"""Leaves a prompt the last of its pictures, as text-generation-webui does unless all are to be added."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from deployments.pipeline.media_source import MediaSource
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt
+
+
+def with_last_picture(prompt: Prompt, media: Sequence[MediaSource]) -> tuple[Prompt, list[MediaSource]]:
+    """Returns the prompt and its media without any picture but the last one.
+
+    It concerns conversations, and texts with pictures in them. Pictures beside a prompt belong to placeholders that the
+    client has counted, so they stay."""
+    pictures = [source for source in media if source.modality == "image"]
+    if len(pictures) < 2:
+        return prompt, list(media)
+    if isinstance(prompt, ChatPrompt):
+        shorter: Prompt = _last_in_conversation(prompt)
+    elif isinstance(prompt, InterleavedPrompt):
+        last = max(index for index, part in enumerate(prompt.parts) if part is None)
+        shorter = InterleavedPrompt(
+            [part for index, part in enumerate(prompt.parts) if part is not None or index == last]
+        )
+    else:
+        return prompt, list(media)
+    return shorter, [source for source in media if source.modality != "image" or source is pictures[-1]]
+
+
+def _last_in_conversation(prompt: ChatPrompt) -> ChatPrompt:
+    left = sum(_is_picture(part) for message in prompt.messages for part in _parts(message)) - 1
+    messages = []
+    for message in prompt.messages:
+        parts = []
+        for part in _parts(message):
+            if not _is_picture(part) or left == 0:
+                parts.append(part)
+            left -= _is_picture(part)
+        messages.append({**message, "content": parts} if isinstance(message.get("content"), list) else message)
+    return replace(prompt, messages=messages)
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _is_picture(part: dict[str, Any]) -> bool:
+    return part["type"] == "image"
