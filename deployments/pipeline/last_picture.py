@@ -20,9 +20,8 @@ def with_last_picture(prompt: Prompt, media: Sequence[MediaSource]) -> tuple[Pro
         shorter: Prompt = _last_in_conversation(prompt)
     elif isinstance(prompt, InterleavedPrompt):
         last = max(index for index, part in enumerate(prompt.parts) if part is None)
-        shorter = InterleavedPrompt(
-            [part for index, part in enumerate(prompt.parts) if part is not None or index == last]
-        )
+        parts = enumerate(prompt.parts)
+        shorter = InterleavedPrompt([part for index, part in parts if part is not None or index == last])
     else:
         return prompt, list(media)
     return shorter, [source for source in media if source.modality != "image" or source is pictures[-1]]
@@ -47,4 +46,4 @@ def _parts(message: Message) -> list[dict[str, Any]]:
 
 
 def _is_picture(part: dict[str, Any]) -> bool:
-    return part["type"] == "image"
+    return bool(part["type"] == "image")

@@ -25,7 +25,7 @@ def left(prompt: Prompt, *names: str) -> tuple[Prompt, list[str | None]]:
 
 
 def test_in_a_conversation() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [IMAGE, text("a"), VIDEO]},
         {"role": "assistant", "content": "b"},
