@@ -96,18 +96,23 @@ TEMPLATE = (
 )
 
 
-@contextmanager
-def installed(folder: Path) -> Iterator[None]:
-    """Builds the package's wheel in `folder`, and installs it for as long as the context lasts."""
+def unpack(folder: Path, target: Path) -> set[str]:
+    """Builds the package's wheel in `folder` and unpacks it into `target`. Returns the names of what is there then."""
     (folder / "raylens_test_blocks.py").write_text(MODULE)
     (folder / "pyproject.toml").write_text(_PROJECT)
     code = "from setuptools import build_meta; build_meta.build_wheel('.')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
-    site_packages = Path(sysconfig.get_paths()["purelib"])
     with zipfile.ZipFile(wheel) as archive:
-        tops = {name.partition("/")[0] for name in archive.namelist()}
-        archive.extractall(site_packages)
+        archive.extractall(target)
+        return {name.partition("/")[0] for name in archive.namelist()}
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """Installs the package for as long as the context lasts. One module of tests may do so at a time."""
+    site_packages = Path(sysconfig.get_paths()["purelib"])
+    tops = unpack(folder, site_packages)
     try:
         yield
     finally:

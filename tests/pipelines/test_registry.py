@@ -1,8 +1,8 @@
 """Pipelines are found by name, by the model's name and in a folder; what is no pipeline is refused by name."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,20 @@ PARAMS: PipelineParams = {
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with plug_in.installed(tmp_path_factory.mktemp("package")):
-        yield
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    plug_in.unpack(tmp_path_factory.mktemp("package"), target)
+    return target
+
+
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package is in this process only. Whatever another one installs meanwhile is not looked at."""
+    monkeypatch.syspath_prepend(package)
+    values = {"raylens_test_blocks", "pipelines.llava", "pipelines.minigpt4"}
+    points = {point.name: point for point in entry_points(group=registry.ENTRY_POINTS) if point.value in values}
+    monkeypatch.setattr(registry, "entry_points", lambda group: list(points.values()))
+    return package
 
 
 @pytest.fixture
@@ -42,17 +53,22 @@ def test_an_installed_one_is_found_by_its_name_and_gets_the_settings() -> None:
     assert (pipeline.device, pipeline.bits) == ("cpu", 16)
 
 
-@pytest.mark.usefixtures("installed")
-def test_names_are_listed_without_importing_anything() -> None:
-    code = "import sys, pipelines.registry as r; r.installed_pipelines(); print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"raylens_test_blocks", "torch", "PIL"} & set(found)
+def test_names_are_listed_without_importing_anything(package: Path) -> None:
+    code = "import sys, pipelines.registry as r; print(*r.installed_pipelines()); print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": f"{package}:."}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    names, modules = done.stdout.splitlines()
+    assert plug_in.NAME in names.split()
+    assert not {"raylens_test_blocks", "torch", "PIL"} & set(modules.split())
 
 
 @pytest.mark.usefixtures("installed")
 def test_no_module_is_imported_but_that_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = EntryPoint("another", "no_such_module", registry.ENTRY_POINTS)
-    points = [broken, *entry_points(group=registry.ENTRY_POINTS)]
+    points = [
+        EntryPoint("another", "no_such_module", registry.ENTRY_POINTS),
+        EntryPoint(plug_in.NAME, "raylens_test_blocks", registry.ENTRY_POINTS),
+    ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     assert find_pipeline(PipelineChoice(plug_in.NAME, None, PARAMS), "model").name() == plug_in.NAME
     with pytest.raises(PipelineError, match="the module no_such_module of multimodal pipelines cannot be imported"):

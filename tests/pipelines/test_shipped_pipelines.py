@@ -1,5 +1,6 @@
 """The pipelines that come with Raylens make the embeddings of transformers' whole models from the same weights."""
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import CLIPVisionModel, PreTrainedModel
 
 from encoder.config import EncoderConfig
 from encoder.engine import EncoderEngine
+from pipelines import registry
 from pipelines.interface import PipelineError
 from pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
 from preprocess.hf_processor import load_processor
@@ -174,7 +176,14 @@ def test_a_pickle_with_code_is_not_run(text_model: str, llava_options: dict[str,
     ],
 )
 def test_they_are_found_by_the_models_name(
-    llava_options: dict[str, Any], minigpt4_options: dict[str, Any], model: str, name: str
+    llava_options: dict[str, Any],
+    minigpt4_options: dict[str, Any],
+    model: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Another process of tests may install one and take it away meanwhile.
+    own = [point for point in entry_points(group=registry.ENTRY_POINTS) if point.value.startswith("pipelines.")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: own)
     options = minigpt4_options if name == "minigpt4" else llava_options
     assert find_pipeline(PipelineChoice(None, None, {**FULL, **options}), f"/models/{model}").name() == name
