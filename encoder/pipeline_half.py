@@ -9,7 +9,7 @@ from torch import nn
 
 from encoder.config import EncoderConfig
 from encoder.models.family import VisionFamily, VisionModality, all_together
-from encoder.time_limit import TimeLimit
+from encoder.time_limit import GivenUpError, TimeLimit
 from modeling.model_configs import load_model_config
 from pipelines.interface import MultimodalPipeline, PipelineError
 from pipelines.registry import PipelineChoice, find_pipeline
@@ -42,7 +42,7 @@ class PipelineHalf(nn.Module):
             embeds = self._limit.run(lambda: self._embed(images))
         except torch.AcceleratorError:
             raise
-        except TimeoutError as error:
+        except GivenUpError as error:
             raise PipelineError(f"the multimodal pipeline {name!r} took {error} for this picture") from error
         except Exception as error:
             raise PipelineError(f"the multimodal pipeline {name!r} failed on this picture") from error

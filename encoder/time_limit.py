@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 
+class GivenUpError(TimeoutError):
+    """The call took longer than its limit."""
+
+
 class TimeLimit:
     """Runs calls one after another on a thread of its own. After a call that was given up, a new thread takes over."""
 
@@ -19,7 +23,7 @@ class TimeLimit:
         self._calls = self._start()
 
     def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Returns what the call returns, or raises what it raises. Raises TimeoutError for a call that is given up."""
+        """Returns what the call returns, or raises what it raises. Raises GivenUpError for a call that takes too long."""
         result: Future[ResultT] = Future()
         self._calls.put((call, result))
         try:
@@ -29,7 +33,7 @@ class TimeLimit:
                 raise  # the call's own
             self.num_given_up += 1
             self._calls = self._start()
-            raise TimeoutError(f"more than {self.seconds:g} s") from None
+            raise GivenUpError(f"more than {self.seconds:g} s") from None
 
     def _start(self) -> "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]":
         calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()

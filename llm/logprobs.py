@@ -11,7 +11,8 @@ class TokenLogprobs:
     """The token at one position: its log-probability in nats, its rank (1 is the likeliest), and the likeliest tokens
     at the position with their log-probabilities, likeliest first.
 
-    A log-probability may be -inf where the model itself excludes a token."""
+    A log-probability may be -inf where the model itself excludes a token, and where it has no logit for it, as for an
+    item's placeholder behind the vocabulary."""
 
     token_id: int
     logprob: float
@@ -30,9 +31,11 @@ def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequ
     if not token_ids:
         return []
     logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ids = torch.tensor(token_ids, device=logits.device)[:, None]
+    num_logits = logits.shape[1]
+    chosen = logprobs.gather(1, ids.clamp(max=num_logits - 1)).masked_fill(ids >= num_logits, -torch.inf)
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    values, indices = logprobs.topk(min(max(num_top), logprobs.shape[1]), dim=-1)
+    values, indices = logprobs.topk(min(max(num_top), num_logits), dim=-1)
     tops = [list(zip(ids, row, strict=True)) for ids, row in zip(indices.tolist(), values.tolist(), strict=True)]
     return [
         TokenLogprobs(token_id, logprob, rank, top[:wanted])

@@ -81,7 +81,7 @@ def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
     if config.pipeline is not None:
         from preprocess.models.pipeline import pipeline_family
 
-        return pipeline_family(find_pipeline(config.pipeline, config.model))
+        return pipeline_family(find_pipeline(config.pipeline, config.model), config.pipeline.params)
     family: ProcessorFamily = load_family("preprocess", model_type)
     return family
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AddedToken, AutoTokenizer, ProcessorMixin
 
-from pipelines.interface import MultimodalPipeline
+from pipelines.interface import MultimodalPipeline, PipelineParams
 from preprocess.field_layout import Batched, Outputs
 from preprocess.models.family import (
     HFProcessor,
@@ -58,18 +58,18 @@ class _Loader:
     """Loads the tokenizer of a checkpoint for a pipeline."""
 
     pipeline: MultimodalPipeline
+    params: PipelineParams
 
     def from_pretrained(self, model: str, *, revision: str | None = None, backend: str = "pil") -> PipelineProcessor:
         processor = PipelineProcessor(AutoTokenizer.from_pretrained(model, revision=revision))
         pipeline = self.pipeline
         processor.marks = (pipeline.image_start(), pipeline.image_end())
-        # Of a pipeline all that changes a picture's embeddings is its name and its number of embeddings.
-        processor.identity = f"{pipeline.name()} {pipeline.num_image_embeds()}"
+        processor.identity = f"{pipeline.name()} {pipeline.num_image_embeds()} {sorted(self.params.items())}"
         return processor
 
 
-def pipeline_family(pipeline: MultimodalPipeline) -> ProcessorFamily:
-    """Returns the family of text models with this pipeline."""
+def pipeline_family(pipeline: MultimodalPipeline, params: PipelineParams) -> ProcessorFamily:
+    """Returns the family of text models with this pipeline, which was made with `params`."""
     num_embeds = pipeline.num_image_embeds()
 
     def expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
@@ -86,7 +86,7 @@ def pipeline_family(pipeline: MultimodalPipeline) -> ProcessorFamily:
         expansion=expansion,
     )
     return ProcessorFamily(
-        processor_class=_Loader(pipeline),
+        processor_class=_Loader(pipeline, params),
         modalities={"image": image},
         placeholder_id=pipeline.placeholder_token_id(),
         backends=("pil",),

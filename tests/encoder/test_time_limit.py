@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from encoder.time_limit import TimeLimit
+from encoder.time_limit import GivenUpError, TimeLimit
 
 
 def test_results_and_errors_are_those_of_the_call() -> None:
@@ -18,7 +18,7 @@ def test_results_and_errors_are_those_of_the_call() -> None:
 
 def test_a_call_that_takes_too_long_is_given_up() -> None:
     limit, released = TimeLimit(0.2), threading.Event()
-    with pytest.raises(TimeoutError, match=r"more than 0.2 s"):
+    with pytest.raises(GivenUpError, match=r"more than 0.2 s"):
         limit.run(released.wait)
     assert limit.num_given_up == 1
     # The call is still there, and in nobody's way.
@@ -31,6 +31,7 @@ def test_a_calls_own_timeout_is_an_error_like_any_other() -> None:
         raise TimeoutError("the call's own")
 
     limit = TimeLimit(10)
-    with pytest.raises(TimeoutError, match="the call's own"):
+    with pytest.raises(TimeoutError, match="the call's own") as caught:
         limit.run(fail)
+    assert not isinstance(caught.value, GivenUpError)
     assert limit.num_given_up == 0

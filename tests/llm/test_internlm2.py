@@ -2,7 +2,9 @@
 InternLM2 itself."""
 
 import json
+import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.loader import load_language_half
 from llm.models.internlm2 import InternLM2ForCausalLM
+from llm.outputs import RequestOutput
+from llm.sampling_params import SamplingParams
 from llm.sharding import shard
 from modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
 from modeling.wemm_config import InternLM2Config
@@ -86,6 +90,30 @@ def test_internlm2_itself_answers_like_the_reference_without_its_lora(
     are_equal = [answers(engine, [one]) == [one.expected] for one in requests]
     assert are_equal == [not one.embeddings for one in requests]
     assert len(set(are_equal)) == 2
+
+
+def test_placeholders_behind_the_vocabulary_have_no_probability(
+    published: Path, reference: PreTrainedModel, requests: list[Request]
+) -> None:
+    """The published tokenizer has none, so theirs is a new id."""
+    engine = LLMEngine(EngineConfig(str(published)))
+    asked = next(one for one in requests if one.embeddings)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2)
+    engine.add_request("0", asked.prompt, asked.embeddings, params)
+    (first,) = [output for output in iter_steps(engine) if output.prompt_logprobs]
+    vocab_size = reference.config.text_config.vocab_size
+    told = dict(enumerate(first.prompt_logprobs, start=1))
+    assert len(told) == len(asked.prompt.prompt_token_ids) - 1
+    for position, one in told.items():
+        assert one.token_id == asked.prompt.prompt_token_ids[position]
+        assert (one.logprob == -math.inf) == (one.token_id >= vocab_size) == (one.rank > vocab_size)
+        assert all(token < vocab_size for token, _ in one.top)
+    assert any(one.logprob == -math.inf for one in told.values())
+
+
+def iter_steps(engine: LLMEngine) -> Iterator[RequestOutput]:
+    while engine.has_unfinished():
+        yield from engine.step()
 
 
 def test_heads_stay_with_their_keys_and_values() -> None:

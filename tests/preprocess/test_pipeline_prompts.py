@@ -33,6 +33,17 @@ def processor(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Mult
     return MultiModalProcessor(ProcessorConfig(checkpoint, pipeline=choice))
 
 
+def test_what_the_pipeline_is_told_is_a_part_of_an_items_identity(checkpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "blocks.py").write_text(plug_in.MODULE)
+
+    def fingerprint(**params: Any) -> str:
+        choice = PipelineChoice(plug_in.NAME, str(tmp_path), {**PARAMS, **params})
+        return MultiModalProcessor(ProcessorConfig(checkpoint, pipeline=choice)).identity.fingerprint
+
+    assert fingerprint() == fingerprint()
+    assert len({fingerprint(), fingerprint(vision_bits=8), fingerprint(projector="elsewhere")}) == 3
+
+
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint: str) -> Any:
     return AutoTokenizer.from_pretrained(checkpoint)
