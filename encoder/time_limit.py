@@ -23,7 +23,7 @@ class TimeLimit:
         self._calls = self._start()
 
     def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Returns what the call returns, or raises what it raises. Raises GivenUpError for a call that takes too long."""
+        """Returns what the call returns, or raises what it raises. Raises GivenUpError for one that takes longer."""
         result: Future[ResultT] = Future()
         self._calls.put((call, result))
         try:
