@@ -225,6 +225,23 @@ def pending(handle: DeploymentHandle[Any]) -> dict[str, float]:
     return stats
 
 
+def test_many_small_calls_leave_one_replica(preprocess: DeploymentHandle[Any]) -> None:
+    """In the time in which as many large pictures, or Serve's own policy, start another one.
+
+    They wait behind a picture that leaves a replica half its target. No large picture has been sent before: on a busy
+    machine it waits for long enough to start one.
+    """
+    jobs = [SLOW_4K] + [TINY] * (IN_FLIGHT - 4)
+    with in_flight([partial(process, preprocess, job) for job in jobs] + [partial(render, preprocess)] * 3):
+        waiting = []
+        deadline = time.monotonic() + 9.0
+        while time.monotonic() < deadline:
+            assert num_replicas() == 1
+            waiting.append(pending(preprocess)[PENDING_CALLS])
+            time.sleep(0.2)
+    assert statistics.mean(waiting) > IN_FLIGHT / 2
+
+
 def test_items_count_from_their_arrival_until_they_fail_or_are_cancelled(preprocess: DeploymentHandle[Any]) -> None:
     with pytest.raises(RayTaskError):
         process(preprocess, BROKEN)
@@ -240,22 +257,6 @@ def test_items_count_from_their_arrival_until_they_fail_or_are_cancelled(preproc
     while pending(preprocess)[PENDING_CALLS] > 0:
         assert time.monotonic() < started + TIMEOUT
     assert time.monotonic() - started < 1.0  # the item in work, at most, is waited for
-
-
-def test_many_small_calls_leave_one_replica(preprocess: DeploymentHandle[Any]) -> None:
-    """In the time in which as many large pictures, or Serve's own policy, start another one.
-
-    They wait behind a picture that leaves a replica half its target.
-    """
-    jobs = [SLOW_4K] + [TINY] * (IN_FLIGHT - 4)
-    with in_flight([partial(process, preprocess, job) for job in jobs] + [partial(render, preprocess)] * 3):
-        waiting = []
-        deadline = time.monotonic() + 9.0
-        while time.monotonic() < deadline:
-            assert num_replicas() == 1
-            waiting.append(pending(preprocess)[PENDING_CALLS])
-            time.sleep(0.2)
-    assert statistics.mean(waiting) > IN_FLIGHT / 2
 
 
 def test_as_many_large_pictures_start_another_replica(preprocess: DeploymentHandle[Any]) -> None:
