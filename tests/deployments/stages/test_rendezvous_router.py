@@ -8,8 +8,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -336,6 +338,14 @@ class Worker:
         for _ in range(num_items):
             yield await self.who(0.001)
 
+    async def hold(self, folder: str) -> str:
+        """Says with the name of a file in the folder which replica it is, and stays busy until the folder has a file `release`."""
+        replica_id = await self.who()
+        Path(folder, f"{replica_id}.{uuid4().hex}").touch()
+        while not Path(folder, "release").exists():
+            await asyncio.sleep(0.05)
+        return replica_id
+
     async def pid(self) -> int:
         return os.getpid()
 
@@ -349,6 +359,10 @@ class Caller:
     async def fan_out(self, keys: list[str], seconds: float = 0.01) -> list[str]:
         calls = [self._worker.options(session_id=key).who.remote(seconds) for key in keys]
         return list(await asyncio.gather(*calls))
+
+    async def hold(self, key: str, folder: str) -> str:
+        replica_id: str = await self._worker.options(session_id=key).hold.remote(folder)
+        return replica_id
 
     async def fan_out_streams(self, keys: list[str]) -> list[list[str]]:
         async def items(key: str) -> list[str]:
@@ -456,16 +470,24 @@ def test_a_full_replica_s_calls_spill_to_the_next(worker: DeploymentHandle[Any])
 
 
 def test_a_replica_that_was_full_gets_its_calls_back(
-    caller: DeploymentHandle[Any], worker: DeploymentHandle[Any]
+    caller: DeploymentHandle[Any], worker: DeploymentHandle[Any], tmp_path: Path
 ) -> None:
     """Another router's calls fill it, so only the replica itself knows when they end."""
     home = rank("hot", set(placement_on(worker, 3).values()))[0]
-    caller.fan_out.remote(["hot"]).result(timeout_s=TIMEOUT)  # its first call sets up its router
-    others = caller.fan_out.remote(["hot"] * MAX_ONGOING, 2.0)
-    time.sleep(1)
+    others: list[DeploymentResponse[Any]] = []
+    # A call that has just ended may still count, so one of these calls may go to another replica.
+    while held_by(tmp_path)[home] < MAX_ONGOING:
+        others.append(caller.hold.remote("hot", str(tmp_path)))
+        wait_until(lambda: held_by(tmp_path).total() == len(others))
     assert who(worker, "hot") != home
-    assert others.result(timeout_s=TIMEOUT) == [home] * MAX_ONGOING
+    (tmp_path / "release").touch()
+    assert Counter(call.result(timeout_s=TIMEOUT) for call in others)[home] == MAX_ONGOING
     wait_until(lambda: who(worker, "hot") == home)
+
+
+def held_by(folder: Path) -> Counter[str]:
+    """How many calls of `hold` each replica has begun."""
+    return Counter(path.stem for path in folder.iterdir() if path.name != "release")
 
 
 def test_one_key_cannot_overload_a_replica_that_takes_more(caller: DeploymentHandle[Any]) -> None:
