@@ -339,7 +339,7 @@ class Worker:
             yield await self.who(0.001)
 
     async def hold(self, folder: str) -> str:
-        """Says with the name of a file in the folder which replica it is, and stays busy until the folder has a file `release`."""
+        """Makes a file whose name starts with this replica's id. Stays busy until the folder has a file `release`."""
         replica_id = await self.who()
         Path(folder, f"{replica_id}.{uuid4().hex}").touch()
         while not Path(folder, "release").exists():
