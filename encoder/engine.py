@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from encoder.activation_memory import peak_activation_bytes
 from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
 from encoder.models.family import VisionModality
-from encoder.pipeline_half import load_pipeline_half
+from encoder.pipeline_half import PipelineHalf, load_pipeline_half
 from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
 from encoder.staging import PendingEmbeddings
@@ -35,10 +36,13 @@ class EncoderEngine:
 
     def __init__(self, config: EncoderConfig) -> None:
         self._device = torch.device(config.tower.device)
+        self._model: Any
+        self._pipeline: PipelineHalf | None = None
         if config.pipeline is None:
             self._model, self._family = load_vision_half(config)
         else:
-            self._model, self._family = load_pipeline_half(config, config.pipeline)
+            self._pipeline, self._family = load_pipeline_half(config, config.pipeline)
+            self._model = self._pipeline
         self._scheduler = EncoderScheduler(config.batch_patches)
         self.max_item_patches: int | None = None
         self._staging = make_staging(config)
@@ -52,7 +56,10 @@ class EncoderEngine:
         Sets `max_item_patches`, the most patches that an item may have from then on. CUDA graphs are recorded until
         they hold as much again."""
         request = self._request("", modality, tensors)
-        with nullcontext() if self._graphs is None else self._graphs.paused():
+        with (
+            nullcontext() if self._graphs is None else self._graphs.paused(),
+            nullcontext() if self._pipeline is None else self._pipeline.measured(),
+        ):
             num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode([request])], self._device)
         if self._graphs is not None:
             self._graphs.max_bytes = min(self._graphs.max_bytes, max_bytes)
@@ -89,7 +96,7 @@ class EncoderEngine:
     @property
     def has_hung(self) -> bool:
         """Returns whether a call of the pipeline was given up, so that the process should be replaced."""
-        return bool(getattr(self._model, "has_hung", False))
+        return self._pipeline is not None and self._pipeline.has_hung
 
     @property
     def is_idle(self) -> bool:

@@ -1,6 +1,7 @@
 """Makes a multimodal pipeline the vision half of a text model: it takes the items of a batch and returns embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,11 +26,22 @@ class PipelineHalf(nn.Module):
         self.config = config
         self._pipeline = pipeline
         self._limit = TimeLimit(timeout_s)
+        self._is_measured = False
 
     @property
     def has_hung(self) -> bool:
         """Returns whether a call was given up. It still takes memory, and perhaps a processor."""
         return self._limit.num_given_up > 0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Within it calls run on the caller's thread, where the memory that they take can be counted, and may take as
+        long as they need."""
+        self._is_measured = True
+        try:
+            yield
+        finally:
+            self._is_measured = False
 
     def embed(self, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
         """Takes items with `pixels`, (height, width, 3) uint8 on the CPU. Returns (num_image_embeds, hidden_size) of
@@ -39,7 +51,7 @@ class PipelineHalf(nn.Module):
         images = [Image.fromarray(item["pixels"].numpy()) for item in items]
         name = self._pipeline.name()
         try:
-            embeds = self._limit.run(lambda: self._embed(images))
+            embeds = self._embed(images) if self._is_measured else self._limit.run(lambda: self._embed(images))
         except torch.AcceleratorError:
             raise
         except GivenUpError as error:
@@ -59,7 +71,7 @@ class PipelineHalf(nn.Module):
         return self._pipeline.embed_images(images)
 
 
-def load_pipeline_half(config: EncoderConfig, choice: PipelineChoice) -> tuple[Any, VisionFamily]:
+def load_pipeline_half(config: EncoderConfig, choice: PipelineChoice) -> tuple[PipelineHalf, VisionFamily]:
     """Returns the chosen pipeline, with its weights loaded, and how it encodes pictures.
 
     Raises PipelineError if there is no such pipeline, or if it cannot load."""

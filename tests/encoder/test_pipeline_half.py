@@ -1,0 +1,44 @@
+"""A multimodal pipeline in the encoder: its memory is counted, and its first call may take long."""
+
+import pytest
+import torch
+
+from encoder.config import EncoderConfig
+from encoder.engine import EncoderEngine
+from pipelines.registry import PipelineChoice
+from preprocess.schema import ItemTensors
+from tests.pipelines import plug_in
+from tests.pipelines.test_registry import PARAMS
+
+NUM_BYTES = 2**20
+PICTURE: ItemTensors = {"pixels": torch.zeros(8, 8, 3, dtype=torch.uint8)}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> EncoderEngine:
+    """Its pipeline takes a known amount of memory for each picture, and half a second for each call."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    costly = f"        time.sleep(0.5)\n        work = torch.ones(len(images), {NUM_BYTES}, dtype=torch.uint8)\n"
+    method = "    def embed_images(self, images):\n"
+    (folder / "blocks.py").write_text(plug_in.MODULE.replace(method, method + costly).replace(plug_in.NAME, "costly"))
+    model = plug_in.make_text_model(tmp_path_factory.mktemp("llama"))
+    choice = PipelineChoice("costly", str(folder), PARAMS)
+    return EncoderEngine(EncoderConfig(model, pipeline=choice, pipeline_timeout_s=0.1))
+
+
+def test_memory_of_a_pipeline_bounds_batches(engine: EncoderEngine) -> None:
+    num_pictures = 10
+    engine.bound_activations("image", PICTURE, num_pictures * 2 * NUM_BYTES)
+    assert engine.max_item_patches is not None
+    # The pipeline's own tensors, and little beside them.
+    assert num_pictures < engine.max_item_patches / plug_in.NUM_EMBEDS <= 2 * num_pictures
+
+
+def test_the_limit_of_time_holds_for_pictures_of_clients_only(engine: EncoderEngine) -> None:
+    engine.bound_activations("image", PICTURE, NUM_BYTES)
+    assert not engine.has_hung
+    engine.max_item_patches = None
+    engine.add_request("slow", "image", PICTURE)
+    (output,) = engine.step()
+    assert "took more than 0.1 s for this picture" in str(output.error)
+    assert engine.has_hung
