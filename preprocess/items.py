@@ -116,7 +116,9 @@ class ItemProcessor:
             expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
             check_layout(item.tensors, rules.unpack(self._processor, expected), expected)
             given = rules.pack(self._processor, item.tensors)
-            tensors = self._stored(rules, with_own_layout(given, expected, rules.derived_fields))
+            derived, content_fields = rules.derived_fields, rules.content_fields
+            given = with_own_layout(given, expected, derived=derived, content=content_fields)
+            tensors = self._stored(rules, given)
         check_finite(tensors)
         return _info(modality, rules, expansion, tensors, is_encoded=item.is_encoded), tensors
 

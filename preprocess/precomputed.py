@@ -72,18 +72,23 @@ def check_layout(tensors: ItemTensors, whole: ItemTensors, packed: ItemTensors) 
             raise _invalid(f"{name} is {_described(given)}, for a picture of this size {_described(whole[name])}")
 
 
-def with_own_layout(tensors: ItemTensors, expected: ItemTensors, derived: Sequence[str]) -> ItemTensors:
+def with_own_layout(
+    tensors: ItemTensors, expected: ItemTensors, *, derived: Sequence[str], content: Sequence[str]
+) -> ItemTensors:
     """Returns the client's tensors, with the fields that follow from the picture's size taken from `expected` instead.
     Such fields are grids, indices and masks, by which an encoder finds its way in a batch that holds other clients'
-    items.
+    items. `derived` and `content`: the family's `derived_fields` and `content_fields`.
 
-    Raises InvalidRequestError if the client's numbers in these fields differ.
+    Raises InvalidRequestError if the client's numbers in these fields differ, and if those of a content field have
+    another dtype.
     """
     found = {}
     for name, value in expected.items():
-        is_derived = not value.is_floating_point() or name in derived
+        is_derived = (not value.is_floating_point() and name not in content) or name in derived
         if is_derived and not torch.equal(tensors[name].double(), value.double()):
             raise _invalid(f"{name} holds other numbers than belong to a picture of this size")
+        if name in content and tensors[name].dtype != value.dtype:
+            raise _invalid(f"{name} is {_described(tensors[name])}, expected is {_described(value)}")
         found[name] = value if is_derived else tensors[name]
     return found
 

@@ -98,6 +98,7 @@ class Modality:
     `max_items`: items that one prompt can hold, None: any number.
     `language_fields`: the fields that the language model needs beside an item's embeddings, e.g. for positions.
     `derived_fields`: floating-point fields that follow from an item's size, as all of whole numbers do.
+    `content_fields`: fields of whole numbers that do not.
     `options`: settings that a client may change per request, by name; `largest_options`: values of those that make an
     item larger than the model's own settings do.
     `among_others`: what holds instead when the prompt has more than one item of the modality.
@@ -121,6 +122,7 @@ class Modality:
     max_items: int | None = None
     language_fields: tuple[str, ...] = ()
     derived_fields: tuple[str, ...] = ()
+    content_fields: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     largest_options: Mapping[str, object] = field(default_factory=dict)
     among_others: "Modality | None" = None

@@ -77,6 +77,7 @@ def pipeline_family(pipeline: MultimodalPipeline, params: PipelineParams) -> Pro
 
     image = Modality(
         fields={"pixels": Batched()},
+        content_fields=("pixels",),
         update=replaces_image_token,
         embed_token=image_token,
         marks=(pipeline.image_start(), pipeline.image_end()),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -12,10 +13,19 @@ from transformers import AutoTokenizer
 
 from pipelines.registry import PipelineChoice
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import ChatPrompt, InterleavedPrompt, ItemInfo, PromptTruncation, TextPrompt
+from preprocess.schema import (
+    ChatPrompt,
+    InterleavedPrompt,
+    InvalidRequestError,
+    ItemInfo,
+    PromptTruncation,
+    TextPrompt,
+)
 from tests.pictures import encoded
 from tests.pipelines import plug_in
 from tests.pipelines.test_registry import PARAMS
+from tests.preprocess.parity import picture
+from tests.preprocess.test_precomputed import content
 
 TEXTS = ["", "a", "a<", "Look: ", " and ", "\n", "> b", "Img", "<Img", "/Img>", "one two three", "é"]
 
@@ -55,6 +65,18 @@ def info(processor: MultiModalProcessor) -> ItemInfo:
     assert tensors["pixels"].shape == (20, 30, 3)
     assert info.num_embeds == plug_in.NUM_EMBEDS
     return info
+
+
+def test_a_client_may_send_the_pixels_themselves(processor: MultiModalProcessor) -> None:
+    image = picture(0)
+    size = (image.height, image.width)
+    _, expected = processor.items.process("image", encoded(image))
+    accepted, tensors = processor.items.accept("image", content(size, expected))
+    assert accepted.num_embeds == plug_in.NUM_EMBEDS
+    assert torch.equal(tensors["pixels"], expected["pixels"])
+    for wrong in (expected["pixels"].float(), expected["pixels"].long(), expected["pixels"][1:]):
+        with pytest.raises(InvalidRequestError, match="pixels is "):
+            processor.items.accept("image", content(size, {"pixels": wrong}))
 
 
 def expected_ids(tokenizer: Any, texts: list[str]) -> list[int]:
