@@ -7,16 +7,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from openai import InternalServerError, OpenAI
 from PIL import Image
-from transformers import AutoTokenizer, LlamaForCausalLM
 
 from deployments.config_file import ConfigError, load_config
 from deployments.local_cluster import deployed_app
 from preprocess.data_url import data_url
 from tests.pictures import encoded, user_message
 from tests.pipelines import plug_in
+from tests.pipelines.text_model_oracle import TextModelOracle
 from tests.preprocess.parity import picture
 from tests.replicas import replica_pids
 from tests.waiting import wait_until
@@ -31,48 +30,19 @@ QUESTIONS: list[Question] = [
 ]
 
 
-class Oracle:
-    def __init__(self, checkpoint: str) -> None:
-        self.model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        module = ModuleType("plug_in")
-        exec(plug_in.MODULE, vars(module))
-        self.pipeline = module.get_pipeline(plug_in.NAME, {"vision_device": "cpu", "vision_bits": 32})
-        self.pipeline.load()
-
-    def expected(self, text: str, pictures: list[Image.Image]) -> tuple[list[int], list[int]]:
-        """The ids of the prompt and of the answer. `text` has <image> in place of each picture, without markers."""
-        ids: list[int] = []
-        embeds: list[torch.Tensor] = []
-        parts = text.split("<image>")
-        for index, part in enumerate(parts):
-            # The markers belong to the text around a picture, and merge with it.
-            whole = (plug_in.END if index else "") + part + (plug_in.START if index < len(parts) - 1 else "")
-            own = self.tokenizer(whole, add_special_tokens=index == 0)["input_ids"]
-            ids += own
-            embeds.append(self.model.get_input_embeddings()(torch.tensor(own, dtype=torch.long)))
-            if index < len(pictures):
-                ids += [plug_in.PLACEHOLDER] * plug_in.NUM_EMBEDS
-                embeds.append(self.pipeline.embed_images([pictures[index]])[0])
-        with torch.inference_mode():
-            answer = self.model.generate(
-                inputs_embeds=torch.cat(embeds)[None],
-                max_new_tokens=NUM_TOKENS,
-                min_new_tokens=NUM_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-            )
-        return ids, answer[0].tolist()
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return plug_in.make_text_model(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint: str) -> Oracle:
-    return Oracle(checkpoint)
+def oracle(checkpoint: str) -> TextModelOracle:
+    module = ModuleType("plug_in")
+    exec(plug_in.MODULE, vars(module))
+    pipeline = module.get_pipeline(plug_in.NAME, {"vision_device": "cpu", "vision_bits": 32})
+    pipeline.load()
+    marks = (plug_in.START, plug_in.END)
+    return TextModelOracle(checkpoint, lambda image: pipeline.embed_images([image])[0], marks, plug_in.PLACEHOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -106,18 +76,18 @@ def prompt_of(text: str, pictures: list[Image.Image]) -> str:
     return "user: " + "<image>\n" * len(pictures) + text + "\nassistant:"
 
 
-def test_answers_are_those_of_generate(client: OpenAI, oracle: Oracle) -> None:
+def test_answers_are_those_of_generate(client: OpenAI, oracle: TextModelOracle) -> None:
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         completions = list(pool.map(lambda question: ask(client, *question), QUESTIONS))
     found = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
-    assert found == [oracle.expected(prompt_of(*question), question[1]) for question in QUESTIONS]
+    assert found == [oracle.expected(prompt_of(*question), question[1], NUM_TOKENS) for question in QUESTIONS]
     assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
     again = ask(client, *QUESTIONS[2])
     assert again.choices[0].token_ids == found[2][1]
     assert again.stage_timings["embedding_cache_hits"] == 2
 
 
-def test_pictures_in_the_text_of_a_prompt(client: OpenAI, oracle: Oracle) -> None:
+def test_pictures_in_the_text_of_a_prompt(client: OpenAI, oracle: TextModelOracle) -> None:
     """In text-generation-webui's form."""
     pictures = [picture(3), picture(4)]
     texts = ["Look: ", " and\n", "?"]
@@ -129,7 +99,7 @@ def test_pictures_in_the_text_of_a_prompt(client: OpenAI, oracle: Oracle) -> Non
         max_tokens=NUM_TOKENS,
         extra_body=EXACTLY,
     )
-    expected = oracle.expected("<image>".join(texts), pictures)
+    expected = oracle.expected("<image>".join(texts), pictures, NUM_TOKENS)
     assert (completion.choices[0].prompt_token_ids, completion.choices[0].token_ids) == expected
 
 
@@ -141,7 +111,7 @@ def test_pictures_in_the_text_of_a_prompt(client: OpenAI, oracle: Oracle) -> Non
     ],
 )
 def test_a_plug_in_that_fails_ends_its_request_alone(
-    client: OpenAI, oracle: Oracle, size: tuple[int, int], reason: str
+    client: OpenAI, oracle: TextModelOracle, size: tuple[int, int], reason: str
 ) -> None:
     bad = Image.new("RGB", size)
     with ThreadPoolExecutor(3) as pool:
@@ -150,11 +120,11 @@ def test_a_plug_in_that_fails_ends_its_request_alone(
         with pytest.raises(InternalServerError, match=rf"messages\[0\].* pipeline 'blocks-4x4' {reason}"):
             failing.result()
         for index, other in zip((5, 6), others, strict=True):
-            _, expected = oracle.expected(prompt_of("Now?", [picture(index)]), [picture(index)])
+            _, expected = oracle.expected(prompt_of("Now?", [picture(index)]), [picture(index)], NUM_TOKENS)
             assert other.result().choices[0].token_ids == expected
 
 
-def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: Oracle) -> None:
+def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: TextModelOracle) -> None:
     pids = replica_pids("Encode")
     with ThreadPoolExecutor(3) as pool:
         hanging = pool.submit(ask, client, "What?", [Image.new("RGB", plug_in.HANGS)])
@@ -162,11 +132,11 @@ def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: Ora
         with pytest.raises(InternalServerError, match="pipeline 'blocks-4x4' took more than 3 s for this picture"):
             hanging.result()
         for index, other in zip((7, 8), others, strict=True):
-            _, expected = oracle.expected(prompt_of("Then?", [picture(index)]), [picture(index)])
+            _, expected = oracle.expected(prompt_of("Then?", [picture(index)]), [picture(index)], NUM_TOKENS)
             assert other.result().choices[0].token_ids == expected
     # The call that hangs goes with its process.
     wait_until(lambda: not set(pids) & set(replica_pids("Encode")), 60)
-    _, expected = oracle.expected(prompt_of("Later?", [picture(9)]), [picture(9)])
+    _, expected = oracle.expected(prompt_of("Later?", [picture(9)]), [picture(9)], NUM_TOKENS)
     assert ask(client, "Later?", [picture(9)]).choices[0].token_ids == expected
 
 

@@ -7,22 +7,18 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import CLIPVisionModel, PreTrainedModel
 
 from encoder.config import EncoderConfig
 from encoder.engine import EncoderEngine
 from pipelines import registry
 from pipelines.interface import PipelineError
 from pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
-from preprocess.hf_processor import load_processor
-from preprocess.models.blip_2 import BLIP_2
-from preprocess.models.llava import LLAVA
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.pictures import encoded
 from tests.pipelines import plug_in
 from tests.pipelines.test_registry import PARAMS
+from tests.pipelines.whole_models import WholeModel, save_llava_parts, save_minigpt4_parts, squared
 from tests.preprocess.parity import picture
-from tests.small_models import make_checkpoint, whole_class
 
 FULL = {**PARAMS, "vision_bits": 32, "projector_bits": 32}
 
@@ -32,54 +28,24 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return plug_in.make_text_model(tmp_path_factory.mktemp("llama"))
 
 
-class Whole:
-    """A small model with a vision half, whose parts are saved as the pipeline's weights are published."""
-
-    def __init__(self, model_type: str, folder: Path) -> None:
-        self.checkpoint = make_checkpoint(model_type, folder)
-        self.model: PreTrainedModel = whole_class(model_type).from_pretrained(self.checkpoint, dtype=torch.float32)
-        self.model.eval()
-        self.processor = load_processor(LLAVA if model_type == "llava" else BLIP_2, self.checkpoint, backend="pil")
-
-    @torch.inference_mode()
-    def features(self, image: Image.Image) -> torch.Tensor:
-        pixels = self.processor.image_processor([image], return_tensors="pt")["pixel_values"]
-        features: Any = self.model.get_image_features(pixel_values=pixels).pooler_output
-        own: torch.Tensor = features[0]
-        return own
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
+    return WholeModel("llava", tmp_path_factory.mktemp("llava"))
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole("llava", tmp_path_factory.mktemp("llava"))
+def llava_options(llava: WholeModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return save_llava_parts(llava, tmp_path_factory.mktemp("parts"))
 
 
 @pytest.fixture(scope="module")
-def llava_options(llava: Whole, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("parts")
-    parts: Any = llava.model.model
-    tower = CLIPVisionModel(llava.model.config.vision_config)
-    tower.load_state_dict(parts.vision_tower.state_dict())
-    tower.save_pretrained(folder)
-    llava.processor.image_processor.save_pretrained(folder)
-    projector = parts.multi_modal_projector
-    weights = {"0": projector.linear_1, "2": projector.linear_2}
-    state = {f"model.mm_projector.{at}.{name}": one for at in weights for name, one in weights[at].state_dict().items()}
-    torch.save(state, folder / "mm_projector.bin")
-    return {"vision_model": str(folder), "projector": str(folder)}
+def blip_2(tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
+    return WholeModel("blip-2", tmp_path_factory.mktemp("blip"))
 
 
 @pytest.fixture(scope="module")
-def blip_2(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole("blip-2", tmp_path_factory.mktemp("blip"))
-
-
-@pytest.fixture(scope="module")
-def minigpt4_options(blip_2: Whole, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    projector: Any = blip_2.model.language_projection
-    file = tmp_path_factory.mktemp("parts") / "pretrained_minigpt4.pth"
-    torch.save({"model": {f"llama_proj.{name}": one for name, one in projector.state_dict().items()}}, file)
-    return {"vision_model": blip_2.checkpoint, "projector": str(file)}
+def minigpt4_options(blip_2: WholeModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return save_minigpt4_parts(blip_2, tmp_path_factory.mktemp("parts"))
 
 
 def embedded(text_model: str, name: str, params: dict[str, Any], images: list[Image.Image]) -> list[torch.Tensor]:
@@ -99,20 +65,12 @@ def embedded(text_model: str, name: str, params: dict[str, Any], images: list[Im
     return found
 
 
-def squared(image: Image.Image) -> Image.Image:
-    """In the middle of a square of CLIP's mean colour."""
-    side = max(image.size)
-    square = Image.new("RGB", (side, side), (122, 116, 104))
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square
-
-
 def test_they_are_installed() -> None:
     assert {"llava-v1.5", "llava-v1.5-13b", "minigpt4"} <= set(installed_pipelines())
 
 
 def test_llava_makes_the_embeddings_of_the_whole_model(
-    text_model: str, llava: Whole, llava_options: dict[str, Any]
+    text_model: str, llava: WholeModel, llava_options: dict[str, Any]
 ) -> None:
     pictures = [picture(index) for index in range(4)]
     found = embedded(text_model, "llava-v1.5", {**FULL, **llava_options}, pictures)
@@ -121,7 +79,7 @@ def test_llava_makes_the_embeddings_of_the_whole_model(
 
 
 def test_minigpt4_makes_the_embeddings_of_the_whole_model(
-    text_model: str, blip_2: Whole, minigpt4_options: dict[str, Any]
+    text_model: str, blip_2: WholeModel, minigpt4_options: dict[str, Any]
 ) -> None:
     pictures = [picture(index) for index in range(4)]
     found = embedded(text_model, "minigpt4", {**FULL, **minigpt4_options}, pictures)
