@@ -19,6 +19,12 @@ def worker_pids(title: str, driver: int | None = None) -> list[int]:
     return _pids(f"ray::{title}", lambda pid: parent(parent(pid)) == driver)
 
 
+def replica_log(pid: int) -> str:
+    """Returns what the replica of this process has logged, from the log file that Ray Serve keeps open for it."""
+    opened = {Path(os.path.realpath(link)) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    return "".join(file.read_text() for file in opened if file.parent.name == "serve" and file.suffix == ".log")
+
+
 def proxy_pids() -> list[int]:
     """What speaks HTTP in the cluster that this process started: HAProxy, the child of the actor that starts it."""
     managers = worker_pids("HAProxyManager")

@@ -84,6 +84,8 @@ class Encode:
         finally:
             self._metrics.items_total.inc(tags={"modality": modality, "status": status})
         if output.error is not None:
+            if (cause := output.error.__cause__) is not None:  # Ray Serve drops it on its way
+                logger.error("request %s: %s", request_id, output.error, exc_info=cause)
             raise output.error
         assert output.embeddings is not None
         self._metrics.batch_size.observe(output.batch_size)

@@ -17,7 +17,7 @@ from tests.pictures import encoded, user_message
 from tests.pipelines import plug_in
 from tests.pipelines.text_model_oracle import TextModelOracle
 from tests.preprocess.parity import picture
-from tests.replicas import replica_pids
+from tests.replicas import replica_log, replica_pids
 from tests.waiting import wait_until
 
 NUM_TOKENS = 16
@@ -122,6 +122,15 @@ def test_a_plug_in_that_fails_ends_its_request_alone(
         for index, other in zip((5, 6), others, strict=True):
             _, expected = oracle.expected(prompt_of("Now?", [picture(index)]), [picture(index)], NUM_TOKENS)
             assert other.result().choices[0].token_ids == expected
+
+
+def test_an_error_of_a_plug_in_is_in_the_log_with_its_request(client: OpenAI) -> None:
+    (pid,) = replica_pids("Encode")
+    with pytest.raises(InternalServerError) as failed:
+        ask(client, "Why?", [Image.new("RGB", plug_in.RAISES)])
+    request_id = str(failed.value.request_id)
+    wait_until(lambda: request_id in (log := replica_log(pid)) and plug_in.REASON in log)
+    assert "in embed_images" in replica_log(pid)
 
 
 def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: TextModelOracle) -> None:

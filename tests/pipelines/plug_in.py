@@ -22,6 +22,7 @@ NUM_EMBEDS = 6
 HIDDEN_SIZE = 32
 RAISES, WRONG_NUMBER, HANGS = (61, 61), (62, 62), (63, 63)
 """The sizes of pictures that the plug-in cannot stand."""
+REASON = "these pictures are too hard"
 
 MODULE = f'''
 import time
@@ -58,7 +59,7 @@ class Blocks:
     def embed_images(self, images):
         sizes = [image.size for image in images]
         if {RAISES} in sizes:
-            raise RuntimeError("these pictures are too hard")
+            raise RuntimeError("{REASON}")
         if {HANGS} in sizes:
             time.sleep(1000)
         rows = []
