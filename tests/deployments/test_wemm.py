@@ -30,13 +30,15 @@ QUESTIONS: list[Question] = [
 ]
 """Pictures that are square, wide, high, large and very narrow, alone and together, and texts without any."""
 
-GENERATE = {
-    "tensor_parallel_size": 2,
-    "num_cpus": 0.5,
-    # 160 positions, which hold two of the answers at a time.
-    "engine": {"max_num_batched_tokens": 7, "max_num_seqs": 6, "kv_cache_bytes": 160 * 256 // 2},
+GENERATE: dict[str, dict[str, Any]] = {
+    # Two ranks, and a cache of 160 positions, in which requests push each other out: it holds two answers at a time.
+    "chunks of 7": {
+        "tensor_parallel_size": 2,
+        "num_cpus": 0.5,
+        "engine": {"max_num_batched_tokens": 7, "max_num_seqs": 6, "kv_cache_bytes": 160 * 256 // 2},
+    },
+    "chunks of 512": {"engine": {"max_num_batched_tokens": 512}},
 }
-"""Two ranks, seven tokens a step, and a cache in which requests push each other out."""
 
 
 class Reference:
@@ -81,9 +83,14 @@ def reference(checkpoint: str) -> Reference:
     return Reference(checkpoint)
 
 
+@pytest.fixture(scope="module", params=GENERATE)
+def setting(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def url(checkpoint: str, ray_port: int) -> Iterator[str]:
-    settings = {"model": checkpoint, "served_model_name": "small", "generate": GENERATE}
+def url(checkpoint: str, ray_port: int, setting: str) -> Iterator[str]:
+    settings = {"model": checkpoint, "served_model_name": "small", "generate": GENERATE[setting]}
     with deployed_app(AppConfig.model_validate(settings), host="127.0.0.1", port=ray_port) as url:
         yield url
 
@@ -100,15 +107,16 @@ def ask(url: str, question: Question) -> Any:
     )
 
 
-def test_answers_are_those_of_the_reference(url: str, reference: Reference) -> None:
+def test_answers_are_those_of_the_reference(url: str, setting: str, reference: Reference) -> None:
     """All at once, then one after another with what the cache holds of them."""
     expected = [reference.answer(question) for question in QUESTIONS]
     assert len({tuple(answer) for answer in expected}) == len(QUESTIONS), "answers must depend on the input"
+    preemptions = exported(url, "num_preemptions")  # also those of the application before this one
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         completions = list(pool.map(lambda question: ask(url, question), QUESTIONS))
     assert [one.choices[0].token_ids for one in completions] == expected
     assert [one.usage.prompt_tokens for one in completions] == list(map(reference.num_prompt_tokens, QUESTIONS))
-    assert exported(url, "num_preemptions") > 0
+    assert (exported(url, "num_preemptions") > preemptions) == (setting == "chunks of 7")
     again = [ask(url, question) for question in (*QUESTIONS[-2:], *QUESTIONS[-2:])]
     assert [one.choices[0].token_ids for one in again] == [*expected[-2:], *expected[-2:]]
     assert again[-1].stage_timings["embedding_cache_hits"] == 2
