@@ -6,13 +6,16 @@ MODEL ?= checkpoints/shapes
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium screenshots
+.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler sanitize screenshots
+
+CSRC := $(wildcard cpu_kernels/csrc/*)
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # --without-pip: works where Python comes without ensurepip; the outer pip installs into the environment.
-.venv/installed: constraints.txt pyproject.toml
+# The kernels for the CPU are built where there is a compiler.
+.venv/installed: constraints.txt pyproject.toml setup.py $(CSRC)
 	$(PYTHON) -m venv --without-pip .venv
 	$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
@@ -23,7 +26,7 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
-test: .venv/installed chromium ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
+test: compiler .venv/installed chromium ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests, further models
@@ -34,16 +37,26 @@ chromium: ## the browser that the tests look at the page with, by apt where it i
 		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y chromium-headless-shell fonts-liberation; } || \
 		{ echo "Chromium is missing, and this is not root. On Debian: apt-get install chromium-headless-shell"; exit 1; }
 
-check: .venv/installed ## ruff, mypy strict, layering, generated files
+compiler: ## a C++ compiler for the kernels, by apt where it is missing
+	@command -v g++ >/dev/null || \
+		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y g++ && rm -f .venv/installed; } || \
+		{ echo "A C++ compiler is missing, and this is not root. On Debian: apt-get install g++"; exit 1; }
+
+sanitize: compiler .venv/installed ## the kernels' tests with the address and undefined behaviour sanitizers
+	$(BIN)/python -m tests.cpu_kernels.sanitized
+
+check: .venv/installed ## ruff, mypy strict, clang-format, layering, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 	$(BIN)/python -m dashboards.generate --check
 
 format: .venv/installed ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
 
 accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
 	$(BIN)/python -m benchmarks.shapes_accuracy

@@ -1,10 +1,11 @@
-"""Attention on the CPU: it reads the cache in place, as a few long stretches of positions, mostly without a copy.
+"""Attention on the CPU by PyTorch's products, for what `kernel_attention` does not take.
 
-A sequence's blocks mostly follow each other, see `BlockManager`. The keys and values of a head lie one position behind
-the other, so that such a stretch is a matrix.
+It reads the cache in place, as a few long stretches of positions, mostly without a copy. A sequence's blocks mostly
+follow each other, see `BlockManager`. The keys and values of a head lie one position behind the other, so that such a
+stretch is a matrix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,50 +52,56 @@ class CpuAttention:
         num_decodes = step.num_decodes
         tables, ends = step.block_tables[:num_decodes], step.context_lengths[:num_decodes]
         decodes = {window: self._seen(tables, ends, window) for window in self._windows}
-        prefills, row = [], num_decodes
-        for index in range(num_decodes, len(step.query_lengths)):
-            length, end = step.query_lengths[index], step.context_lengths[index]
-            masks = chunk_masks(
-                step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=torch.device("cpu")
-            )
-            stretches = self._stretches(step.block_tables[index], 0, end)
-            prefills.append(_Prefill(slice(row, row + length), stretches, masks))
-            row += length
+        prefills = [
+            prefill_of(step, index, self._windows, self._block_size, windows_cut_spans=self._windows_cut_spans)
+            for index in range(num_decodes, len(step.query_lengths))
+        ]
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
 
     def _seen(self, tables: Sequence[list[int]], ends: Sequence[int], window: int | None) -> list[Stretches]:
         """Returns for each sequence where the positions lie that its last position sees."""
         return [
-            self._stretches(blocks, 0 if window is None else max(0, end - window), end)
+            _stretches(blocks, 0 if window is None else max(0, end - window), end, self._block_size)
             for blocks, end in zip(tables, ends, strict=True)
         ]
 
-    def _stretches(self, blocks: list[int], start: int, end: int) -> Stretches:
-        """Returns where the positions [start, end) of a sequence lie."""
-        size = self._block_size
-        first, last = start // size, (end - 1) // size
-        begin = blocks[first] * size + start % size
-        if blocks[first : last + 1] == list(range(blocks[first], blocks[first] + last + 1 - first)):
-            return [slice(begin, begin + end - start)]  # the usual case; one comparison is faster than the loop below
-        stretches: list[slice] = []
-        for index in range(first, last):
-            if blocks[index + 1] != blocks[index] + 1:
-                stretches.append(slice(begin, (blocks[index] + 1) * size))
-                begin = blocks[index + 1] * size
-        stretches.append(slice(begin, blocks[last] * size + (end - 1) % size + 1))
-        if len(stretches) <= MAX_STRETCHES:
-            return stretches
-        return torch.cat([torch.arange(stretch.start, stretch.stop) for stretch in stretches])
-
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
+class Prefill:
     """A prefill chunk: its rows of the flattened tokens, where all positions up to its last one lie in the cache, and
     its masks by window."""
 
     rows: slice
     stretches: Stretches
     masks: Mapping[int | None, torch.Tensor | None]
+
+
+def prefill_of(
+    step: StepInput, index: int, windows: Iterable[int | None], block_size: int, *, windows_cut_spans: bool
+) -> Prefill:
+    """Returns what a chunk of the step has to know of itself in layers with any of `windows`."""
+    masks = chunk_masks(step, index, windows, windows_cut_spans=windows_cut_spans, device=torch.device("cpu"))
+    row = sum(step.query_lengths[:index])
+    stretches = _stretches(step.block_tables[index], 0, step.context_lengths[index], block_size)
+    return Prefill(slice(row, row + step.query_lengths[index]), stretches, masks)
+
+
+def _stretches(blocks: list[int], start: int, end: int, block_size: int) -> Stretches:
+    """Returns where the positions [start, end) of a sequence lie."""
+    size = block_size
+    first, last = start // size, (end - 1) // size
+    begin = blocks[first] * size + start % size
+    if blocks[first : last + 1] == list(range(blocks[first], blocks[first] + last + 1 - first)):
+        return [slice(begin, begin + end - start)]  # the usual case; one comparison is faster than the loop below
+    stretches: list[slice] = []
+    for index in range(first, last):
+        if blocks[index + 1] != blocks[index] + 1:
+            stretches.append(slice(begin, (blocks[index] + 1) * size))
+            begin = blocks[index + 1] * size
+    stretches.append(slice(begin, blocks[last] * size + (end - 1) % size + 1))
+    if len(stretches) <= MAX_STRETCHES:
+        return stretches
+    return torch.cat([torch.arange(stretch.start, stretch.stop) for stretch in stretches])
 
 
 @dataclass(slots=True)
@@ -105,7 +112,7 @@ class CpuStep:
     values: list[torch.Tensor]
     slot_mapping: torch.Tensor
     decodes: Mapping[int | None, list[Stretches]]
-    prefills: list[_Prefill]
+    prefills: list[Prefill]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes the new keys and values into the cache, then attends over it."""
@@ -118,7 +125,7 @@ class CpuStep:
         for (queries, result), stretches in zip(rows, decodes, strict=True):
             _decode(call, queries, keys, values, stretches, result)
         for chunk in self.prefills:
-            output[chunk.rows] = _prefill(call, chunk, keys, values)
+            output[chunk.rows] = attend_prefill(call, chunk, keys, values)
         return output
 
 
@@ -175,7 +182,7 @@ def _decode(
     torch.sum(torch.stack(products), dim=0, out=result)
 
 
-def _prefill(call: AttentionCall, chunk: _Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def attend_prefill(call: AttentionCall, chunk: Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns the attention output of a chunk, (num_tokens of the chunk, heads, value_dim)."""
     own_keys, own_values = (
         torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cpu_kernels.library import kernel_library
 from llm.attention import AttentionBackend, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, worst_step
 from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
+from llm.kernel_attention import KernelAttention
 from llm.layer_probe import probe_layers
 from llm.loader import load_language_half
 from llm.lockstep import run_on_all_ranks
@@ -139,7 +141,10 @@ class ModelRunner:
 
     def _make_attention(self, layers: Sequence[LayerShape], num_blocks: int, config: EngineConfig) -> PagedAttention:
         make: Callable[..., PagedAttention] = CpuAttention
-        if self._device.type == "cuda":
+        if self._device.type == "cpu" and config.dtype == "float32" and _cache_dtype(config) is torch.float32:
+            if (library := kernel_library()) is not None:
+                make = partial(KernelAttention, library)
+        elif self._device.type == "cuda":
             from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
 
             make = partial(CudaAttention, device=self._device)

@@ -1,67 +1,80 @@
-"""Linear layers whose weights are laid out for the CPU once, at start-up.
+"""Lays the weights of linear layers out for the CPU once, at start-up.
 
-oneDNN reads a weight in blocks. PyTorch's Linear hands the weight over row by row, which leaves most of the processor's
-width unused where few rows are multiplied, as in decoding."""
+float32 goes to Raylens' own kernels where they were built (`cpu_kernels`), and everything else to oneDNN."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from cpu_kernels.huge_pages import HugePages
+from cpu_kernels.library import KernelLibrary, kernel_library
+from cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from modeling.onednn_linear import OneDnnLinear, onednn_dtypes
 
-class PackedLinear(nn.Module):
-    """Computes what a Linear with this weight, (out_features, in_features), and bias computes, in the same dtype. The
-    weight can no longer be trained or read."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+class KernelLinear(nn.Module):
+    """Computes what a Linear with this weight and bias, (out_features,) float32, computes."""
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self._bias = None if bias is None else bias.detach()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+        self.out_features, self.in_features = weight.layout.out_features, weight.layout.in_features
+        self._weight = weight
+        self._bias = None if bias is None else bias.detach().contiguous()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
-        num_rows = input.numel() // self.in_features
-        num_padding = padded_rows(num_rows) - num_rows
-        if not num_padding:
-            return self._multiply(input)
-        rows = nn.functional.pad(input.reshape(num_rows, self.in_features), (0, 0, 0, num_padding))
-        return self._multiply(rows)[:num_rows].view(*input.shape[:-1], self.out_features)
-
-    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-        return output
+        return self._weight.product(input, self._bias)
 
 
-def padded_rows(num_rows: int) -> int:
-    """Returns `num_rows` or a few more: each number up to 8, then four in each octave (10, 12, 14, 16, 20, 24, ...).
+class LinearPacker:
+    """Makes packed layers of the weights that it was announced, in the same order."""
 
-    oneDNN compiles a kernel for each number of rows that it meets, which takes milliseconds, and keeps the kernel.
-    Prompts of all lengths would make it compile for hundreds of steps and keep hundreds of megabytes.
-    """
-    step = 1 << max(0, (num_rows - 1).bit_length() - 3)
-    return -(-num_rows // step) * step
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        """Takes the weights that will be packed, all of them packable."""
+        self._library = kernel_library()
+        layouts = [self._layout(weight) for weight in weights]
+        self._layouts = iter(layouts)
+        if self._library is not None:
+            library = self._library
+            self._pages = HugePages(layout.num_bytes(library) for layout in layouts if layout is not None)
+
+    def _layout(self, weight: torch.Tensor) -> WeightLayout | None:
+        return None if self._library is None or weight.dtype != torch.float32 else WeightLayout.of(weight)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        """Returns a layer that computes what a Linear with this weight, (out_features, in_features), and bias computes,
+        in the same dtype. The weight can no longer be trained or read."""
+        layout = next(self._layouts)
+        if layout is None:
+            return OneDnnLinear(weight, bias)
+        library: KernelLibrary = self._library  # type: ignore[assignment]
+        return KernelLinear(PackedWeight(library, weight, layout, self._pages), bias)
 
 
 def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces the plain linear layers of a model, in place, if they are on the CPU and oneDNN takes their dtype.
+    """Replaces the plain linear layers of a model, in place, if they are on the CPU and in a packable dtype.
 
     `is_included`: returns whether to replace the layer of a name. A weight that is tied to the embeddings gets a copy
     of its own.
     """
-    for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and is_included(name) and is_packable(module.weight):
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, PackedLinear(module.weight, module.bias))
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
+    ]
+    packer = LinearPacker(module.weight for _, module in found)
+    while found:  # one by one, so that each weight is freed when it has been packed
+        name, module = found.pop(0)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, packer.pack(module.weight, module.bias))
 
 
 def is_packable(weight: torch.Tensor) -> bool:
-    """Returns whether the weight is on the CPU and in a dtype that oneDNN takes on this processor."""
+    """Returns whether the weight is on the CPU and in a dtype for which there are packed layers on this processor."""
     return weight.device.type == "cpu" and weight.dtype in packable_dtypes()
 
 
 def packable_dtypes() -> tuple[torch.dtype, ...]:
-    """Returns the dtypes that oneDNN multiplies on this processor. bfloat16 needs AVX-512 or AVX-NE-CONVERT on x86."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return ()
-    takes_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return (torch.float32, torch.bfloat16) if takes_bfloat16 else (torch.float32,)
+    """Returns the dtypes for which there are packed layers on this processor."""
+    own = () if kernel_library() is None else (torch.float32,)
+    return tuple(dict.fromkeys(own + onednn_dtypes()))

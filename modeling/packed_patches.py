@@ -10,17 +10,19 @@ from itertools import chain
 import torch
 from torch import nn
 
-from modeling.packed_linear import PackedLinear, is_packable
+from modeling.packed_linear import LinearPacker, is_packable
 
 
-class PackedPatches(PackedLinear):
+class PackedPatches(nn.Module):
     """Computes what `convolution` computes, in the same dtype. Its stride has to be its kernel.
 
     `weight` stays, because other code reads its dtype and its device.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
-        super().__init__(convolution.weight.flatten(1), convolution.bias)
+        super().__init__()
+        matrix = convolution.weight.flatten(1)
+        self._linear = LinearPacker([matrix]).pack(matrix, convolution.bias)
         self.weight = convolution.weight
         self._kernel = tuple(convolution.kernel_size)
 
@@ -34,11 +36,12 @@ class PackedPatches(PackedLinear):
         grid = whole.reshape(*input.shape[:2], *chain(*zip(counts, self._kernel, strict=True)))
         num_axes = len(counts)
         patches = grid.permute(0, *range(2, 2 + 2 * num_axes, 2), 1, *range(3, 3 + 2 * num_axes, 2))
-        return super().forward(patches.flatten(num_axes + 1)).movedim(-1, 1)
+        product: torch.Tensor = self._linear(patches.flatten(num_axes + 1))
+        return product.movedim(-1, 1)
 
 
 def pack_patch_convolutions(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces such convolutions of a model, in place, if they are on the CPU and oneDNN takes their dtype.
+    """Replaces such convolutions of a model, in place, if they are on the CPU and in a packable dtype.
     `is_included`: see `pack_linear_layers`."""
     for name, module in list(model.named_modules()):
         if is_included(name) and _cuts_patches(module):

@@ -1,5 +1,6 @@
 """What `pip install .` installs: a wheel with all that `raylens` needs, and no more."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cpu_kernels.library import BUILDS
+
 ROOT = Path(__file__).parent.parent
 SOURCES = (
     "checkpoints",
+    "cpu_kernels",
     "deployments",
     "encoder",
     "llm",
@@ -18,30 +22,42 @@ SOURCES = (
     "pipelines",
     "preprocess",
     "pyproject.toml",
+    "setup.py",
     "README.md",
     "LICENSE",
 )
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves its folders beside the sources."""
+def build(tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Path:
+    """A wheel, built from a copy: setuptools leaves its folders beside the sources."""
     folder, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy(source, folder)
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(wheels)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=os.environ | environment, check=True, capture_output=True
+    )
     (built,) = wheels.glob("*.whl")
     return built
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wheel_without_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory, CC="/no/compiler", CXX="/no/compiler")
+
+
 def test_every_module_is_in_it_but_those_of_training_and_tests(wheel: Path) -> None:
     files = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    packages = ("deployments", "encoder", "llm", "modeling", "pipelines", "preprocess")
+    packages = ("cpu_kernels", "deployments", "encoder", "llm", "modeling", "pipelines", "preprocess")
     expected = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
     assert files == expected | {"checkpoints/__init__.py"}
 
@@ -54,8 +70,31 @@ def test_what_is_no_module_is_in_it(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in files)
 
 
+def run_unpacked(folder: Path, code: str) -> str:
+    """Runs code away from the checkout, with the libraries of this environment, and returns what it prints."""
+    path = f"import sys; sys.path[:] = [{str(folder)!r}, *{sys.path[1:]!r}]"
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", f"{path}\n{code}"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return result.stdout
+
+
+def libraries(wheel: Path) -> set[str]:
+    return {name.split(".")[0] for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")}
+
+
+def test_the_kernels_are_in_it_where_there_is_a_compiler(wheel: Path, wheel_without_compiler: Path) -> None:
+    assert libraries(wheel) == {f"cpu_kernels/{build}" for build in BUILDS}
+    assert libraries(wheel_without_compiler) == set()
+
+
+def test_without_kernels_it_says_why(wheel_without_compiler: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel_without_compiler).extractall(tmp_path)
+    code = "from cpu_kernels.library import kernel_library, why_missing; print(kernel_library(), why_missing())"
+    assert run_unpacked(tmp_path, code) == "None the package was installed without a C++ compiler\n"
+
+
 def test_it_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
-    """Away from the checkout, with the libraries of this environment."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = """if True:
         import deployments.app, checkpoints
@@ -64,11 +103,4 @@ def test_it_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
         Page()
         print(load_config(None, {}).model, (checkpoints.PICTURES / "questions.json").is_file())
     """
-    result = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:] = [{str(tmp_path)!r}, *{sys.path[1:]!r}]\n{code}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.split() == [str(tmp_path / "checkpoints" / "shapes"), "True"]
+    assert run_unpacked(tmp_path, code).split() == [str(tmp_path / "checkpoints" / "shapes"), "True"]

@@ -28,7 +28,8 @@ class ModelList(BaseModel):
 
 class Health(BaseModel):
     """`stages` maps each stage's name to "ready", "starting" or "unresponsive". `ready` is true if all stages are
-    ready."""
+    ready. `details`: what stages tell of themselves, such as the kernels that a stage on the CPU computes with."""
 
     ready: bool
     stages: dict[str, str]
+    details: dict[str, dict[str, str]]

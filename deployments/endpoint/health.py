@@ -18,6 +18,7 @@ class StageMonitor:
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
+        self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, handle in stages.items()]
@@ -35,6 +36,10 @@ class StageMonitor:
         now = time.monotonic()
         return {name: self._state(seen, now) for name, seen in self._last_seen.items()}
 
+    def details(self) -> dict[str, dict[str, str]]:
+        """Returns what each stage has told of itself, if it has told anything."""
+        return {name: told for name, told in self._details.items() if told}
+
     @property
     def is_ready(self) -> bool:
         return all(state == "ready" for state in self.states().values())
@@ -51,6 +56,7 @@ class StageMonitor:
                 beat: Heartbeat = await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s)
                 self._last_seen[name] = max(time.monotonic() - beat.age_s, self._last_seen[name] or 0.0)
                 self.served = beat.served or self.served
+                self._details[name] = beat.details
             except Exception:  # whatever it is, the stage did not answer
                 pass
             await asyncio.sleep(self._period_s)

@@ -136,7 +136,7 @@ class Ingress:
 
     async def health(self, request: Request) -> JSONResponse:
         """Answers 200 if every stage is ready, else 503; the body says which is not. Needs no API key."""
-        health = Health(ready=self._monitor.is_ready, stages=self._monitor.states())
+        health = Health(ready=self._monitor.is_ready, stages=self._monitor.states(), details=self._monitor.details())
         # Programs that wait for the start ask again and again: the access log takes that for no failure.
         request.state.is_starting = not health.ready and "unresponsive" not in health.stages.values()
         return JSONResponse(health.model_dump(), 200 if health.ready else 503)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig, VisionPartConfig
 from deployments.metrics import EncodeMetrics
 from deployments.server_log import join_server_log
+from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.niceness import give_way_to_answers
@@ -63,6 +64,7 @@ class Encode:
             engine, name="encoder-engine", step_timeout_s=settings.step_timeout_s
         )
         self._metrics = EncodeMetrics()
+        self._details = kernels_in_use(config.part_device(settings.tower))
         skip_startup_objects()
 
     async def encode(
@@ -93,7 +95,7 @@ class Encode:
         yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
 
     async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._loop.heartbeat_age)
+        return Heartbeat(self._loop.heartbeat_age, details=self._details)
 
     def check_health(self) -> None:
         """Raises EngineDiedError where the replica has to be replaced."""

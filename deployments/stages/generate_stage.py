@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig
 from deployments.metrics import GenerateMetrics
 from deployments.server_log import join_server_log
+from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.encode_stage import Encode
 from deployments.stages.engine_loop import EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
@@ -66,6 +67,7 @@ class Generate:
             ranks.run(on_end=self._loop.fail)
         self._ranks = ranks
         self._metrics = GenerateMetrics()
+        self._details = kernels_in_use(config.generate_device)
         self._num_preemptions = 0
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
@@ -145,7 +147,7 @@ class Generate:
 
     async def heartbeat(self) -> Heartbeat:
         encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()
-        return Heartbeat(max(self._loop.heartbeat_age, encoder.age_s))
+        return Heartbeat(max(self._loop.heartbeat_age, encoder.age_s), details=self._details)
 
     def check_health(self) -> None:
         self._loop.check_health()

@@ -24,10 +24,12 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told."""
+    """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told.
+    `details`: what it tells of itself in `/health`."""
 
     age_s: float = 0.0
     served: ServedModel | None = None
+    details: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cpu_kernels.library import VARIABLE
 from deployments.cli import main
 from tests.listening import server_folder
 
@@ -164,3 +165,23 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> N
     (refused,) = [line for line in lines if "POST /v1/completions 404 mine" in line]
     assert "'x' is not served here" in refused
     assert not any("/health" in line or "heartbeat" in line for line in lines)
+
+
+def test_without_kernels_it_serves_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package was installed without a compiler."""
+    monkeypatch.setenv(VARIABLE, "off")
+    with started() as server:
+        assert server.stdout is not None
+        curl = next(line for line in iter(server.stdout.readline, "") if line.startswith("curl "))
+        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert '"finish_reason":"stop"' in answer
+        found = re.search(r"http://[^/]+", curl)
+        assert found is not None
+        told = {"cpu_kernels": f"none: {VARIABLE} is off"}
+        assert httpx.get(f"{found.group()}/health").json()["details"] == {"encode": told, "generate": told}
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=60)
+    said = re.findall(r"WARNING (\w+): Raylens' kernels for the CPU are not in use: (.*)\.", errors)
+    assert sorted(said) == [
+        (stage, f"{VARIABLE} is off. PyTorch computes, more slowly") for stage in ("encode", "generate")
+    ], errors

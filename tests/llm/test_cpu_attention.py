@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpu_kernels.library import kernel_library
 from llm import cpu_attention
 from llm.cpu_attention import CpuAttention
+from llm.kernel_attention import KernelAttention
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
 from tests.llm.attention_reference import (
@@ -22,6 +24,19 @@ from tests.llm.attention_reference import (
 )
 
 SHAPE = Shape()
+
+
+def make_kernel_attention(window: int | None) -> KernelAttention:
+    library = kernel_library()
+    assert library is not None
+    return KernelAttention(
+        library,
+        [SHAPE.layer(window)],
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        dtype=torch.float32,
+        windows_cut_spans=True,
+    )
 
 
 def make_attention(window: int | None = None, dtype: torch.dtype = torch.float32) -> CpuAttention:
@@ -44,6 +59,19 @@ def test_any_step_attends_as_defined(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_attention, "MAX_STRETCHES", max_stretches)
         check_in_steps(make_attention(window), told, cuts, window, softcap)
+
+
+@settings(deadline=None)
+@given(
+    sequences(SHAPE),
+    st.lists(st.integers(0, 40), min_size=4, max_size=4),
+    st.none() | st.integers(1, 12),
+    st.none() | st.just(0.5),
+)
+def test_any_step_attends_as_defined_with_kernels(
+    told: list[Told], cuts: list[int], window: int | None, softcap: float | None
+) -> None:
+    check_in_steps(make_kernel_attention(window), told, cuts, window, softcap)
 
 
 def test_what_a_sequence_of_adjacent_blocks_has_is_read_in_place() -> None:

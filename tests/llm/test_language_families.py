@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from cpu_kernels.library import VARIABLE
 from llm.config import EngineConfig
-from llm.cpu_attention import CpuAttention
 from llm.engine import LLMEngine
+from llm.kernel_attention import KernelAttention
 from llm.loader import load_language_half
 from llm.lockstep import stop_ranks
 from llm.model_runner import ModelRunner
@@ -93,6 +94,13 @@ def expected(small: Small) -> list[list[int]]:
     return [one.expected for one in small.requests]
 
 
+@pytest.fixture(params=["", "off"], ids=["kernels", "pytorch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Raylens' kernels for the CPU and without them."""
+    monkeypatch.setenv(VARIABLE, request.param)
+
+
+@pytest.mark.usefixtures("kernels")
 def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     engine = small.engine(max_num_batched_tokens=2048, prefix_caching=False)
     for one in small.requests:
@@ -100,6 +108,7 @@ def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     assert answers(engine, small.requests) == expected(small)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("budget", [7, 512])
 def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
     """Cuts go up to spans and around them; the longest take a step each, beside those that decode."""
@@ -107,6 +116,7 @@ def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) 
     assert answers(engine, small.requests) == expected(small)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_preempted_answers_equal_generate(small: Small) -> None:
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
     # Room for the longest alone: the others are thrown out and computed again.
@@ -234,9 +244,9 @@ KEPT = (
 
 def test_layers_that_look_into_a_cache_have_none_of_their_own(tmp_path: Path) -> None:
     runner = ModelRunner(EngineConfig(VARIANTS["gemma3n"].checkpoint(tmp_path), kv_cache_bytes=2**22))
-    assert isinstance(runner._attention, CpuAttention)
+    assert isinstance(runner._attention, KernelAttention)
     assert runner._model.config.text_config.num_hidden_layers == 6
-    assert len(runner._attention._keys) == 4
+    assert len(runner._attention._caches) == 4
 
 
 def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:

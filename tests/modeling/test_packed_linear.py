@@ -1,55 +1,56 @@
-"""Packed layers compute what they stand for."""
+"""Packed layers take the place of plain ones: with Raylens' kernels where they are built, with oneDNN otherwise."""
 
 import pytest
 import torch
 from torch import nn
 
-from modeling.packed_linear import PackedLinear, pack_linear_layers, packable_dtypes, padded_rows
-
-
-@pytest.mark.parametrize("dtype", packable_dtypes())
-@pytest.mark.parametrize("shape", [(1,), (7,), (0,), (1, 1), (1, 33), (2, 65)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_computes_the_same(dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
-    torch.manual_seed(0)
-    linear = nn.Linear(96, 130, bias=bias, dtype=dtype)
-    inputs = torch.randn(*shape, 96, dtype=dtype)
-    with torch.inference_mode():
-        output, expected = PackedLinear(linear.weight, linear.bias)(inputs), linear(inputs)
-    assert output.dtype == dtype
-    assert output.shape == (*shape, 130)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+from cpu_kernels.library import VARIABLE
+from modeling.onednn_linear import OneDnnLinear, onednn_dtypes
+from modeling.packed_linear import KernelLinear, pack_linear_layers
 
 
 class Special(nn.Linear):
     pass
 
 
-def test_plain_layers_are_packed_wherever_they_are() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 6), nn.ReLU()), Special(6, 4)).requires_grad_(
-        False
-    )
-    inputs = torch.randn(3, 4)
-    expected = model(inputs)
+def make_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU())
+    return nn.Sequential(nn.Linear(4, 4), inner, Special(6, 4)).to(dtype).requires_grad_(False)
+
+
+def types(model: nn.Module) -> list[type[nn.Module]]:
+    return [type(module) for module in model.modules() if not isinstance(module, nn.Sequential)]
+
+
+@pytest.mark.parametrize(("setting", "kind"), [("", KernelLinear), ("off", OneDnnLinear)])
+def test_plain_layers_are_packed_wherever_they_are(
+    setting: str, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, setting)
+    model = make_model()
+    for shape in [(4,), (3, 4), (2, 3, 4), (0, 4)]:
+        inputs = torch.randn(*shape)
+        expected = make_model()(inputs)
+        pack_linear_layers(model)
+        assert types(model) == [kind, kind, nn.ReLU, Special]
+        torch.testing.assert_close(model(inputs), expected)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in onednn_dtypes() if dtype != torch.float32])
+def test_layers_of_another_dtype_go_to_onednn(dtype: torch.dtype) -> None:
+    model = make_model(dtype)
     pack_linear_layers(model)
-    assert [type(module) for module in model.modules() if not isinstance(module, nn.Sequential)] == [
-        PackedLinear,
-        PackedLinear,
-        nn.ReLU,
-        Special,
-    ]
-    torch.testing.assert_close(model(inputs), expected)
+    assert types(model) == [OneDnnLinear, OneDnnLinear, nn.ReLU, Special]
 
 
-def test_what_onednn_does_not_take_stays_as_it_is() -> None:
+def test_only_the_named_layers_are_packed() -> None:
+    model = make_model()
+    pack_linear_layers(model, lambda name: name == "1.0")
+    assert types(model) == [nn.Linear, KernelLinear, nn.ReLU, Special]
+
+
+def test_what_no_library_takes_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, device="meta"))
     pack_linear_layers(model)
     assert [type(module) for module in model] == [nn.Linear, nn.Linear]
-
-
-def test_numbers_of_rows_are_few_and_little_is_added() -> None:
-    padded = [padded_rows(num_rows) for num_rows in range(1, 2049)]
-    assert padded[:24] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12, 12, 14, 14, 16, 16, *[20] * 4, *[24] * 4]
-    assert all(num_rows <= rows < 1.25 * num_rows for num_rows, rows in enumerate(padded, start=1))
-    assert len(set(padded)) == 40

@@ -17,6 +17,7 @@ from PIL import Image
 
 from benchmarks.shapes_accuracy import TARGET, measure
 from checkpoints import PICTURES
+from cpu_kernels.library import kernel_library
 from deployments.demo import picture_part
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
@@ -372,11 +373,15 @@ def test_the_client_maps_errors(client: OpenAI) -> None:
 
 
 def test_health_tells_every_stage(app_url: str) -> None:
+    library = kernel_library()
+    assert library is not None
+    in_use = {"cpu_kernels": library.build}
     response = httpx.get(f"{app_url}/health")
     assert response.status_code == 200
     assert response.json() == {
         "ready": True,
         "stages": {"preprocess": "ready", "encode": "ready", "generate": "ready"},
+        "details": {"encode": in_use, "generate": in_use},
     }
 
 

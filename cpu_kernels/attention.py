@@ -1,0 +1,135 @@
+"""Attention over a paged cache in one call a layer, see `csrc/attention.h`: all decoding sequences and all chunks.
+
+The structures mirror those of `csrc/paged_cache.h` and `csrc/attention_call.h`.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from cpu_kernels.library import KernelLibrary
+
+
+class _LayerCache(ctypes.Structure):
+    _fields_ = [("keys", ctypes.c_void_p), ("values", ctypes.c_void_p)] + [
+        (name, ctypes.c_int64) for name in ("kv_heads", "num_slots", "block_size", "key_dim", "value_dim")
+    ]
+
+
+class _StepChunks(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("slots", "blocks", "first_blocks", "lengths", "ends")] + [
+        (name, ctypes.c_int64) for name in ("num_chunks", "num_decodes", "num_tokens")
+    ]
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("token_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64)]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Rows":
+        token_stride, head_stride, _ = tensor.stride()
+        return cls(tensor.data_ptr(), token_stride, head_stride)
+
+
+class _AttentionArguments(ctypes.Structure):
+    _fields_ = [
+        ("queries", _Rows),
+        ("keys", _Rows),
+        ("values", _Rows),
+        ("output", ctypes.c_void_p),
+        ("heads", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+class LayerCache:
+    """A layer's keys and values, float32, (kv_heads, num_slots, dim) each, where each row is filled up with zeros to
+    whole vectors."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        *,
+        kv_heads: int,
+        num_slots: int,
+        block_size: int,
+        key_dim: int,
+        value_dim: int,
+    ) -> None:
+        padded = [-(-dim // library.lanes) * library.lanes for dim in (key_dim, value_dim)]
+        rows = [torch.zeros(kv_heads, num_slots, dim) for dim in padded]
+        self.keys, self.values = rows[0][..., :key_dim], rows[1][..., :value_dim]
+        self.value_dim = value_dim
+        own = _LayerCache(rows[0].data_ptr(), rows[1].data_ptr(), kv_heads, num_slots, block_size, key_dim, value_dim)
+        self._own, self.address = own, ctypes.addressof(own)
+
+
+class StepChunks:
+    """A step's chunks as the library reads them. `slots` (num_tokens,), int64: where the tokens' keys and values go.
+
+    `block_tables`, `lengths` and `ends` have an entry for each chunk: its sequence's blocks, its tokens, and the
+    positions up to its end. The first `num_decodes` have one token each. `skipped`: the chunks that the library does
+    not attend with.
+    """
+
+    def __init__(
+        self,
+        slots: torch.Tensor,
+        block_tables: Sequence[list[int]],
+        lengths: Sequence[int],
+        ends: Sequence[int],
+        *,
+        num_decodes: int,
+        skipped: Sequence[int] = (),
+    ) -> None:
+        blocks, first_blocks = array("i"), array("i")
+        for table in block_tables:
+            first_blocks.append(len(blocks))
+            blocks.fromlist(table)
+        self._arrays = arrays = (blocks, first_blocks, array("i", lengths), array("i", ends))
+        self._slots = slots
+        self._own = own = _StepChunks(
+            slots.data_ptr(), *(one.buffer_info()[0] for one in arrays), len(lengths), num_decodes, len(slots)
+        )
+        self.address = ctypes.addressof(own)
+        self.skipped = bytes(index in skipped for index in range(len(lengths))) if skipped else None
+
+
+def attend(
+    library: KernelLibrary,
+    step: StepChunks,
+    cache: LayerCache,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scaling: float,
+    softcap: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Writes the new `keys` and `values` to the cache, then attends over it. Takes (num_tokens, heads, dim) each,
+    float32, where `keys` and `values` have kv_heads. Returns (num_tokens, heads, value_dim). The rows of skipped chunks
+    are left as they were in memory.
+
+    A `softcap` bounds the scaled scores as softcap * tanh(score / softcap). `window`: how many positions a position
+    sees, itself included; None: all up to itself.
+    """
+    queries, keys, values = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (queries, keys, values))
+    num_tokens, heads, _ = queries.shape
+    output = queries.new_empty(num_tokens, heads, cache.value_dim)
+    call = _AttentionArguments(
+        _Rows.of(queries),
+        _Rows.of(keys),
+        _Rows.of(values),
+        output.data_ptr(),
+        heads,
+        window or 0,
+        scaling,
+        softcap or 0.0,
+    )
+    library.attend(step.address, cache.address, ctypes.addressof(call), step.skipped, torch.get_num_threads())
+    return output

@@ -1,0 +1,2 @@
+// The kernels for AVX2 and FMA; setup.py has the flags.
+#include "exports.h"

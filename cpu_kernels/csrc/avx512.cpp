@@ -1,0 +1,2 @@
+// The kernels for AVX-512; setup.py has the flags.
+#include "exports.h"

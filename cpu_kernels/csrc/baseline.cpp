@@ -1,0 +1,2 @@
+// The kernels for any processor of the platform; setup.py has the flags.
+#include "exports.h"

@@ -1,0 +1,33 @@
+// What Python calls. Each library has these functions under the same names, for one kind of processor.
+#pragma once
+#include "attention.h"
+#include "packed_product.h"
+
+#define RAYLENS_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Returns how many columns a packed weight is filled up to a multiple of.
+RAYLENS_EXPORT int64_t raylens_panel() { return kPanel; }
+
+// Returns how many numbers a row of the cache is filled up to a multiple of.
+RAYLENS_EXPORT int64_t raylens_lanes() { return kLanes; }
+
+RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t num_k, int64_t is_bfloat16,
+                                 void* panels) {
+  if (is_bfloat16)
+    pack<Bfloat16>(weight, columns, num_k, static_cast<uint16_t*>(panels));
+  else
+    pack<Float32>(weight, columns, num_k, static_cast<float*>(panels));
+}
+
+RAYLENS_EXPORT void raylens_product(const PackedWeight* weight, int64_t num_rows, const float* x, const float* bias,
+                                    float* y, int64_t threads) {
+  product(*weight, num_rows, x, bias, y, static_cast<int>(threads));
+}
+
+// Writes the step's keys and values into the cache, then attends with all its chunks but those that `skipped` names
+// (one byte a chunk, or null for none).
+RAYLENS_EXPORT void raylens_attend(const StepChunks* step, const LayerCache* cache, const AttentionArguments* call,
+                                   const uint8_t* skipped, int64_t threads) {
+  write_to_cache(*cache, *step, call->keys, call->values);
+  attend(*step, *cache, *call, skipped, static_cast<int>(threads));
+}

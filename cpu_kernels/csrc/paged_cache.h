@@ -1,0 +1,61 @@
+// A layer's keys and values, in blocks, and the chunks of sequences that a step computes.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "vector.h"
+
+// Rows of the cache are filled up with zeros to whole vectors.
+inline int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+
+// Mirrors `LayerCache` in attention.py. keys: (kv_heads, num_slots, padded(key_dim)); values likewise.
+struct LayerCache {
+  float *keys, *values;
+  int64_t kv_heads, num_slots, block_size, key_dim, value_dim;
+};
+
+// Mirrors `StepChunks` in attention.py. The chunks lie on one axis of tokens, one behind the other.
+struct StepChunks {
+  const int64_t* slots;         // (num_tokens,): where a token's keys and values go
+  const int32_t* blocks;        // the chunks' block tables, one behind the other
+  const int32_t* first_blocks;  // (num_chunks,): where a chunk's block table begins in `blocks`
+  const int32_t* lengths;       // (num_chunks,): the tokens of a chunk
+  const int32_t* ends;          // (num_chunks,): the positions of the sequence up to the chunk's end
+  int64_t num_chunks, num_decodes, num_tokens;
+};
+
+// Mirrors `Rows` in attention.py: (num_tokens, heads, dim), where a head's numbers lie one behind the other.
+struct Rows {
+  const float* data;
+  int64_t token_stride, head_stride;
+  const float* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+// Consecutive slots that hold consecutive positions.
+struct Run {
+  int64_t slot, length;
+};
+
+// Fills `runs` with where the positions [start, end) of a sequence lie, in order.
+inline void find_runs(const int32_t* blocks, int64_t block_size, int64_t start, int64_t end, std::vector<Run>& runs) {
+  runs.clear();
+  for (int64_t position = start; position < end;) {
+    int64_t block = position / block_size, offset = position % block_size;
+    int64_t length = std::min(block_size - offset, end - position), slot = blocks[block] * block_size + offset;
+    if (!runs.empty() && runs.back().slot + runs.back().length == slot)
+      runs.back().length += length;
+    else
+      runs.push_back({slot, length});
+    position += length;
+  }
+}
+
+inline void write_to_cache(const LayerCache& cache, const StepChunks& step, const Rows& keys, const Rows& values) {
+  int64_t key_row = padded(cache.key_dim), value_row = padded(cache.value_dim);
+  for (int64_t head = 0; head < cache.kv_heads; head++)
+    for (int64_t token = 0; token < step.num_tokens; token++) {
+      int64_t row = head * cache.num_slots + step.slots[token];
+      std::copy_n(keys.at(token, head), cache.key_dim, cache.keys + row * key_row);
+      std::copy_n(values.at(token, head), cache.value_dim, cache.values + row * value_row);
+    }
+}

@@ -1,0 +1,98 @@
+// Threads that help the caller with the parts of its work.
+//
+// The caller takes parts, too, until none is left. So a helper that the system does not run delays nothing: the caller
+// then does all parts. It waits only for parts that a helper has begun.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+class ThreadPool {
+ public:
+  // Runs part(i) for each i in [0, count), on the calling thread and up to `threads` - 1 others. A second caller at the
+  // same time runs its parts alone.
+  template <class Part>
+  void run(int threads, int count, const Part& part) {
+    std::unique_lock<std::mutex> only(caller_, std::try_to_lock);
+    if (threads <= 1 || count <= 1 || !only.owns_lock() || !grow(threads - 1)) {
+      for (int i = 0; i < count; i++) part(i);
+      return;
+    }
+    part_ = [](const void* own, int i) { (*static_cast<const Part*>(own))(i); };
+    own_ = &part;
+    count_ = count;
+    helpers_ = threads - 1;
+    next_.store(0);
+    state_.fetch_add(1);  // odd: open
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> lock(sleep_);
+      wake_.notify_all();
+    }
+    take_parts();
+    state_.fetch_add(1);  // even: closed. A helper that comes now sees that, or is seen here.
+    while (working_.load() > 0) std::this_thread::yield();
+  }
+
+ private:
+  // How long a helper looks out for more work before it sleeps. Between two parts of a step there are microseconds.
+  static constexpr auto kPatience = std::chrono::microseconds(200);
+
+  void take_parts() {
+    for (int i; (i = next_.fetch_add(1)) < count_;) part_(own_, i);
+  }
+
+  bool grow(int wanted) {
+    try {
+      for (; size_ < wanted; size_++) std::thread(&ThreadPool::help, this, size_).detach();
+    } catch (const std::system_error&) {
+    }
+    return size_ > 0;
+  }
+
+  void help(int index) {
+    for (unsigned seen = 0;;) {
+      seen = next_state(seen);
+      working_.fetch_add(1);
+      if (state_.load() == seen && index < helpers_) take_parts();
+      working_.fetch_sub(1);
+    }
+  }
+
+  // Waits for work that was opened after the state `seen`, and returns the new state.
+  unsigned next_state(unsigned seen) {
+    auto is_new = [&](unsigned state) { return state % 2 == 1 && state != seen; };
+    auto until = std::chrono::steady_clock::now() + kPatience;
+    do {
+      for (int i = 0; i < 64; i++) {
+        unsigned state = state_.load(std::memory_order_acquire);
+        if (is_new(state)) return state;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+      }
+    } while (std::chrono::steady_clock::now() < until);
+    unsigned state;
+    std::unique_lock<std::mutex> lock(sleep_);
+    asleep_.fetch_add(1);
+    wake_.wait(lock, [&] { return is_new(state = state_.load()); });
+    asleep_.fetch_sub(1);
+    return state;
+  }
+
+  std::mutex caller_, sleep_;
+  std::condition_variable wake_;
+  std::atomic<unsigned> state_{0};
+  std::atomic<int> next_{0}, working_{0}, asleep_{0};
+  int size_ = 0, count_ = 0, helpers_ = 0;
+  void (*part_)(const void*, int) = nullptr;
+  const void* own_ = nullptr;
+};
+
+// Never destroyed, because its helpers run until the process ends.
+inline ThreadPool& pool() {
+  static ThreadPool* the = new ThreadPool;
+  return *the;
+}

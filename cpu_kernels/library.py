@@ -1,0 +1,87 @@
+"""Finds the library that was built for this processor, and loads it.
+
+A library is called through ctypes, which gives the interpreter lock away for the whole call.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VARIABLE = "RAYLENS_CPU_KERNELS"
+"""The environment variable that names the library to use: one of BUILDS, or `off` for none."""
+BUILDS = ("avx512", "avx2", "baseline")
+"""The libraries from the fastest to the one for any processor. Each has the same functions."""
+# By what PyTorch calls the processor's instructions, the first build of BUILDS that runs on it.
+_FASTEST = {"AVX512": "avx512", "AVX2": "avx2"}
+
+_address, _integer = ctypes.c_void_p, ctypes.c_int64
+_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "panel": ([], _integer),
+    "lanes": ([], _integer),
+    "pack": ([_address, _integer, _integer, _integer, _address], None),
+    "product": ([_address, _integer, _address, _address, _address, _integer], None),
+    "attend": ([_address, _address, _address, _address, _integer], None),
+}
+
+
+class KernelLibrary:
+    """One loaded build. Its functions take addresses; `csrc/exports.h` describes them.
+
+    `panel_columns`: the columns of a packed weight are filled up to a multiple of this number.
+    `lanes`: the numbers in a row of the cache are filled up to a multiple of this number.
+    """
+
+    pack: Callable[..., None]
+    product: Callable[..., None]
+    attend: Callable[..., None]
+
+    def __init__(self, build: str, path: Path) -> None:
+        self.build = build
+        library = ctypes.CDLL(str(path))
+        for name, (arguments, result) in _SIGNATURES.items():
+            function = library[f"raylens_{name}"]
+            function.argtypes, function.restype = arguments, result
+            setattr(self, name, function)
+        self.panel_columns = int(library["raylens_panel"]())
+        self.lanes = int(library["raylens_lanes"]())
+
+
+def kernel_library() -> KernelLibrary | None:
+    """Returns the fastest library that was built and that runs here, or the one that VARIABLE names. Returns None where
+    there is none, see `why_missing`.
+
+    Raises ValueError where VARIABLE names a build that does not exist or does not run on this processor."""
+    name = os.environ.get(VARIABLE, "")
+    if name == "off":
+        return None
+    usable = _usable_builds()
+    if name and name not in usable:
+        raise ValueError(f"{VARIABLE} is {name!r}; on this processor it can be {', '.join(usable)} or off")
+    return next((found for build in ([name] if name else usable) if (found := _load(build)) is not None), None)
+
+
+def why_missing() -> str:
+    """Returns why `kernel_library` has found none, in words that go behind a colon."""
+    if os.environ.get(VARIABLE) == "off":
+        return f"{VARIABLE} is off"
+    return "the package was installed without a C++ compiler"
+
+
+def _usable_builds() -> tuple[str, ...]:
+    fastest = _FASTEST.get(torch.backends.cpu.get_cpu_capability(), "baseline")
+    return BUILDS[BUILDS.index(fastest) :]
+
+
+@cache
+def _load(build: str) -> KernelLibrary | None:
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(build + suffix)
+        if path.exists():
+            return KernelLibrary(build, path)
+    return None

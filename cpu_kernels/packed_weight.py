@@ -1,0 +1,72 @@
+"""The weight of a linear layer, laid out as the product reads it (`csrc/packed_product.h`)."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from cpu_kernels.huge_pages import HugePages
+from cpu_kernels.library import KernelLibrary
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLayout:
+    """The sizes of a weight, (out_features, in_features). `is_short`: whether its numbers are kept in two bytes."""
+
+    out_features: int
+    in_features: int
+    is_short: bool
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "WeightLayout":
+        """Returns the layout of a float32 `weight`. It is short where bfloat16 represents every number exactly."""
+        assert weight.dtype == torch.float32, weight.dtype
+        is_short = bool((weight.detach().view(torch.int32) & 0xFFFF == 0).all())
+        out_features, in_features = weight.shape
+        return cls(out_features, in_features, is_short)
+
+    def num_bytes(self, library: KernelLibrary) -> int:
+        columns = -(-self.out_features // library.panel_columns) * library.panel_columns
+        return columns * self.in_features * (2 if self.is_short else 4)
+
+
+class _PackedWeight(ctypes.Structure):
+    """Mirrors `PackedWeight` of `csrc/packed_product.h`."""
+
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("rows_out", ctypes.c_int64),
+        ("num_k", ctypes.c_int64),
+        ("is_bfloat16", ctypes.c_int64),
+    ]
+
+
+class PackedWeight:
+    """Multiplies rows of float32 with a weight. A short layout gives the same results to the last bit."""
+
+    def __init__(self, library: KernelLibrary, weight: torch.Tensor, layout: WeightLayout, pages: HugePages) -> None:
+        """Takes `layout.num_bytes(library)` bytes of `pages`."""
+        self.layout = layout
+        self._library = library
+        self._panels = pages.take(layout.num_bytes(library))
+        sizes = (layout.out_features, layout.in_features, layout.is_short)
+        self._own = _PackedWeight(self._panels.data_ptr(), *sizes)
+        self._address = ctypes.addressof(self._own)
+        weight = weight.detach().contiguous()
+        library.pack(weight.data_ptr(), *sizes, self._panels.data_ptr())
+
+    def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Returns `rows` (..., in_features) times the weight, plus `bias`, (out_features,), float32. A row's result is
+        the same to the last bit, however many other rows there are."""
+        assert rows.dtype == torch.float32, rows.dtype
+        rows = rows.contiguous()
+        output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)
+        self._library.product(
+            self._address,
+            rows.numel() // self.layout.in_features,
+            rows.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            output.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return output

@@ -1,0 +1,195 @@
+"""Attention over a paged cache: near the definition, wherever blocks lie, and the same to the last bit among others."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpu_kernels.attention import LayerCache, StepChunks, attend
+from cpu_kernels.library import KernelLibrary
+
+EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@dataclass(frozen=True)
+class Layer:
+    kv_heads: int = 2
+    group: int = 3
+    key_dim: int = 20
+    value_dim: int = 12
+    block_size: int = 4
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """A sequence by position, its last `num_new` positions to be computed now: queries (positions, heads, key_dim),
+    keys and values (positions, kv_heads, dim)."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    blocks: list[int]
+    num_new: int
+
+    @property
+    def length(self) -> int:
+        return len(self.keys)
+
+
+def make_sequence(layer: Layer, length: int, num_new: int, blocks: list[int], seed: int) -> Told:
+    generator = torch.Generator().manual_seed(seed)
+    heads = layer.kv_heads * layer.group
+    queries = torch.randn(length, heads, layer.key_dim, generator=generator)
+    keys = torch.randn(length, layer.kv_heads, layer.key_dim, generator=generator)
+    values = torch.randn(length, layer.kv_heads, layer.value_dim, generator=generator)
+    return Told(queries, keys, values, blocks, num_new)
+
+
+def slots(told: Told, layer: Layer, start: int = 0) -> torch.Tensor:
+    positions = torch.arange(start, told.length)
+    return torch.tensor(told.blocks)[positions // layer.block_size] * layer.block_size + positions % layer.block_size
+
+
+def run(
+    library: KernelLibrary, layer: Layer, sequences: list[Told], skipped: tuple[int, ...] = ()
+) -> list[torch.Tensor]:
+    """Each sequence's output, (num_new, heads, value_dim). Decoding sequences come first. What no sequence owns of the
+    cache holds NaN, which would show in any result."""
+    num_blocks = max(max(told.blocks) for told in sequences) + 1
+    cache = LayerCache(
+        library,
+        kv_heads=layer.kv_heads,
+        num_slots=num_blocks * layer.block_size,
+        block_size=layer.block_size,
+        key_dim=layer.key_dim,
+        value_dim=layer.value_dim,
+    )
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    for told in sequences:
+        old = slots(told, layer)[: told.length - told.num_new]
+        cache.keys[:, old] = told.keys[: len(old)].transpose(0, 1)
+        cache.values[:, old] = told.values[: len(old)].transpose(0, 1)
+    step = StepChunks(
+        torch.cat([slots(told, layer, told.length - told.num_new) for told in sequences]),
+        [told.blocks for told in sequences],
+        [told.num_new for told in sequences],
+        [told.length for told in sequences],
+        num_decodes=sum(told.num_new == 1 for told in sequences),
+        skipped=skipped,
+    )
+    queries, keys, values = (
+        torch.cat([getattr(told, name)[told.length - told.num_new :] for told in sequences])
+        for name in ("queries", "keys", "values")
+    )
+    # As transformers hands them over: with the tokens innermost but one.
+    queries = queries.transpose(0, 1).contiguous().transpose(0, 1)
+    output = attend(
+        library,
+        step,
+        cache,
+        queries,
+        keys,
+        values,
+        scaling=layer.key_dim**-0.5,
+        softcap=layer.softcap,
+        window=layer.window,
+    )
+    return list(torch.split(output, [told.num_new for told in sequences]))
+
+
+def reference(layer: Layer, told: Told) -> torch.Tensor:
+    """By the definition, in float64."""
+    keys, values = (kept.double().repeat_interleave(layer.group, dim=1) for kept in (told.keys, told.values))
+    positions = torch.arange(told.length)
+    queries = positions[told.length - told.num_new :]
+    scores = torch.einsum("qhd,khd->hqk", told.queries[queries].double(), keys) * layer.key_dim**-0.5
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    is_seen = positions <= queries[:, None]
+    if layer.window is not None:
+        is_seen &= positions > queries[:, None] - layer.window
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_seen, -torch.inf).softmax(-1), values).float()
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    return Layer(
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 5)),
+        key_dim=draw(st.integers(1, 70) | st.sampled_from([64, 128, 256])),
+        value_dim=draw(st.integers(1, 70) | st.sampled_from([64, 128, 256])),
+        block_size=draw(st.sampled_from([1, 4, 16])),
+        window=draw(st.none() | st.integers(1, 200)),
+        softcap=draw(st.none() | st.floats(0.5, 30)),
+    )
+
+
+@st.composite
+def steps(draw: st.DrawFn, layer: Layer) -> list[Told]:
+    """Up to four sequences on blocks in any order, decoding ones first."""
+    lengths = draw(st.lists(st.integers(1, 40) | st.integers(120, 300), min_size=1, max_size=4))
+    news = sorted((min(draw(st.integers(1, 60)), length), length) for length in lengths)
+    news.sort(key=lambda sizes: sizes[0] > 1)
+    needed = [-(-length // layer.block_size) for _, length in news]
+    blocks = draw(st.permutations(range(sum(needed))) | st.just(list(range(sum(needed)))))
+    seed = draw(st.integers(0, 2**32))
+    sequences = []
+    for index, ((num_new, length), count) in enumerate(zip(news, needed, strict=True)):
+        sequences.append(make_sequence(layer, length, num_new, [blocks.pop() for _ in range(count)], seed + index))
+    return sequences
+
+
+@EVERY_LIBRARY
+@given(data=st.data(), layer=layers())
+def test_any_step_attends_as_defined(library: KernelLibrary, data: st.DataObject, layer: Layer) -> None:
+    sequences = data.draw(steps(layer))
+    outputs = run(library, layer, sequences)
+    for told, output in zip(sequences, outputs, strict=True):
+        torch.testing.assert_close(output, reference(layer, told), rtol=1e-4, atol=2e-5)
+        alone = replace(told, blocks=list(range(len(told.blocks))))
+        assert torch.equal(run(library, layer, [alone])[0], output), "other than alone and on blocks in order"
+
+
+@pytest.mark.parametrize("window", [None, 50, 130])
+def test_a_prompt_may_be_cut_anywhere(library: KernelLibrary, window: int | None) -> None:
+    """To the last bit: what others are in a step decides where a prompt is cut."""
+    layer = Layer(window=window)
+    whole = make_sequence(layer, 300, 300, list(range(75)), seed=0)
+    (expected,) = run(library, layer, [whole])
+    for cut in (2, 7, 128, 129, 250, 298):
+        end = Told(whole.queries, whole.keys, whole.values, whole.blocks, 300 - cut)
+        assert torch.equal(run(library, layer, [end])[0], expected[cut:])
+
+
+def test_skipped_chunks_are_written_but_not_computed(library: KernelLibrary) -> None:
+    layer = Layer()
+    sequences = [make_sequence(layer, 9, 5, [2 * i, 2 * i + 1, 6 + i], seed=i) for i in range(3)]
+    outputs = run(library, layer, sequences)
+    others = run(library, layer, sequences, skipped=(1,))
+    assert torch.equal(outputs[0], others[0])
+    assert torch.equal(outputs[2], others[2])
+
+
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_weights_are_exact_over_the_whole_range(library: KernelLibrary, num_new: int) -> None:
+    """Two scores, 0 and x, weigh two values, 0 and 1: the result is 1 / (1 + e^-x)."""
+    layer = Layer(kv_heads=1, group=1, key_dim=1, value_dim=1)
+    for x in torch.linspace(-80, 80, 641).tolist():
+        keys, values = torch.tensor([0.0, x]), torch.tensor([0.0, 1.0])
+        told = Told(torch.ones(2, 1, 1), keys.view(2, 1, 1), values.view(2, 1, 1), [0], num_new)
+        output = run(library, layer, [told])[0][-1].item()
+        assert output == pytest.approx(torch.tensor(x).double().sigmoid().item(), rel=5e-7)
+
+
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_caps_are_exact_over_the_whole_range(library: KernelLibrary, num_new: int) -> None:
+    layer = Layer(kv_heads=1, group=1, key_dim=1, value_dim=1, softcap=1.0)
+    for x in torch.linspace(-12, 12, 481).tolist():
+        told = Told(torch.ones(2, 1, 1), torch.tensor([[[0.0]], [[x]]]), torch.tensor([[[0.0]], [[1.0]]]), [0], num_new)
+        output = run(library, layer, [told])[0][-1].item()
+        assert output == pytest.approx(torch.tensor(x).double().tanh().sigmoid().item(), rel=5e-7)

@@ -1,0 +1,45 @@
+"""Which library is used."""
+
+import pytest
+
+from cpu_kernels import library
+from cpu_kernels.library import VARIABLE, kernel_library, why_missing
+
+
+def test_the_fastest_that_runs_here_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    found = kernel_library()
+    assert found is not None, "the kernels are not built: `make compiler` installs one, then `make` builds them"
+    assert found.build == library._usable_builds()[0]
+
+
+@pytest.mark.parametrize(("capability", "builds"), [("AVX512", 3), ("AVX2", 2), ("DEFAULT", 1), ("NEON", 1)])
+def test_a_processor_gets_what_it_can_run(capability: str, builds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    assert library._usable_builds() == library.BUILDS[-builds:]
+    monkeypatch.setenv(VARIABLE, "baseline")
+    found = kernel_library()
+    assert found is not None
+    assert found.build == "baseline"
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "off")
+    assert kernel_library() is None
+    assert VARIABLE in why_missing()
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setenv(VARIABLE, "avx512")
+    with pytest.raises(
+        ValueError, match="RAYLENS_CPU_KERNELS is 'avx512'; on this processor it can be avx2, baseline or"
+    ):
+        kernel_library()
+
+
+def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_load", lambda build: None)
+    assert kernel_library() is None
+    assert "compiler" in why_missing()

@@ -1,0 +1,89 @@
+"""Products with packed weights: near the definition, and a row is the same to the last bit among any others."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpu_kernels.huge_pages import HugePages
+from cpu_kernels.library import KernelLibrary
+from cpu_kernels.packed_weight import PackedWeight, WeightLayout
+
+EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def pack(library: KernelLibrary, weight: torch.Tensor) -> PackedWeight:
+    layout = WeightLayout.of(weight)
+    return PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)]))
+
+
+def shifted(rows: torch.Tensor, offset: int) -> torch.Tensor:
+    """A copy that begins `offset` numbers behind the start of a cache line."""
+    room = torch.empty(rows.numel() + offset + 16)
+    offset += -room.data_ptr() // 4 % 16
+    copy = room[offset : offset + rows.numel()].view(rows.shape)
+    return copy.copy_(rows)
+
+
+sizes = st.tuples(st.integers(0, 40), st.integers(1, 80), st.integers(1, 100) | st.integers(1020, 1030))
+
+
+@EVERY_LIBRARY
+@given(
+    sizes=sizes, seed=st.integers(0, 2**32), has_bias=st.booleans(), is_short=st.booleans(), offset=st.integers(0, 15)
+)
+def test_products_of_any_size(
+    library: KernelLibrary, sizes: tuple[int, int, int], seed: int, has_bias: bool, is_short: bool, offset: int
+) -> None:
+    num_rows, columns, num_k = sizes
+    generator = torch.Generator().manual_seed(seed)
+    weight, rows = (torch.randn(count, num_k, generator=generator) for count in (columns, num_rows))
+    bias = torch.randn(columns, generator=generator) if has_bias else None
+    if is_short:
+        weight = weight.bfloat16().float()
+    packed, rows = pack(library, weight), shifted(rows, offset)
+    product = packed.product(rows, bias)
+    expected = torch.nn.functional.linear(rows.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(product, expected.float(), rtol=1e-5, atol=1e-4)
+    assert packed.layout.is_short == is_short
+    for row in range(num_rows):
+        assert torch.equal(packed.product(rows[row], bias), product[row])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same(library: KernelLibrary, num_threads: int) -> None:
+    weight, rows = torch.randn(700, 90), torch.randn(300, 90)
+    packed, before = pack(library, weight), torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        products = [packed.product(rows, None) for _ in range(50)]
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(products[0], rows @ weight.T, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(product, products[0]) for product in products)
+
+
+def test_a_short_weight_gives_what_a_long_one_does(library: KernelLibrary) -> None:
+    weight, rows = torch.randn(75, 130).bfloat16().float(), torch.randn(9, 130)
+    layout = WeightLayout(75, 130, is_short=False)
+    long = PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)]))
+    assert torch.equal(pack(library, weight).product(rows, None), long.product(rows, None))
+
+
+def test_a_weight_with_one_number_that_needs_more_digits_is_long() -> None:
+    weight = torch.ones(4, 4)
+    assert WeightLayout.of(weight).is_short
+    weight[2, 3] = 1 + 2**-9
+    assert not WeightLayout.of(weight).is_short
+
+
+def test_several_threads_may_call_at_once(library: KernelLibrary) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    packed = pack(library, torch.randn(200, 90))
+    batches = [torch.randn(20, 90) for _ in range(8)]
+    expected = [packed.product(rows, None) for rows in batches]
+    with ThreadPoolExecutor(4) as executor:
+        for _ in range(20):
+            products = executor.map(lambda rows: packed.product(rows, None), batches)
+            assert all(map(torch.equal, products, expected))
