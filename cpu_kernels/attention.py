@@ -4,11 +4,13 @@ The structures mirror those of `csrc/paged_cache.h` and `csrc/attention_call.h`.
 """
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
 
 import torch
 
+from cpu_kernels.huge_pages import HugePages
 from cpu_kernels.library import KernelLibrary
 
 
@@ -46,6 +48,11 @@ class _AttentionArguments(ctypes.Structure):
     ]
 
 
+def padded_dim(library: KernelLibrary, dim: int) -> int:
+    """Returns how many numbers a row of the cache has in memory: whole vectors."""
+    return -(-dim // library.lanes) * library.lanes
+
+
 class LayerCache:
     """A layer's keys and values, float32, (kv_heads, num_slots, dim) each, where each row is filled up with zeros to
     whole vectors."""
@@ -60,8 +67,10 @@ class LayerCache:
         key_dim: int,
         value_dim: int,
     ) -> None:
-        padded = [-(-dim // library.lanes) * library.lanes for dim in (key_dim, value_dim)]
-        rows = [torch.zeros(kv_heads, num_slots, dim) for dim in padded]
+        shapes = [(kv_heads, num_slots, padded_dim(library, dim)) for dim in (key_dim, value_dim)]
+        sizes = [math.prod(shape) * torch.float32.itemsize for shape in shapes]
+        pages = HugePages(sizes)
+        rows = [pages.take(size).view(torch.float32).view(shape) for size, shape in zip(sizes, shapes, strict=True)]
         self.keys, self.values = rows[0][..., :key_dim], rows[1][..., :value_dim]
         self.value_dim = value_dim
         own = _LayerCache(rows[0].data_ptr(), rows[1].data_ptr(), kv_heads, num_slots, block_size, key_dim, value_dim)

@@ -1,4 +1,5 @@
-"""Memory on huge pages, for weights: a step reads all of them, and every page of 4 KiB would cost a look-up."""
+"""Memory on huge pages, for weights and the KV cache: a step reads them once, and every page of 4 KiB would cost a
+look-up. The processor's own prefetching ends at a page's end, too."""
 
 import mmap
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ class HugePages:
     """Memory for parts of the given sizes in bytes, which are taken in this order. It lives as long as one of them."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
-        memory = mmap.mmap(-1, sum(map(_whole_lines, sizes)) + _PAGE)
+        # Private: Linux gives shared memory huge pages only where another setting allows it.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, sum(map(_whole_lines, sizes)) + _PAGE, flags=flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)

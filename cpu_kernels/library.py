@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack": ([_address, _integer, _integer, _integer, _address], None),
     "product": ([_address, _integer, _address, _address, _address, _integer], None),
     "attend": ([_address, _address, _address, _address, _integer], None),
+    "decode": ([_address, _address, _address, _integer, _address, _integer], _integer),
 }
 
 
@@ -40,6 +41,7 @@ class KernelLibrary:
     pack: Callable[..., None]
     product: Callable[..., None]
     attend: Callable[..., None]
+    decode: Callable[..., int]
 
     def __init__(self, build: str, path: Path) -> None:
         self.build = build

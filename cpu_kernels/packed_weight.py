@@ -51,7 +51,7 @@ class PackedWeight:
         self._panels = pages.take(layout.num_bytes(library))
         sizes = (layout.out_features, layout.in_features, layout.is_short)
         self._own = _PackedWeight(self._panels.data_ptr(), *sizes)
-        self._address = ctypes.addressof(self._own)
+        self.address = ctypes.addressof(self._own)
         weight = weight.detach().contiguous()
         library.pack(weight.data_ptr(), *sizes, self._panels.data_ptr())
 
@@ -62,7 +62,7 @@ class PackedWeight:
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)
         self._library.product(
-            self._address,
+            self.address,
             rows.numel() // self.layout.in_features,
             rows.data_ptr(),
             None if bias is None else bias.data_ptr(),

@@ -4,15 +4,21 @@ Chunks with bidirectional spans need masks. They go through PyTorch, as in `cpu_
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from cpu_kernels.attention import LayerCache, StepChunks, attend
+from cpu_kernels.attention import LayerCache, StepChunks, attend, padded_dim
 from cpu_kernels.library import KernelLibrary
 from llm.attention import AttentionCall, LayerShape
 from llm.cpu_attention import Prefill, attend_prefill, prefill_of
 from llm.step_input import StepInput
+
+
+def padded_shape(library: KernelLibrary, layer: LayerShape) -> LayerShape:
+    """Returns the shape with the sizes that rows of the cache have in memory."""
+    key_dim, value_dim = (padded_dim(library, dim) for dim in (layer.key_dim, layer.value_dim))
+    return replace(layer, key_dim=key_dim, value_dim=value_dim)
 
 
 class KernelAttention:
@@ -29,12 +35,13 @@ class KernelAttention:
         windows_cut_spans: bool,
     ) -> None:
         assert dtype is torch.float32, dtype
-        self._library = library
-        self._caches = [
+        self.library = library
+        self.num_slots = num_blocks * block_size
+        self.caches = [
             LayerCache(
                 library,
                 kv_heads=layer.num_kv_heads,
-                num_slots=num_blocks * block_size,
+                num_slots=self.num_slots,
                 block_size=block_size,
                 key_dim=layer.key_dim,
                 value_dim=layer.value_dim,
@@ -61,7 +68,7 @@ class KernelAttention:
             prefill_of(step, index, self._windows, self._block_size, windows_cut_spans=self._windows_cut_spans)
             for index in with_spans
         ]
-        return KernelStep(self._library, self._caches, chunks, prefills)
+        return KernelStep(self.library, self.caches, chunks, prefills)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,15 @@ class _Probe:
     """Takes the place of a step's attention metadata and records the layers' calls."""
 
     def __init__(self) -> None:
-        self.layers: list[tuple[int, LayerShape]] = []
+        self.calls: list[AttentionCall] = []
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        (_, num_kv_heads, key_dim), value_dim = call.keys.shape, call.values.shape[-1]
-        self.layers.append((call.layer, LayerShape(num_kv_heads, key_dim, value_dim, call.window)))
-        return call.queries.new_zeros(*call.queries.shape[:-1], value_dim)
+        self.calls.append(call)
+        return call.queries.new_zeros(*call.queries.shape[:-1], call.values.shape[-1])
 
 
-def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[LayerShape]:
-    """Returns the shapes of the layers that have a cache, in order. A layer that reads an earlier layer's cache has no
-    cache of its own.
+def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[AttentionCall]:
+    """Returns each layer's request for attention to a single token, in order.
 
     Raises ValueError for a decoder with layers that attend in another way or not at all (linear attention, state
     spaces, encoder layers): their state would silently be lost between steps.
@@ -36,12 +34,23 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
         )
     except TypeError as error:  # an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error}") from error
-    shapes = dict(probe.layers)
+    shapes = cache_shapes(probe.calls)
     # transformers marks the layers that read an earlier layer's cache in this way.
     num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())
-    if len(probe.layers) != num_layers or list(shapes) != list(range(num_layers - num_sharing)):
+    with_caches = dict.fromkeys(call.layer for call in probe.calls)
+    if len(probe.calls) != num_layers or list(with_caches) != list(range(num_layers - num_sharing)):
         raise ValueError(
-            f"text models of type {type(decoder).__name__} are not supported: {len(probe.layers)} calls"
+            f"text models of type {type(decoder).__name__} are not supported: {len(probe.calls)} calls"
             f" of paged attention and {len(shapes)} caches in {num_layers} layers"
         )
+    return probe.calls
+
+
+def cache_shapes(calls: list[AttentionCall]) -> list[LayerShape]:
+    """Returns the shapes of the layers that have a cache, in order. A layer that reads an earlier layer's cache has no
+    cache of its own."""
+    shapes = {}
+    for call in calls:
+        _, num_kv_heads, key_dim = call.keys.shape
+        shapes[call.layer] = LayerShape(num_kv_heads, key_dim, call.values.shape[-1], call.window)
     return list(shapes.values())

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpu_kernels.library import kernel_library
-from llm.attention import AttentionBackend, LayerShape, PagedAttention, block_bytes
+from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, worst_step
 from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
-from llm.kernel_attention import KernelAttention
-from llm.layer_probe import probe_layers
+from llm.fused_check import agree
+from llm.fused_decoder import FusedDecoder, NotPlainError
+from llm.kernel_attention import KernelAttention, KernelStep, padded_shape
+from llm.layer_probe import cache_shapes, probe_layers
 from llm.loader import load_language_half
 from llm.lockstep import run_on_all_ranks
 from llm.logprobs import TokenLogprobs, token_logprobs
@@ -47,6 +49,8 @@ class ModelRunner:
         Raises ValueError for a model or settings that are not supported."""
         self._group = group
         self._device = torch.device(config.device)
+        is_float32 = config.dtype == "float32" and _cache_dtype(config) is torch.float32
+        self._kernels = kernel_library() if self._device.type == "cpu" and is_float32 else None
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
         if config.quantization == "int8":
@@ -69,13 +73,46 @@ class ModelRunner:
             embedding_size=self.embedding_size,
             keeps_tokens=self._family.adds_embeddings,
         )
-        layers = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
+        calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
+        layers = cache_shapes(calls)
         if self._device.type == "cuda":
             self._compile_layers(layers, config)
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
+        has_kernels = isinstance(self._attention, KernelAttention)
+        self._fused = self._fuse(calls, config.block_size) if has_kernels else None
         # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
+
+    @torch.inference_mode()
+    def _fuse(self, calls: Sequence[AttentionCall], block_size: int) -> FusedDecoder | None:
+        """Returns the decoder whose layers run in one call, or None where its layers are of another kind, or where it
+        does not give what transformers' forward gives."""
+        attention = self._attention
+        assert isinstance(attention, KernelAttention)
+        num_positions = min(self.max_position_embeddings, attention.num_slots)
+        try:
+            fused = FusedDecoder(
+                attention.library,
+                self._decoder,
+                calls,
+                attention.caches,
+                num_rope_axes=self._family.num_rope_axes,
+                num_positions=num_positions,
+            )
+        except NotPlainError as reason:
+            logger.info("the decoder's layers run one by one: it has %s", reason)
+            return None
+        is_same = agree(
+            lambda step: self._run_fused(fused, step, attention.prepare(step), self._embed(step)),
+            lambda step: self._run_layers(step, attention.prepare(step), self._embed(step)),
+            self._builder,
+            num_slots=attention.num_slots,
+            block_size=block_size,
+            num_positions=num_positions,
+            vocab_size=self.vocab_size,
+        )
+        return fused if is_same else None
 
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
         def run(num_tokens: int) -> None:
@@ -98,7 +135,8 @@ class ModelRunner:
 
     def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         """Returns the number of blocks of the KV cache, which is the same on every rank."""
-        bytes_of_block = block_bytes(layers, block_size=config.block_size, dtype=_cache_dtype(config))
+        kept = layers if self._kernels is None else [padded_shape(self._kernels, layer) for layer in layers]
+        bytes_of_block = block_bytes(kept, block_size=config.block_size, dtype=_cache_dtype(config))
         num_bytes = config.kv_cache_bytes or self._cache_bytes(layers, config, bytes_of_block)
         num_blocks = num_bytes // bytes_of_block
         if num_blocks == 0:
@@ -141,9 +179,8 @@ class ModelRunner:
 
     def _make_attention(self, layers: Sequence[LayerShape], num_blocks: int, config: EngineConfig) -> PagedAttention:
         make: Callable[..., PagedAttention] = CpuAttention
-        if self._device.type == "cpu" and config.dtype == "float32" and _cache_dtype(config) is torch.float32:
-            if (library := kernel_library()) is not None:
-                make = partial(KernelAttention, library)
+        if self._kernels is not None:
+            make = partial(KernelAttention, self._kernels)
         elif self._device.type == "cuda":
             from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
 
@@ -207,13 +244,32 @@ class ModelRunner:
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
         float32."""
-        hidden = self._decoder(
-            **self._embed(step),
+        inputs = self._embed(step)
+        hidden = None
+        if self._fused is not None and isinstance(attention, KernelStep):
+            hidden = self._run_fused(self._fused, step, attention, inputs)
+        if hidden is None:
+            hidden = self._run_layers(step, attention, inputs)
+        return hidden, self._logits(hidden[step.logits_rows])
+
+    def _run_fused(
+        self, fused: FusedDecoder, step: StepInput, attention: KernelStep, inputs: dict[str, Any]
+    ) -> torch.Tensor | None:
+        """Returns the hidden states, (num_tokens, hidden_size), or None for a step that has to go layer by layer: one
+        with masks, or with inputs that only transformers' layers know."""
+        if attention.masked or len(inputs) > 1:
+            return None
+        return fused.run(attention.chunks, step.positions, inputs["inputs_embeds"][0])
+
+    def _run_layers(self, step: StepInput, attention: AttentionBackend, inputs: dict[str, Any]) -> torch.Tensor:
+        """Returns the hidden states of transformers' forward, (num_tokens, hidden_size)."""
+        hidden: torch.Tensor = self._decoder(
+            **inputs,
             position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
             use_cache=False,
             attention_metadata=attention,
         ).last_hidden_state[0]
-        return hidden, self._logits(hidden[step.logits_rows])
+        return hidden
 
     def _embed(self, step: StepInput) -> dict[str, Any]:
         """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at

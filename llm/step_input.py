@@ -94,6 +94,7 @@ class StepBuilder:
     ) -> None:
         """`keeps_tokens`: whether the model looks up the ids of placeholders like any other. Without it they become 0,
         because they may lie outside the vocabulary."""
+        self.max_num_tokens = max_num_tokens
         self._block_size = block_size
         self._keeps_tokens = keeps_tokens
         self._no_embeds = torch.empty(0, embedding_size)

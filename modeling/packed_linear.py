@@ -19,11 +19,11 @@ class KernelLinear(nn.Module):
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.layout.out_features, weight.layout.in_features
-        self._weight = weight
-        self._bias = None if bias is None else bias.detach().contiguous()
+        self.packed_weight = weight
+        self.bias = None if bias is None else bias.detach().contiguous()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
-        return self._weight.product(input, self._bias)
+        return self.packed_weight.product(input, self.bias)
 
 
 class LinearPacker:

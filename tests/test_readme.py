@@ -9,7 +9,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PACKAGES = ("deployments", "preprocess", "encoder", "llm", "modeling", "checkpoints", "benchmarks", "dashboards")
+PACKAGES = (
+    "benchmarks",
+    "checkpoints",
+    "cpu_kernels",
+    "dashboards",
+    "deployments",
+    "encoder",
+    "llm",
+    "modeling",
+    "preprocess",
+)
 
 
 def test_the_tree_names_every_package() -> None:

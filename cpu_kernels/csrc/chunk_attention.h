@@ -57,7 +57,7 @@ inline void chunk_scores(const float* queries, const float* keys, int64_t dim, i
     with_rows(static_cast<int>(std::min<int64_t>(kRows, count - i)), [&](auto rows) {
       constexpr int R = rows;
       Vec sums[R][2] = {};
-      accumulate<Float32, R>(queries, keys + i * stride, stride, 1, static_cast<int>(dim), sums);
+      accumulate<Float32, R, 0, 0>(queries, keys + i * stride, stride, 1, static_cast<int>(dim), {}, sums);
       for (int r = 0; r < R; r++) {
         store(scores + (i + r) * kPanel, sums[r][0]);
         store(scores + (i + r) * kPanel + kLanes, sums[r][1]);
@@ -108,7 +108,7 @@ inline void add_values(const float* weights, const float* values, int64_t dim, i
       for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++)
           sums[r][half] = load(output + (d + r) * kPanel + half * kLanes) * factor[half];
-      accumulate<Float32, R>(weights, values + d, 1, stride, static_cast<int>(count), sums);
+      accumulate<Float32, R, 0, 0>(weights, values + d, 1, stride, static_cast<int>(count), {}, sums);
       for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) store(output + (d + r) * kPanel + half * kLanes, sums[r][half]);
     });

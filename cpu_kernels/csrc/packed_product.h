@@ -17,7 +17,7 @@ constexpr int kPanel = 2 * kLanes;
 // latter, column c of a panel's first half and of its second half share the four bytes at c.
 struct Float32 {
   typedef float Number;
-  static constexpr int kAhead = 24;  // rows of a panel to prefetch: memory answers some 500 cycles later
+  static constexpr int kRowsAhead = 24;  // rows of the panel between the one that is multiplied and the one asked for
   static RAYLENS_INLINE void load_row(const Number* from, Vec& first, Vec& second) {
     first = load(from);
     second = load(from + kLanes);
@@ -28,7 +28,7 @@ struct Float32 {
 
 struct Bfloat16 {
   typedef uint16_t Number;
-  static constexpr int kAhead = 32;
+  static constexpr int kRowsAhead = 32;
   static RAYLENS_INLINE void load_row(const Number* from, Vec& first, Vec& second) {
     UintVec both;
     std::memcpy(&both, from, sizeof both);
@@ -52,13 +52,25 @@ RAYLENS_INLINE void with_rows(int count, const Action& action) {
   action(std::integral_constant<int, R>());
 }
 
+// Weights that are needed later, which the processor is asked to bring nearer: a place, and bytes to go on for each k.
+struct Ahead {
+  const char* next;
+  ptrdiff_t step;
+};
+
 // sums[r] += x[r] . panel for R rows, where x[r * row_stride + k * k_stride] is element k of row r.
-template <class Weights, int R>
+//
+// For each k, NEAR_LINES lines of the panel are brought into the first cache, and FAR_LINES lines at `far` into the
+// second. A product of few rows is as fast as memory answers, and of many rows as it multiplies. In between, at 6 to 16
+// rows, it would wait for both in turn if the second cache did not have the weights already.
+template <class Weights, int R, int NEAR_LINES, int FAR_LINES>
 RAYLENS_INLINE void accumulate(const typename Weights::Number* panel, const float* x, ptrdiff_t row_stride,
-                               ptrdiff_t k_stride, int num_k, Vec (&sums)[R][2]) {
+                               ptrdiff_t k_stride, int num_k, Ahead far, Vec (&sums)[R][2]) {
   for (int k = 0; k < num_k; k++) {
-    const char* ahead = reinterpret_cast<const char*>(panel + Weights::kAhead * kPanel);
-    for (size_t line = 0; line < kPanel * sizeof(*panel); line += 64) __builtin_prefetch(ahead + line);
+    const char* near = reinterpret_cast<const char*>(panel + Weights::kRowsAhead * kPanel);
+    for (int line = 0; line < NEAR_LINES; line++) __builtin_prefetch(near + 64 * line);
+    for (int line = 0; line < FAR_LINES; line++) __builtin_prefetch(far.next + 64 * line, 0, 2);
+    far.next += far.step;
     Vec first, second;
     Weights::load_row(panel, first, second);
 #pragma GCC unroll 8
@@ -97,6 +109,7 @@ void pack(const float* weight, int64_t columns, int64_t num_k, typename Weights:
 class RowGroups {
  public:
   explicit RowGroups(int64_t num_rows) : num_rows_(num_rows), count_((num_rows + kRows - 1) / kRows) {}
+  int64_t num_rows() const { return num_rows_; }
   int64_t count() const { return count_; }
   int64_t first(int64_t group) const { return num_rows_ * group / count_; }
   int size(int64_t group) const { return static_cast<int>(first(group + 1) - first(group)); }
@@ -131,59 +144,124 @@ RAYLENS_INLINE void store_columns(float* to, int columns, Vec first, Vec second)
   if (columns < kPanel) std::copy(room, room + columns, to);
 }
 
-// How many k a product of several groups takes at a time: this much of a panel stays in the cache for all of them.
-constexpr int64_t kDepth = 1024;
+// What becomes of a product's columns.
+enum class Then {
+  kStore,           // y = product
+  kAdd,             // y += product
+  kGateBySilu,      // y = silu(y) * product, where y holds the product with the gate's weight
+  kGateByGeluTanh,  // y = gelu(y) * product, by the approximation with tanh
+};
 
-// Computes a panel's columns of y, (num_rows, weight.rows_out), for all rows. `x` holds `groups`.
+struct Output {
+  float* y;           // (num_rows, stride)
+  int64_t stride;     // numbers between two rows
+  const float* bias;  // (rows_out,) or null
+  Then then;
+};
+
+RAYLENS_INLINE Vec silu(Vec x) { return x / (exp(-x) + 1.f); }
+
+RAYLENS_INLINE Vec gelu_tanh(Vec x) {
+  return x * 0.5f * (tanh(0.79788456080286536f * (x + 0.044715f * (x * x * x))) + 1.f);
+}
+
+// Finishes a row's columns of a product and stores them.
+RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec first, Vec second) {
+  if (output.then != Then::kStore) {
+    Vec old_first, old_second;
+    load_columns(to, columns, old_first, old_second);
+    if (output.then == Then::kAdd) {
+      first += old_first;
+      second += old_second;
+    } else if (output.then == Then::kGateBySilu) {
+      first *= silu(old_first);
+      second *= silu(old_second);
+    } else {
+      first *= gelu_tanh(old_first);
+      second *= gelu_tanh(old_second);
+    }
+  }
+  store_columns(to, columns, first, second);
+}
+
+// How many k a product of several groups takes at a time: this much of a panel stays in the cache for all of them.
+constexpr int64_t kDepth = 2048;
+
+// Of a product of one group, as `kRowsAhead` for the second cache.
+constexpr int64_t kRowsFar = 128;
+
+// Computes a panel's columns for all rows. `x` holds `groups`.
 template <class Weights>
 void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
-                      const float* bias, float* y) {
+                      const Output& output) {
+  static thread_local Scratch scratch;
   auto* weights = static_cast<const typename Weights::Number*>(weight.panels) + panel * weight.num_k * kPanel;
   int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
   Vec bias_first{}, bias_second{};
-  if (bias != nullptr) load_columns(bias + panel * kPanel, columns, bias_first, bias_second);
+  if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias_first, bias_second);
   int64_t depth = groups.count() == 1 ? weight.num_k : kDepth;
+  // The sums so far, where the product is not computed in one go.
+  float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows() * kPanel) : nullptr;
+  constexpr ptrdiff_t kRowBytes = kPanel * sizeof(typename Weights::Number);
+  constexpr int kRowLines = (kRowBytes + 63) / 64;
   for (int64_t k = 0; k < weight.num_k; k += depth) {
     int num_k = static_cast<int>(std::min(depth, weight.num_k - k));
     bool is_last = k + num_k == weight.num_k;
+    const auto* block = weights + k * kPanel;
     for (int64_t group = 0; group < groups.count(); group++)
       with_rows(groups.size(group), [&](auto count) {
         constexpr int R = count;
-        const float* rows = x + groups.first(group) * weight.num_k + k * R;
-        float* to = y + groups.first(group) * weight.rows_out + panel * kPanel;
+        int64_t row = groups.first(group);
+        const float* own = x + row * weight.num_k + k * R;
         Vec sums[R][2] = {};
         if (k > 0)
-          for (int r = 0; r < R; r++) load_columns(to + r * weight.rows_out, columns, sums[r][0], sums[r][1]);
-        accumulate<Weights, R>(weights + k * kPanel, rows, 1, R, num_k, sums);
-        for (int r = 0; r < R; r++) {
-          if (is_last && bias != nullptr) {
-            sums[r][0] += bias_first;
-            sums[r][1] += bias_second;
-          }
-          store_columns(to + r * weight.rows_out, columns, sums[r][0], sums[r][1]);
+          for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r][0], sums[r][1]);
+        if (groups.count() == 1) {
+          constexpr int kFarLines = 4 * R >= 3 * kRows ? kRowLines : 0;
+          Ahead far{reinterpret_cast<const char*>(block + kRowsFar * kPanel), kRowBytes};
+          accumulate<Weights, R, kRowLines, kFarLines>(block, own, 1, R, num_k, far, sums);
+        } else {  // each group asks for a part of the block that follows
+          const char* next = reinterpret_cast<const char*>(block + static_cast<int64_t>(num_k) * kPanel);
+          Ahead far{next + num_k * kRowBytes * group / groups.count(), kRowBytes / groups.count()};
+          accumulate<Weights, R, kRowLines, 1>(block, own, 1, R, num_k, far, sums);
         }
+        for (int r = 0; r < R; r++)
+          if (is_last) {
+            float* to = output.y + (row + r) * output.stride + panel * kPanel;
+            finish_columns(output, to, columns, sums[r][0] + bias_first, sums[r][1] + bias_second);
+          } else {
+            store_columns(partial + (row + r) * kPanel, kPanel, sums[r][0], sums[r][1]);
+          }
       });
   }
+}
+
+inline void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
+                             const Output& output) {
+  if (weight.is_bfloat16)
+    product_of_panel<Bfloat16>(weight, panel, groups, x, output);
+  else
+    product_of_panel<Float32>(weight, panel, groups, x, output);
+}
+
+// Returns rows of x, (num_rows, num_k), in groups: `room`, which has space for them, or a single row as it is.
+inline const float* in_groups(const RowGroups& groups, const float* x, int64_t num_k, float* room, int threads) {
+  if (groups.num_rows() <= 1) return x;
+  auto copy = [&](int group) { groups.copy(group, x, num_k, room); };
+  pool().run(groups.count() > 4 ? threads : 1, static_cast<int>(groups.count()), copy);
+  return room;
 }
 
 // y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null.
 inline void product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias, float* y,
                     int threads) {
+  static thread_local Scratch scratch;
   RowGroups groups(num_rows);
-  if (num_rows > 1) {
-    static thread_local Scratch scratch;
-    float* grouped = scratch.floats(num_rows * weight.num_k);
-    auto copy = [&](int group) { groups.copy(group, x, weight.num_k, grouped); };
-    pool().run(num_rows > 4 * kRows ? threads : 1, static_cast<int>(groups.count()), copy);
-    x = grouped;
-  }
-  int64_t panels = num_panels(weight.rows_out);
-  int64_t parts = std::min<int64_t>(panels, 8 * threads);
+  x = in_groups(groups, x, weight.num_k, num_rows > 1 ? scratch.floats(num_rows * weight.num_k) : nullptr, threads);
+  Output output{y, weight.rows_out, bias, Then::kStore};
+  int64_t panels = num_panels(weight.rows_out), parts = std::min<int64_t>(panels, 8 * threads);
   pool().run(threads, static_cast<int>(parts), [&](int part) {
     for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; panel++)
-      if (weight.is_bfloat16)
-        product_of_panel<Bfloat16>(weight, panel, groups, x, bias, y);
-      else
-        product_of_panel<Float32>(weight, panel, groups, x, bias, y);
+      product_of_panel(weight, panel, groups, x, output);
   });
 }

@@ -9,7 +9,7 @@ from llm.attention import LayerShape
 from llm.cuda_attention import CudaAttention
 from llm.decode_graphs import DecodeGraphs, Outputs, Replay
 from llm.engine import LLMEngine
-from llm.layer_probe import probe_layers
+from llm.layer_probe import cache_shapes, probe_layers
 from llm.model_runner import ModelRunner
 from tests.llm.attention_reference import BLOCK_SIZE
 
@@ -57,7 +57,8 @@ def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
 def layers_of(runner: ModelRunner) -> list[LayerShape]:
     config = runner._model.config.get_text_config()
     with torch.compiler.set_stance("force_eager"):  # a runner probes before it compiles
-        return probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
+        calls = probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
+        return cache_shapes(calls)
 
 
 def make_attention(runner: ModelRunner, layers: Sequence[LayerShape], num_blocks: int) -> CudaAttention:

@@ -1,10 +1,12 @@
 """The KV cache gets what is left of a GPU, and never more than was allowed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cpu_kernels.library import VARIABLE
 from llm.cache_size import bytes_left_for_cache, worst_step
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
@@ -71,11 +73,20 @@ def test_a_short_context_bounds_the_worst_step() -> None:
     assert len(step.block_tables[0]) == 4
 
 
-def test_the_cache_is_never_larger_than_configured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["", "off"])
+def test_the_cache_is_never_larger_than_configured(
+    kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, kernels)
+    # Heads of 12 numbers: the kernels' rows are longer.
+    checkpoint = make_checkpoint("llava", tmp_path, {"head_dim": 12})
     for kv_cache_bytes in (2**16, 10**5):
-        runner = ModelRunner(EngineConfig(make_checkpoint("llava", tmp_path), kv_cache_bytes=kv_cache_bytes))
-        attention = runner._attention
-        held = sum(cache.nbytes for name in ("_keys", "_values") for cache in getattr(attention, name))
+        attention: Any = ModelRunner(EngineConfig(checkpoint, kv_cache_bytes=kv_cache_bytes))._attention
+        if kernels == "off":
+            held = sum(cache.nbytes for cache in (*attention._keys, *attention._values))
+        else:
+            tensors = (tensor for cache in attention.caches for tensor in (cache.keys, cache.values))
+            held = sum(len(tensor) * tensor.stride(0) * tensor.itemsize for tensor in tensors)
         assert 0.8 * kv_cache_bytes < held <= kv_cache_bytes
 
 

@@ -43,13 +43,12 @@ VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 @dataclass(frozen=True)
 class Small:
     """A checkpoint with requests to it. `longest_span`: tokens of the longest span of theirs that has to be computed in
-    one chunk, 1 without any. `block_bytes`: of a block of 4 tokens in the KV cache."""
+    one chunk, 1 without any."""
 
     variant: Variant
     checkpoint: str
     requests: list[Request]
     longest_span: int = 1
-    block_bytes: int = 0
 
     def engine(self, **settings: Any) -> LLMEngine:
         return LLMEngine(self.config(**settings))
@@ -72,7 +71,7 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     runner = small.engine(block_size=4)._runner
     layouts = [runner.prompt_layout(one.prompt) for one in requests]
     longest_span = max((span.end - span.start for layout in layouts for span in layout.spans), default=1)
-    return replace(small, longest_span=longest_span, block_bytes=KV_CACHE_BYTES // runner.num_blocks)
+    return replace(small, longest_span=longest_span)
 
 
 @dataclass
@@ -120,7 +119,8 @@ def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) 
 def test_preempted_answers_equal_generate(small: Small) -> None:
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
     # Room for the longest alone: the others are thrown out and computed again.
-    num_bytes = -(-longest // 4) * small.block_bytes
+    block_bytes = KV_CACHE_BYTES // small.engine(block_size=4)._runner.num_blocks
+    num_bytes = -(-longest // 4) * block_bytes
     engine = small.engine(block_size=4, kv_cache_bytes=num_bytes, max_num_batched_tokens=2048)
     assert answers(engine, small.requests) == expected(small)
     assert engine.stats.num_preemptions > 0
@@ -246,7 +246,7 @@ def test_layers_that_look_into_a_cache_have_none_of_their_own(tmp_path: Path) ->
     runner = ModelRunner(EngineConfig(VARIANTS["gemma3n"].checkpoint(tmp_path), kv_cache_bytes=2**22))
     assert isinstance(runner._attention, KernelAttention)
     assert runner._model.config.text_config.num_hidden_layers == 6
-    assert len(runner._attention._caches) == 4
+    assert len(runner._attention.caches) == 4
 
 
 def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:

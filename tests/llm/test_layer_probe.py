@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from llm.attention import ATTENTION_NAME, LayerShape, block_bytes, register_paged_attention
-from llm.layer_probe import probe_layers
+from llm.layer_probe import cache_shapes, probe_layers
 
 SMALL = {
     "hidden_size": 32,
@@ -24,7 +24,7 @@ def probe(model_type: str, **settings: Any) -> list[LayerShape]:
     register_paged_attention()
     config = AutoConfig.for_model(model_type, **{**SMALL, **settings})
     decoder = AutoModel.from_config(config, attn_implementation=ATTENTION_NAME).eval()
-    return probe_layers(decoder, hidden_size=32, num_layers=config.num_hidden_layers)
+    return cache_shapes(probe_layers(decoder, hidden_size=32, num_layers=config.num_hidden_layers))
 
 
 def test_windows_differ_by_layer() -> None:

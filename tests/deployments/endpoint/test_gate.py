@@ -56,7 +56,9 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedC
     async def health() -> None: ...
 
     async def ping(request: Request, states: str) -> Response:
-        monitor = SimpleNamespace(is_ready=False, states=lambda: {state: state for state in states.split(",")})
+        monitor = SimpleNamespace(
+            is_ready=False, states=lambda: {state: state for state in states.split(",")}, details=dict
+        )
         ingress: Any = SimpleNamespace(_monitor=monitor)
         return await Ingress.health(ingress, request)
 

@@ -1,0 +1,272 @@
+// All layers of a plain decoder in one call: norms, projections, rotary embeddings, attention and gated MLPs.
+#pragma once
+#include <cmath>
+#include <utility>
+
+#include "attention.h"
+#include "packed_product.h"
+
+// Mirrors `_Norm` in decoder.py. weight: (dim,); null: no norm. RMS norm (Zhang and Sennrich, 2019).
+struct Norm {
+  const float* weight;
+  float eps;
+
+  explicit operator bool() const { return weight != nullptr; }
+
+  // Writes the norm of `x`, (dim,), to `to`, or adds it there.
+  template <bool ADDS = false>
+  void apply(const float* x, int64_t dim, float* to) const {
+    int64_t whole = dim / kLanes * kLanes;
+    Vec sum{};
+    for (int64_t i = 0; i < whole; i += kLanes) sum += load(x + i) * load(x + i);
+    float squares = sum_of_lanes(sum);
+    for (int64_t i = whole; i < dim; i++) squares += x[i] * x[i];
+    float factor = 1.f / std::sqrt(squares / static_cast<float>(dim) + eps);
+    for (int64_t i = 0; i < dim; i++) {
+      float normed = weight[i] * (x[i] * factor);
+      to[i] = ADDS ? to[i] + normed : normed;
+    }
+  }
+};
+
+// Mirrors `_Linear` in decoder.py.
+struct Linear {
+  const PackedWeight* weight;
+  const float* bias;  // (rows_out,) or null
+};
+
+// Mirrors `_Rope` in decoder.py: rotary embeddings (Su et al., 2021) that turn the first half of a head's first `dim`
+// numbers against the second half.
+struct Rope {
+  const float *cosines, *sines;  // (positions, dim)
+  const int64_t* axes;           // (dim,): which of a token's positions turns a number
+  int64_t dim, num_positions;
+
+  // Writes the cosines and then the sines of a token, (2, dim), where positions[axis * stride] are its positions.
+  void look_up(const int64_t* positions, int64_t stride, float* to) const {
+    for (int64_t d = 0; d < dim; d++) {
+      int64_t at = positions[axes[d] * stride] * dim + d;
+      to[d] = cosines[at];
+      to[dim + d] = sines[at];
+    }
+  }
+
+  // Turns a head's numbers, in place, by what `look_up` has written.
+  static void turn(const float* looked_up, int64_t dim, float* head) {
+    const float *cosines = looked_up, *sines = looked_up + dim;
+    int64_t half = dim / 2;
+    for (int64_t d = 0; d < half; d++) {
+      float a = head[d], b = head[d + half];
+      head[d] = a * cosines[d] - b * sines[d];
+      head[d + half] = b * cosines[d + half] + a * sines[d + half];
+    }
+  }
+};
+
+// Mirrors `_DecoderLayer` in decoder.py. The norms behind attention and MLP may be missing, and those of heads.
+struct DecoderLayer {
+  Norm input_norm, query_norm, key_norm, attention_norm, mlp_input_norm, mlp_norm;
+  Linear query, key, value, output, gate, up, down;
+  const LayerCache* cache;
+  int64_t rope;  // its index in `Decoder::ropes`
+  int64_t window;
+  float scaling, softcap;
+};
+
+// Mirrors `_Decoder` in decoder.py.
+struct Decoder {
+  const DecoderLayer* layers;
+  const Rope* ropes;
+  int64_t num_layers, num_ropes, hidden_size, heads, has_gelu;
+  Norm final_norm;
+};
+
+// A layer's rows of the step, each of another width.
+struct LayerRows {
+  float *normed, *grouped, *queries, *keys, *values, *attended, *inner;
+};
+
+class DecoderStep {
+ public:
+  // positions: (axes, position_stride), of which num_tokens are used.
+  DecoderStep(const Decoder& decoder, const StepChunks& chunks, const int64_t* positions, int64_t position_stride,
+              float* hidden, int threads)
+      : decoder_(decoder),
+        chunks_(chunks),
+        positions_(positions),
+        position_stride_(position_stride),
+        hidden_(hidden),
+        threads_(threads),
+        num_tokens_(chunks.num_tokens),
+        groups_(chunks.num_tokens) {}
+
+  // Returns whether the ropes' tables hold all positions.
+  bool has_positions() const {
+    for (int64_t i = 0; i < decoder_.num_ropes; i++) {
+      const Rope& rope = decoder_.ropes[i];
+      int64_t axes = *std::max_element(rope.axes, rope.axes + rope.dim) + 1;
+      for (int64_t axis = 0; axis < axes; axis++)
+        for (int64_t row = 0; row < num_tokens_; row++)
+          if (positions_[axis * position_stride_ + row] >= rope.num_positions) return false;
+    }
+    return true;
+  }
+
+  // Replaces `hidden`, (num_tokens, hidden_size), by what the layers and the final norm make of it.
+  void run() {
+    look_up_ropes();
+    for (int64_t i = 0; i < decoder_.num_layers; i++) {
+      make_rows(decoder_.layers[i]);
+      attention(decoder_.layers[i]);
+      mlp(decoder_.layers[i]);
+    }
+    int64_t size = decoder_.hidden_size;
+    each_row([&](int64_t row) { decoder_.final_norm.apply(hidden_ + row * size, size, hidden_ + row * size); });
+  }
+
+ private:
+  void look_up_ropes() {
+    static thread_local Scratch scratch;
+    int64_t size = 0;
+    for (int64_t i = 0; i < decoder_.num_ropes; i++) size += 2 * decoder_.ropes[i].dim;
+    turns_ = scratch.floats(num_tokens_ * size);
+    float* to = turns_;
+    for (int64_t i = 0; i < decoder_.num_ropes; i++)
+      for (int64_t row = 0; row < num_tokens_; row++, to += 2 * decoder_.ropes[i].dim)
+        decoder_.ropes[i].look_up(positions_ + row, position_stride_, to);
+  }
+
+  // Returns what the rope turns the heads of the step's first token by. Those of the other tokens follow.
+  const float* turns_of(int64_t rope) const {
+    const float* found = turns_;
+    for (int64_t i = 0; i < rope; i++) found += num_tokens_ * 2 * decoder_.ropes[i].dim;
+    return found;
+  }
+
+  void make_rows(const DecoderLayer& layer) {
+    static thread_local Scratch scratch;
+    auto width = [](const Linear& linear) { return padded(linear.weight->rows_out); };
+    int64_t hidden = padded(decoder_.hidden_size), queries = width(layer.query), keys = width(layer.key);
+    int64_t values = width(layer.value), attended = padded(layer.output.weight->num_k), inner = width(layer.gate);
+    int64_t widest = std::max({hidden, attended, inner});
+    float* room = scratch.floats(num_tokens_ * (hidden + widest + queries + keys + values + attended + inner));
+    auto take = [&](int64_t size) { return std::exchange(room, room + num_tokens_ * size); };
+    rows_.normed = take(hidden);
+    rows_.grouped = take(widest);
+    rows_.queries = take(queries);
+    rows_.keys = take(keys);
+    rows_.values = take(values);
+    rows_.attended = take(attended);
+    rows_.inner = take(inner);
+  }
+
+  void attention(const DecoderLayer& layer) {
+    const LayerCache& cache = *layer.cache;
+    int64_t key_dim = cache.key_dim, heads = decoder_.heads;
+    const float* x = normed_groups(layer.input_norm);
+    products(x, {{layer.query, rows_.queries}, {layer.key, rows_.keys}, {layer.value, rows_.values}});
+    int64_t turned = decoder_.ropes[layer.rope].dim;
+    const float* turns = turns_of(layer.rope);
+    each_row([&](int64_t row) {
+      auto finish = [&](const Norm& norm, float* head) {
+        if (norm) norm.apply(head, key_dim, head);
+        Rope::turn(turns + row * 2 * turned, turned, head);
+      };
+      for (int64_t i = 0; i < heads; i++) finish(layer.query_norm, rows_.queries + (row * heads + i) * key_dim);
+      for (int64_t i = 0; i < cache.kv_heads; i++)
+        finish(layer.key_norm, rows_.keys + (row * cache.kv_heads + i) * key_dim);
+    });
+    AttentionArguments call{{rows_.queries, heads * key_dim, key_dim},
+                            {rows_.keys, cache.kv_heads * key_dim, key_dim},
+                            {rows_.values, cache.kv_heads * cache.value_dim, cache.value_dim},
+                            rows_.attended,
+                            heads,
+                            layer.window,
+                            layer.scaling,
+                            layer.softcap};
+    write_to_cache(cache, chunks_, call.keys, call.values);
+    attend(chunks_, cache, call, nullptr, threads_);
+    add_product(rows_.attended, layer.output, layer.attention_norm);
+  }
+
+  void mlp(const DecoderLayer& layer) {
+    const float* x = normed_groups(layer.mlp_input_norm);
+    int64_t inner = layer.gate.weight->rows_out, panels = num_panels(inner);
+    Output gate{rows_.inner, inner, layer.gate.bias, Then::kStore};
+    Output up{rows_.inner, inner, layer.up.bias, decoder_.has_gelu ? Then::kGateByGeluTanh : Then::kGateBySilu};
+    each_part(panels, [&](int64_t from, int64_t to) {  // one weight after the other, for each is one stream of memory
+      for (int64_t i = from; i < to; i++) product_of_panel(*layer.gate.weight, i, groups_, x, gate);
+      for (int64_t i = from; i < to; i++) product_of_panel(*layer.up.weight, i, groups_, x, up);
+    });
+    add_product(rows_.inner, layer.down, layer.mlp_norm);
+  }
+
+  // Returns the normed hidden states in groups of rows.
+  const float* normed_groups(const Norm& norm) {
+    int64_t size = decoder_.hidden_size;
+    each_row([&](int64_t row) { norm.apply(hidden_ + row * size, size, rows_.normed + row * size); });
+    return in_groups(groups_, rows_.normed, size, rows_.grouped, threads_);
+  }
+
+  struct Product {
+    Linear linear;
+    float* y;
+  };
+
+  // Computes several products with the same rows.
+  template <size_t N>
+  void products(const float* x, const Product (&all)[N]) {
+    int64_t ends[N], total = 0;
+    for (size_t i = 0; i < N; i++) ends[i] = total += num_panels(all[i].linear.weight->rows_out);
+    each_panel(total, [&](int64_t panel) {
+      size_t i = 0;
+      while (panel >= ends[i]) i++;
+      const Linear& linear = all[i].linear;
+      int64_t own = panel - (i == 0 ? 0 : ends[i - 1]);
+      product_of_panel(*linear.weight, own, groups_, x, {all[i].y, linear.weight->rows_out, linear.bias, Then::kStore});
+    });
+  }
+
+  // hidden += linear(x), or the norm of that where there is one.
+  void add_product(const float* x, const Linear& linear, const Norm& norm) {
+    x = in_groups(groups_, x, linear.weight->num_k, rows_.grouped, threads_);
+    int64_t size = decoder_.hidden_size;
+    Output output{norm ? rows_.normed : hidden_, size, linear.bias, norm ? Then::kStore : Then::kAdd};
+    each_panel(num_panels(size), [&](int64_t panel) { product_of_panel(*linear.weight, panel, groups_, x, output); });
+    if (norm) each_row([&](int64_t row) { norm.apply<true>(rows_.normed + row * size, size, hidden_ + row * size); });
+  }
+
+  // Calls part(from, to) for parts of [0, panels).
+  template <class Part>
+  void each_part(int64_t panels, const Part& part) {
+    int64_t parts = std::min<int64_t>(panels, 8 * threads_);
+    pool().run(threads_, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
+  }
+
+  template <class Part>
+  void each_panel(int64_t panels, const Part& part) {
+    each_part(panels, [&](int64_t from, int64_t to) {
+      for (int64_t panel = from; panel < to; panel++) part(panel);
+    });
+  }
+
+  // Few rows are not worth another thread's attention.
+  template <class Part>
+  void each_row(const Part& part) {
+    int64_t parts = (num_tokens_ + kRows - 1) / kRows;
+    pool().run(parts > 4 ? threads_ : 1, static_cast<int>(parts), [&](int i) {
+      for (int64_t row = i * kRows; row < std::min<int64_t>(num_tokens_, (i + 1) * kRows); row++) part(row);
+    });
+  }
+
+  const Decoder& decoder_;
+  const StepChunks& chunks_;
+  const int64_t* positions_;
+  int64_t position_stride_;
+  float* hidden_;
+  int threads_;
+  int64_t num_tokens_;
+  RowGroups groups_;
+  LayerRows rows_{};
+  float* turns_ = nullptr;
+};

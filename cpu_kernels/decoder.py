@@ -1,0 +1,187 @@
+"""All layers of a plain decoder in one call (`csrc/decoder.h`, whose structures those here mirror)."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from cpu_kernels.attention import LayerCache, StepChunks
+from cpu_kernels.library import KernelLibrary
+from cpu_kernels.packed_weight import PackedWeight
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """x / sqrt(mean(x * x) + eps) * weight. `weight`: (dim,), float32."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`bias`: (out_features,), float32."""
+
+    weight: PackedWeight
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embeddings that turn the first half of a head's first `dim` numbers against the second half.
+
+    `cosines` and `sines`: (positions, dim), float32. `axes`: (dim,), int64, which of a token's positions turns a
+    number."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    axes: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """hidden += attention_norm(output(attention(input_norm(hidden)))), then
+    hidden += mlp_norm(down(activation(gate(x)) * up(x))) with x = mlp_input_norm(hidden).
+
+    `query_norm` and `key_norm` act on each head before it is turned by `ropes[rope]` of the decoder."""
+
+    input_norm: Norm
+    query: Linear
+    key: Linear
+    value: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: Linear
+    attention_norm: Norm | None
+    mlp_input_norm: Norm
+    gate: Linear
+    up: Linear
+    down: Linear
+    mlp_norm: Norm | None
+    cache: LayerCache
+    rope: int
+    scaling: float
+    softcap: float | None
+    window: int | None
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("eps", ctypes.c_float)]
+
+    @classmethod
+    def of(cls, norm: Norm | None) -> "_Norm":
+        return cls() if norm is None else cls(norm.weight.data_ptr(), norm.eps)
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p)]
+
+    @classmethod
+    def of(cls, linear: Linear) -> "_Linear":
+        return cls(linear.weight.address, None if linear.bias is None else linear.bias.data_ptr())
+
+
+class _Rope(ctypes.Structure):
+    _fields_ = [
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("axes", ctypes.c_void_p),
+        ("dim", ctypes.c_int64),
+        ("num_positions", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, rope: Rope) -> "_Rope":
+        num_positions, dim = rope.cosines.shape
+        tensors = (rope.cosines, rope.sines, rope.axes)
+        return cls(*(tensor.data_ptr() for tensor in tensors), dim, num_positions)
+
+
+_NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_input_norm", "mlp_norm")
+_LINEARS = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+class _DecoderLayer(ctypes.Structure):
+    _fields_: ClassVar[Any] = [
+        *((name, _Norm) for name in _NORMS),
+        *((name, _Linear) for name in _LINEARS),
+        ("cache", ctypes.c_void_p),
+        ("rope", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> "_DecoderLayer":
+        return cls(
+            *(_Norm.of(getattr(layer, name)) for name in _NORMS),
+            *(_Linear.of(getattr(layer, name)) for name in _LINEARS),
+            layer.cache.address,
+            layer.rope,
+            layer.window or 0,
+            layer.scaling,
+            layer.softcap or 0.0,
+        )
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = [
+        ("layers", ctypes.c_void_p),
+        ("ropes", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_layers", "num_ropes", "hidden_size", "heads", "has_gelu")),
+        ("final_norm", _Norm),
+    ]
+
+
+class Decoder:
+    """The layers of a decoder with `heads` query heads each, and the norm behind them."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        layers: Sequence[DecoderLayer],
+        ropes: Sequence[Rope],
+        *,
+        hidden_size: int,
+        heads: int,
+        activation: Activation,
+        final_norm: Norm,
+    ) -> None:
+        self._library = library
+        self._kept = (layers, ropes, final_norm)  # the structures hold addresses of what these own
+        self._layers = (_DecoderLayer * len(layers))(*map(_DecoderLayer.of, layers))
+        self._ropes = (_Rope * len(ropes))(*map(_Rope.of, ropes))
+        self._own = _Decoder(
+            ctypes.addressof(self._layers),
+            ctypes.addressof(self._ropes),
+            len(layers),
+            len(ropes),
+            hidden_size,
+            heads,
+            activation == "gelu_tanh",
+            _Norm.of(final_norm),
+        )
+        self._address = ctypes.addressof(self._own)
+
+    def run(self, step: StepChunks, positions: torch.Tensor, hidden: torch.Tensor) -> bool:
+        """Replaces `hidden`, (num_tokens, hidden_size), float32, by what the layers and the final norm make of it.
+
+        `positions`: (axes, num_tokens), int64. Returns False, and changes nothing, where one of them lies beyond the
+        ropes' tables."""
+        assert hidden.is_contiguous(), "hidden states lie row by row"
+        assert positions.stride(-1) == 1, "the positions of an axis lie one behind the other"
+        return bool(
+            self._library.decode(
+                self._address,
+                step.address,
+                positions.data_ptr(),
+                positions.stride(0),
+                hidden.data_ptr(),
+                torch.get_num_threads(),
+            )
+        )

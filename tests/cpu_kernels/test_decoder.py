@@ -1,0 +1,307 @@
+"""A decoder in one call: near the definition of its layers, and a row is the same to the last bit among any others."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import gelu, silu
+
+from cpu_kernels.attention import LayerCache, StepChunks
+from cpu_kernels.decoder import Activation, Decoder, DecoderLayer, Linear, Norm, Rope
+from cpu_kernels.huge_pages import HugePages
+from cpu_kernels.library import KernelLibrary
+from cpu_kernels.packed_weight import PackedWeight, WeightLayout
+
+BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS = 4, 60, 500
+EVERY_LIBRARY = settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hidden: int = 24
+    inner: int = 40
+    kv_heads: int = 2
+    group: int = 2
+    key_dim: int = 12
+    value_dim: int = 12
+    rope_dim: int = 8
+    num_axes: int = 1
+    has_head_norms: bool = False
+    has_outer_norms: bool = False
+    has_biases: bool = False
+    softcap: float | None = None
+    window: int | None = None
+    activation: Activation = "silu"
+
+
+class Model:
+    """Random weights of two layers, as plain tensors and as the library reads them."""
+
+    def __init__(self, library: KernelLibrary, sizes: Sizes, seed: int = 0) -> None:
+        self.library, self.sizes = library, sizes
+        self._generator = torch.Generator().manual_seed(seed)
+        self.matrices: dict[int, torch.Tensor] = {}
+        dim = sizes.rope_dim
+        angles = torch.arange(NUM_POSITIONS)[:, None] / 100 ** (torch.arange(dim // 2) / dim)
+        axes = torch.arange(dim // 2).remainder(sizes.num_axes).repeat(2)
+        self.rope = Rope(angles.cos().repeat(1, 2).contiguous(), angles.sin().repeat(1, 2).contiguous(), axes)
+        self.final_norm = self._norm(sizes.hidden)
+        self.layers = [self._layer() for _ in range(2)]
+        self.decoder = Decoder(
+            library,
+            self.layers,
+            [self.rope],
+            hidden_size=sizes.hidden,
+            heads=sizes.kv_heads * sizes.group,
+            activation=sizes.activation,
+            final_norm=self.final_norm,
+        )
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator)
+
+    def _norm(self, dim: int) -> Norm:
+        return Norm(self._random(dim), 1e-5)
+
+    def _linear(self, rows_out: int, num_k: int) -> Linear:
+        weight = self._random(rows_out, num_k) * num_k**-0.5
+        own = linear(self.library, weight, self._random(rows_out) if self.sizes.has_biases else None)
+        self.matrices[id(own.weight)] = weight
+        return own
+
+    def _layer(self) -> DecoderLayer:
+        sizes = self.sizes
+        heads = sizes.kv_heads * sizes.group
+        cache = LayerCache(
+            self.library,
+            kv_heads=sizes.kv_heads,
+            num_slots=NUM_BLOCKS * BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
+            key_dim=sizes.key_dim,
+            value_dim=sizes.value_dim,
+        )
+        return DecoderLayer(
+            input_norm=self._norm(sizes.hidden),
+            query=self._linear(heads * sizes.key_dim, sizes.hidden),
+            key=self._linear(sizes.kv_heads * sizes.key_dim, sizes.hidden),
+            value=self._linear(sizes.kv_heads * sizes.value_dim, sizes.hidden),
+            query_norm=self._norm(sizes.key_dim) if sizes.has_head_norms else None,
+            key_norm=self._norm(sizes.key_dim) if sizes.has_head_norms else None,
+            output=self._linear(sizes.hidden, heads * sizes.value_dim),
+            attention_norm=self._norm(sizes.hidden) if sizes.has_outer_norms else None,
+            mlp_input_norm=self._norm(sizes.hidden),
+            gate=self._linear(sizes.inner, sizes.hidden),
+            up=self._linear(sizes.inner, sizes.hidden),
+            down=self._linear(sizes.hidden, sizes.inner),
+            mlp_norm=self._norm(sizes.hidden) if sizes.has_outer_norms else None,
+            cache=cache,
+            rope=0,
+            scaling=sizes.key_dim**-0.5,
+            softcap=sizes.softcap,
+            window=sizes.window,
+        )
+
+    def run(self, sequences: list["Told"], news: list[int]) -> list[torch.Tensor]:
+        """The hidden states of the next `news` tokens of each, of which decoding ones come first."""
+        order = sorted(range(len(news)), key=lambda index: news[index] > 1)
+        slots, tables, ends, positions, hidden = [], [], [], [], []
+        for index in order:
+            told = sequences[index]
+            own = torch.arange(told.num_done, told.num_done + news[index])
+            slots.append(torch.tensor(told.blocks)[own // BLOCK_SIZE] * BLOCK_SIZE + own % BLOCK_SIZE)
+            tables.append(told.blocks)
+            ends.append(told.num_done + news[index])
+            positions.append(told.positions[:, own])
+            hidden.append(told.embeds[own])
+            told.num_done += news[index]
+        lengths = [news[index] for index in order]
+        step = StepChunks(torch.cat(slots), tables, lengths, ends, num_decodes=lengths.count(1))
+        rows = torch.cat(hidden)
+        assert self.decoder.run(step, torch.cat(positions, dim=1).contiguous(), rows)
+        outputs = dict(zip(order, torch.split(rows, lengths), strict=True))
+        return [outputs[index] for index in range(len(news))]
+
+    def reference(self, told: "Told") -> torch.Tensor:
+        """All hidden states of a sequence, by the definition, in float64."""
+        hidden = told.embeds.double()
+        for layer in self.layers:
+            attended = self._linear_of(layer.output, self._attend(layer, told, norm(layer.input_norm, hidden)))
+            hidden = hidden + norm(layer.attention_norm, attended)
+            x = norm(layer.mlp_input_norm, hidden)
+            gate = self._linear_of(layer.gate, x)
+            gate = silu(gate) if self.sizes.activation == "silu" else gelu(gate, approximate="tanh")
+            hidden = hidden + norm(layer.mlp_norm, self._linear_of(layer.down, gate * self._linear_of(layer.up, x)))
+        return norm(self.final_norm, hidden).float()
+
+    def _linear_of(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        bias = None if linear.bias is None else linear.bias.double()
+        return torch.nn.functional.linear(x, self.matrices[id(linear.weight)].double(), bias)
+
+    def _attend(self, layer: DecoderLayer, told: "Told", x: torch.Tensor) -> torch.Tensor:
+        sizes, length = self.sizes, len(x)
+        queries, keys, values = (
+            self._linear_of(linear, x).view(length, -1, dim)
+            for linear, dim in (
+                (layer.query, sizes.key_dim),
+                (layer.key, sizes.key_dim),
+                (layer.value, sizes.value_dim),
+            )
+        )
+        queries = self._turn(told, norm(layer.query_norm, queries))
+        keys = self._turn(told, norm(layer.key_norm, keys)).repeat_interleave(sizes.group, dim=1)
+        values = values.repeat_interleave(sizes.group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * layer.scaling
+        if layer.softcap is not None:
+            scores = layer.softcap * torch.tanh(scores / layer.softcap)
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        is_seen = distance >= 0 if layer.window is None else (distance >= 0) & (distance < layer.window)
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
+
+    def _turn(self, told: "Told", heads: torch.Tensor) -> torch.Tensor:
+        dim = self.sizes.rope_dim
+        own = told.positions[self.rope.axes].T  # (length, dim)
+        cosines, sines = (table.gather(0, own).double()[:, None] for table in (self.rope.cosines, self.rope.sines))
+        x, rest = heads[..., :dim], heads[..., dim:]
+        rotated = torch.cat([-x[..., dim // 2 :], x[..., : dim // 2]], dim=-1)
+        return torch.cat([x * cosines + rotated * sines, rest], dim=-1)
+
+
+def norm(own: Norm | None, x: torch.Tensor) -> torch.Tensor:
+    if own is None:
+        return x
+    return x * (x.square().mean(-1, keepdim=True) + own.eps).rsqrt() * own.weight.double()
+
+
+@dataclass
+class Told:
+    """A sequence: its embeddings (length, hidden), positions (axes, length) and blocks."""
+
+    embeds: torch.Tensor
+    positions: torch.Tensor
+    blocks: list[int]
+    num_done: int = 0
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Sizes:
+    key_dim = draw(st.integers(2, 40))
+    return Sizes(
+        hidden=draw(st.integers(1, 70)),
+        inner=draw(st.integers(1, 90)),
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 3)),
+        key_dim=key_dim,
+        value_dim=draw(st.integers(1, 40)),
+        rope_dim=2 * draw(st.integers(1, key_dim // 2)),
+        num_axes=draw(st.sampled_from([1, 3])),
+        has_head_norms=draw(st.booleans()),
+        has_outer_norms=draw(st.booleans()),
+        has_biases=draw(st.booleans()),
+        softcap=draw(st.none() | st.just(2.0)),
+        window=draw(st.none() | st.integers(1, 20)),
+        activation=draw(st.sampled_from(["silu", "gelu_tanh"])),
+    )
+
+
+def make_sequences(sizes: Sizes, lengths: list[int], blocks: list[int], seed: int) -> list[Told]:
+    generator = torch.Generator().manual_seed(seed)
+    blocks = list(blocks)
+    return [
+        Told(
+            torch.randn(length, sizes.hidden, generator=generator),
+            torch.randint(NUM_POSITIONS, (sizes.num_axes, length), generator=generator),
+            [blocks.pop() for _ in range(-(-length // BLOCK_SIZE))],
+        )
+        for length in lengths
+    ]
+
+
+@EVERY_LIBRARY
+@given(
+    sizes=models(),
+    lengths=st.lists(st.integers(2, 50), min_size=1, max_size=4),
+    cut=st.integers(1, 49),
+    blocks=st.permutations(range(NUM_BLOCKS)),
+    seed=st.integers(0, 2**32),
+)
+def test_any_steps_give_what_is_defined(
+    library: KernelLibrary, sizes: Sizes, lengths: list[int], cut: int, blocks: list[int], seed: int
+) -> None:
+    """The beginnings of prompts, then their ends, of which some are single tokens: together, and each alone."""
+    model = Model(library, sizes, seed)
+    sequences = make_sequences(sizes, lengths, blocks, seed)
+    cuts = [min(cut, length - 1) for length in lengths]
+    rests = [length - own for length, own in zip(lengths, cuts, strict=True)]
+    parts = zip(model.run(sequences, cuts), model.run(sequences, rests), strict=True)
+    outputs = [torch.cat(own) for own in parts]
+    for index, (told, output) in enumerate(zip(sequences, outputs, strict=True)):
+        torch.testing.assert_close(output, model.reference(told), rtol=1e-3, atol=1e-4)
+        told.num_done, told.blocks = 0, list(range(len(told.blocks)))
+        (first,), (second,) = model.run([told], [cuts[index]]), model.run([told], [rests[index]])
+        assert torch.equal(torch.cat([first, second]), output), "other than alone and on blocks in order"
+
+
+def test_many_rows_and_a_deep_product(library: KernelLibrary) -> None:
+    """Rows that several threads share, and sums that are computed in parts."""
+    sizes = Sizes(hidden=40, inner=2100)
+    model = Model(library, sizes)
+    (told,) = make_sequences(sizes, [150], list(range(NUM_BLOCKS)), seed=1)
+    (output,) = model.run([told], [150])
+    torch.testing.assert_close(output, model.reference(told), rtol=1e-3, atol=1e-4)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for _ in range(20):
+            told.num_done = 0
+            assert torch.equal(model.run([told], [150])[0], output)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_position_beyond_the_table_changes_nothing(library: KernelLibrary) -> None:
+    model = Model(library, Sizes(num_axes=3))
+    hidden = torch.randn(1, model.sizes.hidden)
+    step = StepChunks(torch.tensor([0]), [[0]], [1], [1], num_decodes=1)
+    for axis in range(3):
+        positions: Any = torch.zeros(3, 1, dtype=torch.int64)
+        positions[axis] = NUM_POSITIONS
+        before = hidden.clone()
+        assert not model.decoder.run(step, positions, hidden)
+        assert torch.equal(hidden, before)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_activations_are_exact_over_the_whole_range(library: KernelLibrary, activation: Activation) -> None:
+    """Each number of the hidden states, which are 0, gets the activation of another number."""
+    x = torch.linspace(-30, 30, 1201)
+    sizes = Sizes(hidden=len(x), inner=len(x), activation=activation)
+    nothing, identity = torch.zeros(len(x), len(x)), torch.eye(len(x))
+    model = Model(library, sizes)
+    layer = replace(
+        model.layers[0],
+        value=linear(library, torch.zeros(sizes.kv_heads * sizes.value_dim, len(x)), None),
+        gate=linear(library, nothing, x),
+        up=linear(library, nothing, torch.ones(len(x))),
+        down=linear(library, identity, None),
+    )
+    # A norm with a huge eps divides by a constant, 2^20, which its weight takes back.
+    final_norm = Norm(torch.full((len(x),), 2.0**20), 2.0**40)
+    decoder = Decoder(
+        library, [layer], [model.rope], hidden_size=len(x), heads=4, activation=activation, final_norm=final_norm
+    )
+    hidden = torch.zeros(1, len(x))
+    step = StepChunks(torch.tensor([0]), [[0]], [1], [1], num_decodes=1)
+    assert decoder.run(step, torch.zeros(1, 1, dtype=torch.int64), hidden)
+    expected = silu(x.double()) if activation == "silu" else gelu(x.double(), approximate="tanh")
+    torch.testing.assert_close(hidden[0], expected.float(), rtol=2e-6, atol=1e-6)
+
+
+def linear(library: KernelLibrary, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    layout = WeightLayout.of(weight)
+    return Linear(PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)])), bias)

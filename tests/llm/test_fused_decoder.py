@@ -1,0 +1,93 @@
+"""Which decoders run in one call, and that those run layer by layer that would give something else."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from cpu_kernels.decoder import Decoder
+from llm import fused_decoder
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from tests.llm.greedy_answers import answers
+from tests.llm.language_variants import VARIANTS
+from tests.small_models import Request, small_requests, whole_class
+
+LAYER_BY_LAYER = {
+    "aria": "AriaTextDecoderLayer",
+    "blip-2": "OPTModel",
+    "chameleon": "ChameleonDecoderLayer",
+    "fuyu": "PersimmonDecoderLayer",
+    "gemma3n": "Gemma3nTextDecoderLayer",
+    "mistral3, queries scaled by position": "Ministral3DecoderLayer",
+    "molmo2": "Molmo2DecoderLayer",
+    "wemm": "InternLM2DecoderLayer",
+}
+"""The variants whose layers are of a kind that does not run in one call, with what the log says of them."""
+
+
+def make_engine(variant: str, folder: Path, **settings: object) -> LLMEngine:
+    config = EngineConfig(VARIANTS[variant].checkpoint(folder), kv_cache_bytes=2**22, **settings)  # type: ignore[arg-type]
+    return LLMEngine(config)
+
+
+def requests_of(engine: LLMEngine) -> list[Request]:
+    checkpoint = engine._config.model
+    model_type = engine._runner._model.config.model_type
+    return small_requests(model_type, whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_plain_decoders_run_in_one_call(variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="llm"):
+        fused = make_engine(variant, tmp_path)._runner._fused
+    said = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
+    if variant in LAYER_BY_LAYER:
+        assert fused is None
+        assert LAYER_BY_LAYER[variant] in said[0]
+    else:
+        assert fused is not None
+        assert not said
+
+
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}])
+def test_only_float32_runs_in_one_call(settings: dict[str, str], tmp_path: Path) -> None:
+    assert make_engine("llava", tmp_path, **settings)._runner._fused is None
+
+
+@pytest.mark.parametrize("tokens_per_step", [7, 512])
+def test_one_call_computes_every_step_of_a_plain_decoder(
+    tokens_per_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, decoding and both together: transformers' layers run no more once the engine has started."""
+    engine = make_engine("llava", tmp_path, max_num_batched_tokens=tokens_per_step, max_num_seqs=7)
+    requests = requests_of(engine)
+    monkeypatch.setattr(engine._runner, "_run_layers", None)
+    assert answers(engine, requests) == [one.expected for one in requests]
+
+
+def test_a_decoder_that_gives_something_else_runs_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a layer of transformers changes: here the table forgets what Gemma adds to the weights of its norms."""
+    monkeypatch.setitem(fused_decoder._KINDS, "GemmaDecoderLayer", fused_decoder._PLAIN)
+    engine = make_engine("paligemma", tmp_path)
+    assert engine._runner._fused is None
+    assert "the decoder's layers run one by one: fused they are off by" in caplog.text
+    requests = requests_of(engine)
+    assert answers(engine, requests) == [one.expected for one in requests]
+
+
+def test_a_step_beyond_the_rotary_tables_runs_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine("qwen2_vl", tmp_path)
+    requests = requests_of(engine)
+    calls = []
+
+    def run(self: Decoder, *args: object) -> bool:
+        calls.append(args)
+        return False
+
+    monkeypatch.setattr(Decoder, "run", run)
+    assert answers(engine, requests) == [one.expected for one in requests]
+    assert calls
