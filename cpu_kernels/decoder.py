@@ -1,4 +1,4 @@
-"""All layers of a plain decoder in one call (`csrc/decoder.h`, whose structures those here mirror)."""
+"""A plain decoder in one call, from token ids to logits (`csrc/decoder.h`, whose structures those here mirror)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -28,6 +28,14 @@ class Linear:
 
     weight: PackedWeight
     bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """`weight`: (vocab, hidden_size), float32. What is looked up is multiplied by `scale`."""
+
+    weight: torch.Tensor
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +143,27 @@ class _Decoder(ctypes.Structure):
         ("ropes", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "num_ropes", "hidden_size", "heads", "has_gelu")),
         ("final_norm", _Norm),
+        ("embedding", ctypes.c_void_p),
+        ("embedding_scale", ctypes.c_float),
+        ("head", _Linear),
+    ]
+
+
+class _StepRows(ctypes.Structure):
+    _fields_ = [
+        ("positions", ctypes.c_void_p),
+        ("position_stride", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("logits_rows", ctypes.c_void_p),
+        ("num_logits", ctypes.c_int64),
+        ("hidden", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
     ]
 
 
 class Decoder:
-    """The layers of a decoder with `heads` query heads each, and the norm behind them."""
+    """The layers of a decoder with `heads` query heads each, and the norm behind them. It may have the embedding and
+    the output head, too."""
 
     def __init__(
         self,
@@ -151,9 +175,12 @@ class Decoder:
         heads: int,
         activation: Activation,
         final_norm: Norm,
+        embedding: Embedding | None = None,
+        head: Linear | None = None,
     ) -> None:
         self._library = library
-        self._kept = (layers, ropes, final_norm)  # the structures hold addresses of what these own
+        self._kept = (layers, ropes, final_norm, embedding, head)  # the structures hold addresses of what these own
+        self.has_embedding, self.has_head = embedding is not None, head is not None
         self._layers = (_DecoderLayer * len(layers))(*map(_DecoderLayer.of, layers))
         self._ropes = (_Rope * len(ropes))(*map(_Rope.of, ropes))
         self._own = _Decoder(
@@ -165,23 +192,38 @@ class Decoder:
             heads,
             activation == "gelu_tanh",
             _Norm.of(final_norm),
+            None if embedding is None else embedding.weight.data_ptr(),
+            1.0 if embedding is None else embedding.scale,
+            _Linear() if head is None else _Linear.of(head),
         )
         self._address = ctypes.addressof(self._own)
 
-    def run(self, step: StepChunks, positions: torch.Tensor, hidden: torch.Tensor) -> bool:
-        """Replaces `hidden`, (num_tokens, hidden_size), float32, by what the layers and the final norm make of it.
+    def run(
+        self,
+        chunks: StepChunks,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        *,
+        token_ids: torch.Tensor | None = None,
+        logits_rows: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> bool:
+        """Fills `hidden`, (num_tokens, hidden_size), float32, with the hidden states behind the final norm.
 
-        `positions`: (axes, num_tokens), int64. Returns False, and changes nothing, where one of them lies beyond the
+        It holds the embeddings, or with `token_ids`, (num_tokens,) int64, the decoder looks them up. `positions`:
+        (axes, num_tokens), int64. With a head, the logits of the tokens `logits_rows`, (num_logits,) int64, go to
+        `logits`, (num_logits, vocab), float32. Returns False, and changes nothing, where a position lies beyond the
         ropes' tables."""
         assert hidden.is_contiguous(), "hidden states lie row by row"
         assert positions.stride(-1) == 1, "the positions of an axis lie one behind the other"
-        return bool(
-            self._library.decode(
-                self._address,
-                step.address,
-                positions.data_ptr(),
-                positions.stride(0),
-                hidden.data_ptr(),
-                torch.get_num_threads(),
-            )
+        step = _StepRows(
+            positions.data_ptr(),
+            positions.stride(0),
+            None if token_ids is None else token_ids.data_ptr(),
+            None if logits_rows is None else logits_rows.data_ptr(),
+            0 if logits_rows is None else len(logits_rows),
+            hidden.data_ptr(),
+            None if logits is None else logits.data_ptr(),
         )
+        address = ctypes.addressof(step)
+        return bool(self._library.decode(self._address, chunks.address, address, torch.get_num_threads()))

@@ -27,7 +27,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack": ([_address, _integer, _integer, _integer, _address], None),
     "product": ([_address, _integer, _address, _address, _address, _integer], None),
     "attend": ([_address, _address, _address, _address, _integer], None),
-    "decode": ([_address, _address, _address, _integer, _address, _integer], _integer),
+    "decode": ([_address, _address, _address, _integer], _integer),
 }
 
 

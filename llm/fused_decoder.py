@@ -1,4 +1,4 @@
-"""Runs all layers of a plain decoder in one call, on the CPU in float32 (`cpu_kernels.decoder`).
+"""Runs a plain decoder in one call, on the CPU in float32 (`cpu_kernels.decoder`), from token ids to logits.
 
 A decoder is plain if its layers are in the table here and if it gives what transformers' own forward gives. All others
 run layer by layer.
@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from cpu_kernels.attention import LayerCache, StepChunks
-from cpu_kernels.decoder import Activation, Decoder, DecoderLayer, Linear, Norm, Rope
+from cpu_kernels.decoder import Activation, Decoder, DecoderLayer, Embedding, Linear, Norm, Rope
 from cpu_kernels.library import KernelLibrary
 from llm.attention import AttentionCall
+from llm.models.family import LanguageFamily, embed_tokens, output_head
+from llm.step_input import StepInput
 from modeling.packed_linear import KernelLinear
 
 
@@ -52,21 +54,30 @@ _ACTIVATIONS: dict[str, Activation] = {
     "PytorchGELUTanh": "gelu_tanh",
 }
 
+_SCALED_EMBEDDINGS = frozenset(
+    {"GemmaTextScaledWordEmbedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding"}
+)
+
 
 class FusedDecoder:
-    """A decoder of transformers whose layers run in one call. It reads the weights that the decoder's modules hold."""
+    """The decoder of a language half, in one call. It reads the weights that the modules of transformers hold.
+
+    The embedding and the output head belong to the call where the family has those of most models."""
 
     def __init__(
         self,
         library: KernelLibrary,
-        decoder: Any,
+        model: Any,
+        family: LanguageFamily,
         calls: Sequence[AttentionCall],
         caches: Sequence[LayerCache],
         *,
-        num_rope_axes: int,
         num_positions: int,
+        max_num_tokens: int,
+        max_num_logits: int,
     ) -> None:
         """`calls`: each layer's, see `probe_layers`. Raises NotPlainError for a decoder that is not plain."""
+        decoder: Any = family.find_decoder(model)
         kinds = {type(layer).__name__ for layer in getattr(decoder, "layers", ())}
         if not kinds <= _KINDS.keys() or len(kinds) != 1:
             raise NotPlainError(f"layers of type {sorted(kinds) or type(decoder).__name__}")
@@ -80,23 +91,48 @@ class FusedDecoder:
             _read_layer(layer, kind, call, caches[call.layer], names.index(rope_name))
             for layer, call, rope_name in zip(decoder.layers, calls, rope_names, strict=True)
         ]
+        head = _read_head(model, family)
         self._decoder = Decoder(
             library,
             layers,
-            [_read_rope(decoder.rotary_emb, name, num_rope_axes, num_positions) for name in names],
+            [_read_rope(decoder.rotary_emb, name, family.num_rope_axes, num_positions) for name in names],
             hidden_size=decoder.config.hidden_size,
             heads=calls[0].queries.shape[1],
             activation=_ACTIVATIONS[activations.pop()],
             final_norm=_read_norm(decoder.norm, kind),
+            embedding=_read_embedding(model, family),
+            head=head,
         )
+        # A step's results stay until the next step, as those of a CUDA graph.
+        self._hidden = torch.empty(max_num_tokens, decoder.config.hidden_size)
+        self._logits = None if head is None else torch.empty(max_num_logits, head.weight.layout.out_features)
 
-    def run(self, step: StepChunks, positions: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor | None:
-        """Returns the hidden states behind the final norm, (num_tokens, hidden_size).
+    @property
+    def has_embedding(self) -> bool:
+        """Returns whether `run` looks up the embeddings of tokens."""
+        return self._decoder.has_embedding
 
-        `positions`: (num_rope_axes, num_tokens). `embeds`: (num_tokens, hidden_size). Returns None for a position
-        beyond those that the rotary tables hold."""
-        hidden = embeds.clone()
-        return hidden if self._decoder.run(step, positions, hidden) else None
+    def run(
+        self, chunks: StepChunks, step: StepInput, embeds: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Returns the hidden states behind the final norm, (num_tokens, hidden_size), and the logits of
+        `step.logits_rows`, or None for the logits where the head is not part of the call. Both stay until the next run.
+
+        `embeds`: (num_tokens, hidden_size), or None to look up those of the tokens. Returns None for a step with a
+        position beyond those that the rotary tables hold."""
+        hidden = self._hidden[: len(step.token_ids)]
+        if embeds is not None:
+            hidden.copy_(embeds)
+        logits = None if self._logits is None else self._logits[: len(step.logits_rows)]
+        is_done = self._decoder.run(
+            chunks,
+            step.positions,
+            hidden,
+            token_ids=step.token_ids if embeds is None else None,
+            logits_rows=step.logits_rows,
+            logits=logits,
+        )
+        return (hidden, logits) if is_done else None
 
 
 class NotPlainError(Exception):
@@ -139,6 +175,26 @@ def _read_linear(module: nn.Module) -> Linear:
     if not isinstance(module, KernelLinear):
         raise NotPlainError(f"a {type(module).__name__} among its projections")
     return Linear(module.packed_weight, module.bias)
+
+
+def _read_embedding(model: Any, family: LanguageFamily) -> Embedding | None:
+    """Returns the embedding where the family looks tokens up in it, and does nothing else."""
+    module: Any = model.get_input_embeddings()
+    if family.embed_tokens is not embed_tokens or module.weight.dtype != torch.float32:
+        return None
+    if type(module) is nn.Embedding:
+        return Embedding(module.weight.detach())
+    if type(module).__name__ in _SCALED_EMBEDDINGS:
+        return Embedding(module.weight.detach(), float(module.embed_scale))
+    return None
+
+
+def _read_head(model: Any, family: LanguageFamily) -> Linear | None:
+    """Returns the output head where the family's logits are its product, and nothing else."""
+    module = model.get_output_embeddings()
+    if family.logits is not output_head or not isinstance(module, KernelLinear):
+        return None
+    return _read_linear(module)
 
 
 def _rope_names(decoder: Any) -> list[str]:

@@ -80,35 +80,36 @@ class ModelRunner:
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         has_kernels = isinstance(self._attention, KernelAttention)
-        self._fused = self._fuse(calls, config.block_size) if has_kernels else None
+        self._fused = self._fuse(calls, config) if has_kernels else None
         # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
 
-    @torch.inference_mode()
-    def _fuse(self, calls: Sequence[AttentionCall], block_size: int) -> FusedDecoder | None:
-        """Returns the decoder whose layers run in one call, or None where its layers are of another kind, or where it
-        does not give what transformers' forward gives."""
+    def _fuse(self, calls: Sequence[AttentionCall], config: EngineConfig) -> FusedDecoder | None:
+        """Returns the decoder that runs in one call, or None where its layers are of another kind, or where it does not
+        give what transformers' forward gives."""
         attention = self._attention
         assert isinstance(attention, KernelAttention)
         num_positions = min(self.max_position_embeddings, attention.num_slots)
         try:
             fused = FusedDecoder(
                 attention.library,
-                self._decoder,
+                self._model,
+                self._family,
                 calls,
                 attention.caches,
-                num_rope_axes=self._family.num_rope_axes,
                 num_positions=num_positions,
+                max_num_tokens=self._max_step_tokens,
+                max_num_logits=config.max_num_seqs,
             )
         except NotPlainError as reason:
             logger.info("the decoder's layers run one by one: it has %s", reason)
             return None
         is_same = agree(
-            lambda step: self._run_fused(fused, step, attention.prepare(step), self._embed(step)),
-            lambda step: self._run_layers(step, attention.prepare(step), self._embed(step)),
+            lambda step: self._forward_fused(fused, step, attention.prepare(step)),
+            lambda step: self._forward_layers(step, attention.prepare(step)),
             self._builder,
             num_slots=attention.num_slots,
-            block_size=block_size,
+            block_size=config.block_size,
             num_positions=num_positions,
             vocab_size=self.vocab_size,
         )
@@ -244,32 +245,40 @@ class ModelRunner:
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
         float32."""
-        inputs = self._embed(step)
-        hidden = None
         if self._fused is not None and isinstance(attention, KernelStep):
-            hidden = self._run_fused(self._fused, step, attention, inputs)
-        if hidden is None:
-            hidden = self._run_layers(step, attention, inputs)
-        return hidden, self._logits(hidden[step.logits_rows])
+            done = self._forward_fused(self._fused, step, attention)
+            if done is not None:
+                return done
+        return self._forward_layers(step, attention)
 
-    def _run_fused(
-        self, fused: FusedDecoder, step: StepInput, attention: KernelStep, inputs: dict[str, Any]
-    ) -> torch.Tensor | None:
-        """Returns the hidden states, (num_tokens, hidden_size), or None for a step that has to go layer by layer: one
-        with masks, or with inputs that only transformers' layers know."""
-        if attention.masked or len(inputs) > 1:
+    def _forward_fused(
+        self, fused: FusedDecoder, step: StepInput, attention: KernelStep
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Does what `forward` does in one call. Returns None for a step that has to go layer by layer: one with masks,
+        with inputs that only transformers' layers know, or with a position beyond the call's tables."""
+        if attention.masked:
             return None
-        return fused.run(attention.chunks, step.positions, inputs["inputs_embeds"][0])
+        embeds = None
+        if len(step.embed_rows) or not fused.has_embedding:
+            inputs = self._embed(step)
+            if len(inputs) > 1:
+                return None
+            embeds = inputs["inputs_embeds"][0]
+        done = fused.run(attention.chunks, step, embeds)
+        if done is None:
+            return None
+        hidden, logits = done
+        return hidden, self._logits(hidden[step.logits_rows]) if logits is None else logits
 
-    def _run_layers(self, step: StepInput, attention: AttentionBackend, inputs: dict[str, Any]) -> torch.Tensor:
-        """Returns the hidden states of transformers' forward, (num_tokens, hidden_size)."""
-        hidden: torch.Tensor = self._decoder(
-            **inputs,
+    def _forward_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        """Does what `forward` does by the decoder of transformers, layer by layer."""
+        hidden = self._decoder(
+            **self._embed(step),
             position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
             use_cache=False,
             attention_metadata=attention,
         ).last_hidden_state[0]
-        return hidden
+        return hidden, self._logits(hidden[step.logits_rows])
 
     def _embed(self, step: StepInput) -> dict[str, Any]:
         """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at

@@ -1,4 +1,5 @@
-// All layers of a plain decoder in one call: norms, projections, rotary embeddings, attention and gated MLPs.
+// A plain decoder in one call, from token ids to logits: the embedding, norms, projections, rotary embeddings,
+// attention, gated MLPs and the output head.
 #pragma once
 #include <cmath>
 #include <utility>
@@ -79,6 +80,20 @@ struct Decoder {
   const Rope* ropes;
   int64_t num_layers, num_ropes, hidden_size, heads, has_gelu;
   Norm final_norm;
+  const float* embedding;  // (vocab, hidden_size), or null
+  float embedding_scale;
+  Linear head;  // its weight may be null
+};
+
+// Mirrors `_StepRows` in decoder.py.
+struct StepRows {
+  const int64_t* positions;  // (axes, position_stride), of which num_tokens are used
+  int64_t position_stride;
+  const int64_t* token_ids;    // (num_tokens,), or null where `hidden` holds the embeddings
+  const int64_t* logits_rows;  // (num_logits,): the tokens whose logits are wanted
+  int64_t num_logits;
+  float* hidden;  // (num_tokens, hidden_size)
+  float* logits;  // (num_logits, vocab), or null
 };
 
 // A layer's rows of the step, each of another width.
@@ -88,14 +103,11 @@ struct LayerRows {
 
 class DecoderStep {
  public:
-  // positions: (axes, position_stride), of which num_tokens are used.
-  DecoderStep(const Decoder& decoder, const StepChunks& chunks, const int64_t* positions, int64_t position_stride,
-              float* hidden, int threads)
+  DecoderStep(const Decoder& decoder, const StepChunks& chunks, const StepRows& step, int threads)
       : decoder_(decoder),
         chunks_(chunks),
-        positions_(positions),
-        position_stride_(position_stride),
-        hidden_(hidden),
+        step_(step),
+        hidden_(step.hidden),
         threads_(threads),
         num_tokens_(chunks.num_tokens),
         groups_(chunks.num_tokens) {}
@@ -107,13 +119,14 @@ class DecoderStep {
       int64_t axes = *std::max_element(rope.axes, rope.axes + rope.dim) + 1;
       for (int64_t axis = 0; axis < axes; axis++)
         for (int64_t row = 0; row < num_tokens_; row++)
-          if (positions_[axis * position_stride_ + row] >= rope.num_positions) return false;
+          if (step_.positions[axis * step_.position_stride + row] >= rope.num_positions) return false;
     }
     return true;
   }
 
-  // Replaces `hidden`, (num_tokens, hidden_size), by what the layers and the final norm make of it.
+  // Makes of the token ids or of the embeddings in `hidden` what the layers and the final norm make, and the logits.
   void run() {
+    if (step_.token_ids != nullptr) embed();
     look_up_ropes();
     for (int64_t i = 0; i < decoder_.num_layers; i++) {
       make_rows(decoder_.layers[i]);
@@ -122,9 +135,31 @@ class DecoderStep {
     }
     int64_t size = decoder_.hidden_size;
     each_row([&](int64_t row) { decoder_.final_norm.apply(hidden_ + row * size, size, hidden_ + row * size); });
+    if (step_.logits != nullptr && step_.num_logits > 0) logits();
   }
 
  private:
+  void embed() {
+    int64_t size = decoder_.hidden_size;
+    each_row([&](int64_t row) {
+      const float* embedding = decoder_.embedding + step_.token_ids[row] * size;
+      for (int64_t d = 0; d < size; d++) hidden_[row * size + d] = embedding[d] * decoder_.embedding_scale;
+    });
+  }
+
+  void logits() {
+    static thread_local Scratch scratch;
+    int64_t size = decoder_.hidden_size;
+    const PackedWeight& weight = *decoder_.head.weight;
+    RowGroups groups(step_.num_logits);
+    float* rows = scratch.floats(2 * step_.num_logits * size);
+    for (int64_t i = 0; i < step_.num_logits; i++)
+      std::copy_n(hidden_ + step_.logits_rows[i] * size, size, rows + i * size);
+    const float* x = in_groups(groups, rows, size, rows + step_.num_logits * size, threads_);
+    Output output{step_.logits, weight.rows_out, decoder_.head.bias, Then::kStore};
+    each_panel(num_panels(weight.rows_out), [&](int64_t panel) { product_of_panel(weight, panel, groups, x, output); });
+  }
+
   void look_up_ropes() {
     static thread_local Scratch scratch;
     int64_t size = 0;
@@ -133,7 +168,7 @@ class DecoderStep {
     float* to = turns_;
     for (int64_t i = 0; i < decoder_.num_ropes; i++)
       for (int64_t row = 0; row < num_tokens_; row++, to += 2 * decoder_.ropes[i].dim)
-        decoder_.ropes[i].look_up(positions_ + row, position_stride_, to);
+        decoder_.ropes[i].look_up(step_.positions + row, step_.position_stride, to);
   }
 
   // Returns what the rope turns the heads of the step's first token by. Those of the other tokens follow.
@@ -261,8 +296,7 @@ class DecoderStep {
 
   const Decoder& decoder_;
   const StepChunks& chunks_;
-  const int64_t* positions_;
-  int64_t position_stride_;
+  const StepRows& step_;
   float* hidden_;
   int threads_;
   int64_t num_tokens_;

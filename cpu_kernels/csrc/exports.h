@@ -33,11 +33,10 @@ RAYLENS_EXPORT void raylens_attend(const StepChunks* step, const LayerCache* cac
   attend(*step, *cache, *call, skipped, static_cast<int>(threads));
 }
 
-// Runs all layers of a decoder over the step's tokens. positions: (axes, position_stride). hidden: (num_tokens,
-// hidden_size), in place. Returns 0, and does nothing, where a position lies beyond a rope's table.
-RAYLENS_EXPORT int64_t raylens_decode(const Decoder* decoder, const StepChunks* step, const int64_t* positions,
-                                      int64_t position_stride, float* hidden, int64_t threads) {
-  DecoderStep run(*decoder, *step, positions, position_stride, hidden, static_cast<int>(threads));
+// Runs a decoder over the step's tokens. Returns 0, and does nothing, where a position lies beyond a rope's table.
+RAYLENS_EXPORT int64_t raylens_decode(const Decoder* decoder, const StepChunks* chunks, const StepRows* step,
+                                      int64_t threads) {
+  DecoderStep run(*decoder, *chunks, *step, static_cast<int>(threads));
   if (!run.has_positions()) return 0;
   run.run();
   return 1;

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import gelu, silu
 
 from cpu_kernels.attention import LayerCache, StepChunks
-from cpu_kernels.decoder import Activation, Decoder, DecoderLayer, Linear, Norm, Rope
+from cpu_kernels.decoder import Activation, Decoder, DecoderLayer, Embedding, Linear, Norm, Rope
 from cpu_kernels.huge_pages import HugePages
 from cpu_kernels.library import KernelLibrary
 from cpu_kernels.packed_weight import PackedWeight, WeightLayout
@@ -274,6 +274,36 @@ def test_a_position_beyond_the_table_changes_nothing(library: KernelLibrary) -> 
         before = hidden.clone()
         assert not model.decoder.run(step, positions, hidden)
         assert torch.equal(hidden, before)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 30])
+def test_the_embedding_and_the_head_belong_to_the_call(library: KernelLibrary, num_tokens: int) -> None:
+    model = Model(library, Sizes())
+    size, weight, scale = model.sizes.hidden, torch.randn(50, model.sizes.hidden), 1.5
+    head = linear(library, torch.randn(37, size), torch.randn(37))
+    decoder = Decoder(
+        library,
+        model.layers,
+        [model.rope],
+        hidden_size=size,
+        heads=4,
+        activation="silu",
+        final_norm=model.final_norm,
+        embedding=Embedding(weight, scale),
+        head=head,
+    )
+    token_ids = torch.randint(50, (num_tokens,))
+    chunks = StepChunks(
+        torch.arange(num_tokens), [list(range(8))], [num_tokens], [num_tokens], num_decodes=int(num_tokens == 1)
+    )
+    positions = torch.arange(num_tokens)[None]
+    rows = torch.arange(0, num_tokens, 2)
+    expected, hidden = weight[token_ids] * scale, torch.full((num_tokens, size), torch.nan)
+    assert model.decoder.run(chunks, positions, expected)
+    logits = torch.full((len(rows), 37), torch.nan)
+    assert decoder.run(chunks, positions, hidden, token_ids=token_ids, logits_rows=rows, logits=logits)
+    assert torch.equal(hidden, expected)
+    assert torch.equal(logits, head.weight.product(hidden[rows], head.bias))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -63,7 +63,7 @@ def test_one_call_computes_every_step_of_a_plain_decoder(
     """Prompts, decoding and both together: transformers' layers run no more once the engine has started."""
     engine = make_engine("llava", tmp_path, max_num_batched_tokens=tokens_per_step, max_num_seqs=7)
     requests = requests_of(engine)
-    monkeypatch.setattr(engine._runner, "_run_layers", None)
+    monkeypatch.setattr(engine._runner, "_forward_layers", None)
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
@@ -84,7 +84,7 @@ def test_a_step_beyond_the_rotary_tables_runs_layer_by_layer(tmp_path: Path, mon
     requests = requests_of(engine)
     calls = []
 
-    def run(self: Decoder, *args: object) -> bool:
+    def run(self: Decoder, *args: object, **others: object) -> bool:
         calls.append(args)
         return False
 
