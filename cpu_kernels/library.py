@@ -4,6 +4,7 @@ A library is called through ctypes, which gives the interpreter lock away for th
 """
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "RAYLENS_CPU_KERNELS"
 """The environment variable that names the library to use: one of BUILDS, or `off` for none."""
@@ -72,6 +75,8 @@ def why_missing() -> str:
     """Returns why `kernel_library` has found none, in words that go behind a colon."""
     if os.environ.get(VARIABLE) == "off":
         return f"{VARIABLE} is off"
+    if any(Path(__file__).with_name(build + suffix).exists() for build in BUILDS for suffix in EXTENSION_SUFFIXES):
+        return "the libraries that were built cannot be used on this system"
     return "the package was installed without a C++ compiler"
 
 
@@ -85,5 +90,8 @@ def _load(build: str) -> KernelLibrary | None:
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(build + suffix)
         if path.exists():
-            return KernelLibrary(build, path)
+            try:
+                return KernelLibrary(build, path)
+            except (OSError, AttributeError) as error:  # built on another system, or from other sources
+                logger.warning("%s cannot be used, install the package again: %s", path, error)
     return None

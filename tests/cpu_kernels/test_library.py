@@ -40,6 +40,22 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(library, "_load", lambda build: None)
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    monkeypatch.setattr(library, "EXTENSION_SUFFIXES", [".none"])
     assert kernel_library() is None
     assert "compiler" in why_missing()
+
+
+@pytest.mark.parametrize("error", [OSError("version `GLIBC_9.9' not found"), AttributeError("undefined symbol")])
+def test_a_library_of_another_system_is_left_aside(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: str) -> None:
+        raise error
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    monkeypatch.setattr("ctypes.CDLL", fail)
+    assert kernel_library() is None
+    assert str(error) in caplog.text
+    assert "cannot be used on this system" in why_missing()
