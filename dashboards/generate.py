@@ -126,6 +126,18 @@ _GENERATE = Row(
             ),
         ),
         Panel("KV cache in use", "percentunit", (Query("ray_raylens_kv_cache_usage_perc", "{{replica}}"),)),
+        Panel(
+            "A step of the engine",
+            "s",
+            (
+                Query(
+                    f"{_rate('ray_raylens_engine_step_seconds_total', 'replica')}"
+                    f" / {_rate('ray_raylens_engine_steps_total', 'replica')}",
+                    "{{replica}}",
+                ),
+            ),
+            "The mean. Every sequence that decodes gets a token in each step.",
+        ),
         Panel("Preemptions", "ops", (Query(_rate("ray_raylens_num_preemptions_total", "replica"), "{{replica}}"),)),
     ),
 )

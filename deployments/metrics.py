@@ -5,10 +5,14 @@ each node exports the metrics as `ray_raylens_<name>`, the ingress's `/metrics` 
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from preprocess.cache import CacheStats
+
+if TYPE_CHECKING:
+    from llm.outputs import EngineStats
 
 PREFIX = "raylens_"
 
@@ -140,3 +144,19 @@ class GenerateMetrics:
         self.num_waiting = _gauge("num_requests_waiting", "Sequences waiting for a place in it")
         self.kv_cache_usage = _gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1")
         self.num_preemptions = _counter("num_preemptions", "Sequences preempted and computed again")
+        self.num_steps = _counter("engine_steps", "Steps of the engine")
+        self.step_seconds = _counter("engine_step_seconds", "Time that these steps took")
+        self.num_draft_tokens = _counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup")
+        self.num_accepted_tokens = _counter("spec_decode_num_accepted_tokens", "Of these, those that were right")
+        self._reported: EngineStats | None = None
+
+    def report(self, stats: "EngineStats") -> None:
+        """Sets the gauges, and brings the counters up to the engine's own counts."""
+        self.num_running.set(stats.num_running)
+        self.num_waiting.set(stats.num_waiting)
+        self.kv_cache_usage.set(stats.kv_cache_usage)
+        for name in ("num_preemptions", "num_steps", "step_seconds", "num_draft_tokens", "num_accepted_tokens"):
+            before = 0 if self._reported is None else getattr(self._reported, name)
+            if added := getattr(stats, name) - before:
+                getattr(self, name).inc(added)
+        self._reported = stats

@@ -41,6 +41,13 @@ class EngineSettings:
             description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
         ),
     ] = True
+    prompt_lookup: Annotated[
+        bool | None,
+        Field(
+            description="guess an answer's next tokens from what followed the same tokens before, and compute several"
+            " in one step where few sequences decode; answers stay the same; null: on the CPU with Raylens' kernels"
+        ),
+    ] = None
     max_num_seqs: Annotated[int, Field(ge=1, description="sequences running at once")] = 64
     max_num_batched_tokens: Annotated[int, Field(ge=1, description="tokens of one step")] = 512
 

@@ -4,9 +4,10 @@ A step schedules chunks, runs the model over them, samples tokens, and makes an 
 """
 
 import logging
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from transformers import AutoTokenizer
@@ -24,6 +25,7 @@ from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
 from llm.parallel import ProcessGroup, RankDiedError
 from llm.prefix_cache import private_root, shared_root
+from llm.prompt_lookup import PromptLookup
 from llm.request import AnswerState, Request, make_items
 from llm.request_checks import check_embeddings, check_room, check_spans
 from llm.sampler import SampledToken, sample
@@ -35,6 +37,9 @@ from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
 
+_MAX_DRAFT_ROWS = 8
+"""On the CPU, a step of up to so many rows reads the weights about as fast as a step of one."""
+
 
 class LLMEngine:
     """Continuous batching over a paged KV cache. Requests join and leave between any two steps."""
@@ -44,7 +49,13 @@ class LLMEngine:
         self._config = config
         self._runner = ModelRunner(config, group)
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
-        self._scheduler = Scheduler(self._block_manager, config.max_num_seqs, config.max_num_batched_tokens)
+        self._looks_up = self._runner.has_kernels if config.prompt_lookup is None else config.prompt_lookup
+        self._scheduler = Scheduler(
+            self._block_manager,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            max_draft_rows=_MAX_DRAFT_ROWS if self._looks_up else 0,
+        )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
         # The key is whether the decoder leaves special tokens out.
         self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
@@ -56,6 +67,8 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}
         self._late_masks = LateMasks()
         self._is_stalled = False
+        self._num_steps, self._step_seconds = 0, 0.0
+        self._num_draft_tokens = self._num_accepted_tokens = 0
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
         self._check_largest_item()
@@ -107,6 +120,9 @@ class LLMEngine:
             request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority
         )
         for sequence, state in zip(sequences, states, strict=True):
+            # A mask of a grammar takes time on other threads, one for each token.
+            if self._looks_up and state.matcher is None:
+                sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
             request.answers[sequence] = AnswerState(
                 state, self.make_detokenizer(params, prompt) if params.stop else None
             )
@@ -162,6 +178,10 @@ class LLMEngine:
             num_waiting=len(self._scheduler.waiting),
             kv_cache_usage=self._block_manager.usage,
             num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            step_seconds=self._step_seconds,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
         )
 
     def step(self) -> list[RequestOutput]:
@@ -174,6 +194,7 @@ class LLMEngine:
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.step()
+        started = time.perf_counter()
         chunks = self._scheduler.schedule()
         self._late_masks.forget_gone()
         self._is_stalled = not chunks and not self._late_masks
@@ -189,6 +210,8 @@ class LLMEngine:
             logger.exception("step failed for requests %s", request_ids)
             outputs = [output for request_id in request_ids for output in self._fail(request_id)]
         self._check_nothing_is_left()
+        self._num_steps += 1
+        self._step_seconds += time.perf_counter() - started
         return outputs
 
     def check_integrity(self) -> None:
@@ -204,10 +227,19 @@ class LLMEngine:
             )
 
     def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
-        sampling, logits = self._late_masks.exchange(*self._compute(chunks))
+        sampling, logits = self._compute(chunks)
         outputs = [self._end_without_tokens(chunk.sequence) for chunk in chunks if chunk.is_last and not chunk.samples]
+        if logits is None or not any(chunk.draft for chunk in chunks):
+            return outputs + self._sample(*self._late_masks.exchange(sampling, logits))
+        first_rows = _first_rows(chunks)
+        outputs += self._sample(*self._late_masks.exchange(sampling, logits[list(first_rows.values())]))
+        return outputs + self._check_drafts([(chunk, row) for chunk, row in first_rows.items() if chunk.draft], logits)
+
+    def _sample(self, sampling: Sampling, logits: torch.Tensor | None) -> list[RequestOutput]:
+        """Chooses the next token of each answer, by `logits` (answers, vocab), float32."""
         if logits is None:
-            return outputs
+            return []
+        outputs = []
         tokens = sample(logits, [answer.sampler_state for _, answer in sampling])
         for (sequence, answer), token in zip(sampling, tokens, strict=True):
             if token is None:
@@ -216,24 +248,50 @@ class LLMEngine:
                 outputs.append(self._advance(sequence, answer, token))
         return outputs
 
+    def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> list[RequestOutput]:
+        """Goes on with the answers whose sampled token is the guessed one, whose successor has been computed, too.
+
+        `drafted`: the chunks with guesses, each with the row in `logits` of the token before the guesses."""
+        outputs, right, depth = [], drafted, 0
+        while right:
+            right = [
+                (chunk, row)
+                for chunk, row in right
+                if depth < len(chunk.draft)
+                and chunk.sequence.finish_reason is None
+                and chunk.sequence.token_ids[-1] == chunk.draft[depth]
+            ]
+            depth += 1
+            self._num_accepted_tokens += len(right)
+            for chunk, _ in right:
+                self._note_computed(chunk.sequence, chunk.end + depth)
+            sampling = [(chunk.sequence, self._answer(chunk.sequence)) for chunk, _ in right]
+            outputs += self._sample(sampling, logits[[row + depth for _, row in right]] if right else None)
+        for chunk, _ in drafted:
+            self._num_draft_tokens += len(chunk.draft)
+            if chunk.sequence.lookup is not None and chunk.sequence.finish_reason is None:
+                chunk.sequence.lookup.learn(len(chunk.draft), chunk.sequence.num_computed_tokens - chunk.end)
+        return outputs
+
     def _compute(self, chunks: list[ScheduledChunk]) -> tuple[Sampling, torch.Tensor | None]:
-        """Computes the chunks and returns the answers to sample a token for, with their logits, (answers, vocab),
-        float32."""
+        """Computes the chunks and returns the answers to sample a token for. The logits, (rows, vocab), float32, have a
+        row for each of them, and behind it one for each guess."""
         if not chunks:
             return [], None
         result = self._runner.run(chunks)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
-        sampling: Sampling = []
-        block_size = self._config.block_size
         for chunk in chunks:
-            sequence = chunk.sequence
-            sequence.num_computed_tokens = chunk.end
-            if chunk.end // block_size > chunk.start // block_size:
-                self._block_manager.commit(sequence)
-            if chunk.samples:
-                sampling.append((sequence, self._answer(sequence)))
+            self._note_computed(chunk.sequence, chunk.end)
+        sampling = [(chunk.sequence, self._answer(chunk.sequence)) for chunk in chunks if chunk.samples]
         return sampling, result.logits
+
+    def _note_computed(self, sequence: Sequence, end: int) -> None:
+        """Notes that the cache holds the sequence up to `end`."""
+        num_full = sequence.num_computed_tokens // self._config.block_size
+        sequence.num_computed_tokens = end
+        if end // self._config.block_size > num_full:
+            self._block_manager.commit(sequence)
 
     def _keep_prompt_logprobs(self, chunks: list[ScheduledChunk], prompt_logprobs: list[TokenLogprobs]) -> None:
         told = iter(prompt_logprobs)
@@ -312,3 +370,10 @@ class LLMEngine:
         for sequence in request.answers:
             self._scheduler.finish(sequence, reason)
         return [RequestOutput.of(sequence, None) for sequence in request.answers]
+
+
+def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:
+    """Returns the row of the logits behind each chunk that samples. The rows behind its guesses follow."""
+    sampling = [chunk for chunk in chunks if chunk.samples]
+    ends = accumulate(1 + len(chunk.draft) for chunk in sampling)
+    return {chunk: end - 1 - len(chunk.draft) for chunk, end in zip(sampling, ends, strict=True)}

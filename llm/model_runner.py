@@ -218,6 +218,11 @@ class ModelRunner:
             return None
 
     @property
+    def has_kernels(self) -> bool:
+        """Returns whether Raylens' own kernels compute the model: a row is then the same alone and among others."""
+        return self._kernels is not None
+
+    @property
     def embedding_size(self) -> int:
         """Returns the size of the last axis of item embeddings: the hidden size, and once more for each deepstack
         level."""

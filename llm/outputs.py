@@ -53,10 +53,15 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine: numbers of sequences, the share of KV blocks in use (0 to 1), and the number of
-    preemptions since the start."""
+    """A snapshot of the engine: numbers of sequences and the share of KV blocks in use (0 to 1). Since the start: the
+    numbers of preemptions and of steps, the seconds that all steps took, and how many tokens were guessed and how many
+    of these were right."""
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float
     num_preemptions: int
+    num_steps: int
+    step_seconds: float
+    num_draft_tokens: int
+    num_accepted_tokens: int

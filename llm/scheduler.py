@@ -9,13 +9,14 @@ from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True, init=False, eq=False)
 class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence, [start, end).
 
     `is_last`: whether the chunk reaches the sequence's last token.
     `samples`: whether a token is sampled behind the chunk: it is the last, and the sequence may grow. A request with
     `max_tokens` 0 only has its prompt computed.
+    `draft`: guesses of the tokens behind a decode chunk, which the same step computes.
     """
 
     sequence: Sequence
@@ -24,6 +25,7 @@ class ScheduledChunk:
     end: int
     is_last: bool
     samples: bool
+    draft: list[int]
 
     def __init__(self, sequence: Sequence, num_tokens: int) -> None:
         self.sequence = sequence
@@ -32,6 +34,12 @@ class ScheduledChunk:
         self.end = self.start + num_tokens
         self.is_last = self.end == len(sequence.token_ids)
         self.samples = self.is_last and self.end < sequence.max_num_tokens
+        self.draft = []
+
+    @property
+    def decodes(self) -> bool:
+        """Returns whether the chunk is a generated token, behind which the next one is sampled."""
+        return self.samples and self.num_tokens == 1 and self.start >= self.sequence.num_prompt_tokens
 
     @property
     def scored_tokens(self) -> range:
@@ -56,11 +64,18 @@ class Scheduler:
     span that is longer than the budget goes in a step in which each other sequence has one token. In that step decoding
     sequences go on and no other prompt does. Sequences that wait for embeddings may start in up to half of the places,
     so that other sequences get the rest.
+
+    Decoding sequences that have guesses of their next tokens share what is left of `max_draft_rows` rows.
     """
 
-    def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int, max_draft_rows: int = 0
+    ) -> None:
+        """`max_draft_rows`: tokens of a step that decode, guesses included, up to which sequences get guesses. A step
+        of so many takes hardly longer than one of a single token."""
         self._block_manager = block_manager
         self._max_num_seqs = max_num_seqs
+        self._max_draft_rows = min(max_draft_rows, max_num_seqs)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._budget = 0
         self._num_arrived = 0
@@ -88,7 +103,23 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence, chunks)):
                 self._take(sequence, num_tokens, chunks)
         self._start_waiting(chunks)
+        if self._max_draft_rows > len(chunks):
+            self._add_drafts(list(chunks.values()))
         return list(chunks.values())
+
+    def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
+        """Gives decode chunks their guesses, as far as there are rows and free blocks. Nothing is preempted for
+        them."""
+        room = min(self._max_draft_rows - len(chunks), self._budget)
+        for index, chunk in enumerate(chunks):
+            sequence = chunk.sequence
+            if sequence.lookup is None or not chunk.decodes:
+                continue
+            share = -(-room // (len(chunks) - index))
+            draft = sequence.lookup.guess(min(share, sequence.max_num_tokens - chunk.end - 1))
+            if draft and self._block_manager.allocate(sequence, chunk.end + len(draft)):
+                chunk.draft = draft
+                room -= len(draft)
 
     def _start_waiting(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
         if not self.waiting:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from llm.prompt_layout import PLAIN, PromptLayout
+from llm.prompt_lookup import PromptLookup
 from preprocess.schema import PlaceholderRange
 
 
@@ -81,6 +82,7 @@ class Sequence:
     `num_prompt_logprobs`: how many of the likeliest tokens to name at each position of the prompt. None: the prompt is
     not scored. The first `num_scored_tokens` positions have been scored already.
     `priority`: sequences of a lower priority go first.
+    `lookup`: guesses its next tokens. None: its tokens are computed one by one.
     """
 
     request_id: str
@@ -96,6 +98,7 @@ class Sequence:
     num_scored_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     priority: int = 0
+    lookup: PromptLookup | None = None
     arrival_number: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)

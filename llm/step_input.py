@@ -24,7 +24,8 @@ TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows"
 
 @dataclass(slots=True)
 class StepInput:
-    """A step's chunks, flattened one behind the other, decode chunks first.
+    """A step's chunks, flattened one behind the other, decode chunks first. Each guessed token is a chunk of its own,
+    behind the token that it follows.
 
     The model's layers read these tensors, int64 but for `embeds`:
     token_ids (num_tokens,): any valid id at a position whose item embedding replaces that of its token
@@ -120,8 +121,9 @@ class StepBuilder:
         """Returns the step of `chunks`, which have decode chunks first and at most `max_num_tokens` tokens."""
         self._start()
         for chunk in chunks:
-            if chunk.num_tokens == 1 and chunk.start >= chunk.sequence.num_prompt_tokens:
-                self._add_decode(chunk.sequence, chunk.start)
+            if chunk.decodes:
+                for position, token_id in enumerate([chunk.sequence.token_ids[-1], *chunk.draft], chunk.start):
+                    self._add_decode(chunk.sequence, position, token_id)
             else:
                 self._add_prefill(chunk)
         assert self._num_tokens <= self._rows.shape[1], "a token has overwritten another's row"
@@ -148,12 +150,12 @@ class StepBuilder:
             positions = positions[0].unsqueeze(0)
         return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], positions
 
-    def _add_decode(self, sequence: SequenceState, position: int) -> None:
-        """Adds a generated token, which needs only its id, its slot and its position."""
+    def _add_decode(self, sequence: SequenceState, position: int, token_id: int) -> None:
+        """Adds a generated or guessed token, which needs only its id, its slot and its position."""
         integers, row = self._integers, self._num_tokens
         tokens, slots, logits, *axes = self._starts
         block_id = sequence.block_table[position // self._block_size]
-        integers[tokens + row] = sequence.token_ids[position]
+        integers[tokens + row] = token_id
         integers[slots + row] = block_id * self._block_size + position % self._block_size
         integers[logits + self._num_logits] = row
         for axis in axes:

@@ -26,7 +26,7 @@ from llm.sampling_params import SamplingParams
 from preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:
-    from llm.outputs import EngineStats, RequestOutput
+    from llm.outputs import RequestOutput
 
 
 class Generate:
@@ -68,7 +68,6 @@ class Generate:
         self._ranks = ranks
         self._metrics = GenerateMetrics()
         self._details = kernels_in_use(config.generate_device)
-        self._num_preemptions = 0
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
@@ -156,16 +155,8 @@ class Generate:
 
     async def _report_forever(self) -> None:
         while True:
-            self._report(self._engine.stats)
+            self._metrics.report(self._engine.stats)
             await asyncio.sleep(1.0)
-
-    def _report(self, stats: "EngineStats") -> None:
-        self._metrics.num_running.set(stats.num_running)
-        self._metrics.num_waiting.set(stats.num_waiting)
-        self._metrics.kv_cache_usage.set(stats.kv_cache_usage)
-        if stats.num_preemptions > self._num_preemptions:
-            self._metrics.num_preemptions.inc(stats.num_preemptions - self._num_preemptions)
-            self._num_preemptions = stats.num_preemptions
 
 
 def _largest_picture_tokens(config: AppConfig) -> int:

@@ -33,6 +33,7 @@ def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=budget,
             block_size=BLOCK_SIZE,
+            prompt_lookup=False,
         )
     )
 
@@ -80,7 +81,7 @@ class Decoding:
         chunks = []
         for index, length in enumerate(lengths):
             num_blocks = -(-length // BLOCK_SIZE)
-            sequence = Sequence(str(index), list(range(5, 5 + length)), length - 1, [], MAX_LENGTH)
+            sequence = Sequence(str(index), list(range(5, 5 + length)), length - 1, [], MAX_LENGTH + 2)
             sequence.num_computed_tokens = length - 1
             sequence.block_table = list(range(first_block, first_block + num_blocks))
             first_block += num_blocks
