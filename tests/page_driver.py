@@ -145,8 +145,33 @@ def sent_bodies(page: Page) -> list[Any]:
     return bodies
 
 
+# 20 kB/s are about 80 tokens a second, each of which has an event of its own.
+_OVER_A_SLOW_NETWORK = """() => {
+  const fetchAtOnce = window.fetch;
+  window.fetch = async (url, options) => {
+    const response = await fetchAtOnce(url, options);
+    if (!String(url).includes("/chat/completions")) return response;
+    const reader = response.body.getReader();
+    let rest = new Uint8Array();
+    const pull = async (controller) => {
+      if (!rest.length) {
+        const { done, value } = await reader.read();
+        if (done) return controller.close();
+        rest = value;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 50));
+      controller.enqueue(rest.slice(0, 1000));
+      rest = rest.slice(1000);
+    };
+    return new Response(new ReadableStream({ pull, cancel: (reason) => reader.cancel(reason) }), response);
+  };
+}"""
+
+
 def make_endless(page: Page, max_tokens: int) -> None:
-    """Answers are as long as they may be from now on."""
+    """Answers are as long as they may be from now on. They come over a slow network until the page is loaded again,
+    for the server makes two thousand tokens in a second."""
+    page.evaluate(_OVER_A_SLOW_NETWORK)
 
     def change(route: Route) -> None:
         body = route.request.post_data_json or {}

@@ -118,6 +118,7 @@ class Ingress:
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         reporter = asyncio.create_task(self._report_caches_forever())
+        await self._pipeline.open()
         skip_startup_objects()
         yield
         reporter.cancel()

@@ -5,16 +5,18 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.items_under_way import ItemsUnderWay
 from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
+from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import StageCalls, StageFailedError
 from deployments.pipeline.uploads import Uploads
 from deployments.stages.hand_over import ItemEmbeddings
+from deployments.stages.piece_connection import PieceAddress
 from deployments.stages.stage_messages import GeneratedText
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
@@ -37,7 +39,12 @@ class Pipeline:
         self._preprocess = preprocess
         self._generate = generate
         self._calls = StageCalls(metrics, on_reply)
+        self._receiver = PieceReceiver()
         self.items = MediaItems(config, preprocess, encode, self._calls, metrics, uploads)
+
+    async def open(self) -> None:
+        """Prepares for requests. Call this before the first."""
+        await self._receiver.open()
 
     async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
         """Yields the answers' pieces. The pipeline calls Generate as soon as every item is being encoded, and Generate
@@ -52,7 +59,7 @@ class Pipeline:
             prompt = await under_way.meanwhile(self._render(request, infos, [item.mm_hash for item in items]))
             answers = self._calls.stream(
                 "generate",
-                lambda: self._generate_call(request, prompt, _placed(prompt, under_way.hand_over())),
+                lambda: self._answers(request, prompt, _placed(prompt, under_way.hand_over())),
                 under_way.make_lost_again,
             )
             async with aclosing(answers):
@@ -86,6 +93,7 @@ class Pipeline:
         return text
 
     async def close(self) -> None:
+        await self._receiver.close()
         await self.items.close()
 
     async def _render(self, request: PipelineRequest, items: list[ItemInfo], mm_hashes: list[str]) -> ProcessedPrompt:
@@ -100,18 +108,22 @@ class Pipeline:
         request.trace.prompt_token_ids = prompt.prompt_token_ids
         return prompt
 
-    def _generate_call(
+    def _answers(
         self, request: PipelineRequest, prompt: ProcessedPrompt, embeddings: list[ItemEmbeddings]
-    ) -> DeploymentResponseGenerator[Any]:
-        return self._generate.options(stream=True).generate.remote(
-            request.request_id,
-            prompt,
-            request.params,
-            embeddings,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            sent_at=time.time(),
-        )
+    ) -> AnswerStream:
+        def start(address: PieceAddress) -> DeploymentResponse[None]:
+            return self._generate.generate.remote(
+                request.request_id,
+                prompt,
+                request.params,
+                embeddings,
+                address,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                sent_at=time.time(),
+            )
+
+        return self._receiver.call(start)
 
 
 def _placed(prompt: ProcessedPrompt, items: list[ItemT]) -> list[ItemT]:

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
@@ -17,6 +18,7 @@ from ray.serve.handle import DeploymentResponseGenerator
 from deployments.metrics import IngressMetrics
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.hand_over import EmbeddingsLostError
+from deployments.stages.piece_connection import PiecesLostError
 from pipelines.interface import PipelineError
 from preprocess.schema import InvalidRequestError
 
@@ -25,12 +27,21 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 ResultT = TypeVar("ResultT")
 # What a failed call raises. RayServeException is no RayError: it says that there is no replica or no room in the queue,
 # or that a call whose result this one needs has failed.
-_CALL_ERRORS = (RayError, RayServeException)
+_CALL_ERRORS = (RayError, RayServeException, PiecesLostError)
 # The data behind a reference is lost: with the node that held it, or with the replica that was making it.
 _LOSSES = (ObjectLostError, EmbeddingsLostError)
+# What a replica raises that cannot go on; another one can take its calls.
+_ENDS = (EngineDiedError, PiecesLostError)
 _MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]
+
+
+class Stream(Protocol):
+    """What a stage sends of one call, bit by bit."""
+
+    def __aiter__(self) -> AsyncGenerator[Any]: ...
+    def cancel(self) -> None: ...
 
 
 class StageError(RuntimeError):
@@ -79,9 +90,7 @@ class StageCalls:
                 self._on_reply(stage)
                 return result
 
-    async def stream(
-        self, stage: str, call: Callable[[], DeploymentResponseGenerator[Any]], make_lost_again: Remedy
-    ) -> AsyncGenerator[Any]:
+    async def stream(self, stage: str, call: Callable[[], Stream], make_lost_again: Remedy) -> AsyncGenerator[Any]:
         """Yields what `call()` streams. Until the first object has come, the stream recovers as `send` does. A failure
         after that is final. Closing the stream cancels the call."""
         attempt = 0
@@ -90,10 +99,11 @@ class StageCalls:
             response = call()
             try:
                 with _own_cancellation_only():
-                    async for one in response:
-                        self._on_reply(stage)
-                        has_started = True
-                        yield one
+                    async with aclosing(aiter(response)) as objects:
+                        async for one in objects:
+                            self._on_reply(stage)
+                            has_started = True
+                            yield one
                 return
             except _CALL_ERRORS as error:
                 if has_started:
@@ -113,7 +123,7 @@ class StageCalls:
         """
         cause = _cause(error)
         is_lost = isinstance(cause, _LOSSES)
-        has_died = not isinstance(error, RayTaskError) or isinstance(cause, EngineDiedError)
+        has_died = not isinstance(error, RayTaskError) or isinstance(cause, _ENDS)
         can_help = make_lost_again is not None if is_lost else has_died
         if not can_help or attempt == _MAX_ATTEMPTS - 1:
             raise _translated(error, stage) from error
@@ -163,7 +173,7 @@ def _own_cancellation_only() -> Iterator[None]:
         raise TaskCancelledError from None
 
 
-def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
+def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
     """Ends a call whose answer this process no longer waits for."""
     # If the call never reached a replica, cancelling it raises the reason.
     with contextlib.suppress(Exception):
@@ -189,6 +199,6 @@ def _translated(error: Exception, stage: str) -> Exception:
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
     if isinstance(cause, PipelineError):
         return PlugInFailedError(stage, str(cause))
-    if isinstance(error, RayTaskError) and not isinstance(cause, EngineDiedError):
+    if isinstance(error, RayTaskError) and not isinstance(cause, _ENDS):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

@@ -38,7 +38,6 @@ class Encode:
     def __init__(self, config: AppConfig) -> None:
         if config.encoder != "inline":
             join_server_log("encode")
-            give_way_to_answers()
         set_up_torch(config.encoder_num_cpus)
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine
@@ -61,7 +60,10 @@ class Encode:
         warn_of_largest_picture(engine, items)
         self._engine = engine
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
-            engine, name="encoder-engine", step_timeout_s=settings.step_timeout_s
+            engine,
+            name="encoder-engine",
+            step_timeout_s=settings.step_timeout_s,
+            initializer=give_way_to_answers,
         )
         self._metrics = EncodeMetrics()
         self._details = kernels_in_use(config.part_device(settings.tower))

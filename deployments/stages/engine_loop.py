@@ -42,9 +42,18 @@ class EngineDiedError(RuntimeError):
 class EngineLoop(Generic[OutputT]):
     """Steps the engine while it has work. Create it and call `stream` on one event loop."""
 
-    def __init__(self, engine: Engine[OutputT], *, name: str, step_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine[OutputT],
+        *,
+        name: str,
+        step_timeout_s: float,
+        initializer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`initializer`: is called first on the engine's thread."""
         self._engine = engine
         self._step_timeout_s = step_timeout_s
+        self._initializer = initializer
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outputs: dict[str, asyncio.Queue[OutputT | Exception]] = {}
         self._numbers = itertools.count()
@@ -118,6 +127,7 @@ class EngineLoop(Generic[OutputT]):
         import torch  # the ingress, which does without, imports this module
 
         try:
+            self._initializer()
             with torch.inference_mode():  # once: to enter it takes a tenth of what a step takes beside the model
                 self._step_until_closed()
         except Exception as error:

@@ -18,7 +18,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from deployments.config import GenerateConfig
 from deployments.server_log import join_server_log
 from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.niceness import give_way_to_answers
 from deployments.stages.torch_setup import set_up_torch
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class GenerateRank:
 
     def __init__(self, num_cpus: float) -> None:
         join_server_log("generate rank")
-        give_way_to_answers()
         set_up_torch(num_cpus)
 
     def node_address(self) -> str:

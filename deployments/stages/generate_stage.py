@@ -15,10 +15,10 @@ from deployments.stages.engine_loop import EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.generate_ranks import RankActors
 from deployments.stages.hand_over import HandOver, ItemEmbeddings
-from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.pieces import PieceMaker
 from deployments.stages.preprocess_stage import load_model_processor
-from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText, Heartbeat
+from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from llm.config import EngineConfig
@@ -37,7 +37,6 @@ class Generate:
 
     def __init__(self, config: AppConfig) -> None:
         join_server_log("generate")
-        give_way_to_answers()
         settings = config.generate
         # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
@@ -66,6 +65,7 @@ class Generate:
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
         self._ranks = ranks
+        self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
         self._details = kernels_in_use(config.generate_device)
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
@@ -83,17 +83,20 @@ class Generate:
         prompt: ProcessedPrompt,
         params: SamplingParams,
         items: list[ItemEmbeddings],
+        address: PieceAddress,
         *,
         cache_salt: str,
         priority: int,
         sent_at: float,
-    ) -> AsyncGenerator[list[GeneratedText]]:
-        """Yields the answers piece by piece: tokens that are ready together go together, the first one at once.
+    ) -> None:
+        """Sends the answers to `address` piece by piece: tokens that are ready together go together, the first one at
+        once. Returns when all of them are sent.
 
         Generate waits for items that are still being encoded one by one, and meanwhile computes the prompt up to the
         first of them. It raises EmbeddingsLostError when an item's embeddings do not come. Requests of different
         `cache_salt` share no prefix. Requests of a lower `priority` go first. `sent_at` is wall time.
         """
+        connection = await self._connections.to(address)
         hand_over = HandOver(items, sent_at)
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
@@ -125,8 +128,8 @@ class Generate:
                 if is_first and items:
                     pieces[0].seconds["transfer_embeddings"] = hand_over.transfer_seconds
                 is_first = False
-                yield pieces
                 num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
+                connection.send(address.number, pieces, is_last=num_unfinished == 0)
                 if num_unfinished == 0:
                     return
 

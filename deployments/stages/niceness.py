@@ -1,4 +1,5 @@
-"""The priorities of a machine's processes: those that answer clients run before those that compute, see nice(1)."""
+"""The priorities of a machine's processes: decoding and those that answer clients run before work on pictures, see
+nice(1)."""
 
 import os
 
@@ -6,7 +7,7 @@ STAGE_NICENESS = 5
 
 
 def give_way_to_answers() -> None:
-    """Makes this process give way to those that answer clients. Call this once in a stage's process before it starts
-    threads, because a thread inherits the niceness of the thread that starts it. The ingress and HAProxy, which answer
-    clients, keep theirs, and so do Ray's own threads of a stage."""
+    """Makes this thread, and those that it starts from now on, give way to decoding and to those that answer clients.
+
+    Generate, the ingress and HAProxy keep their niceness, and so do Ray's own threads of a stage."""
     os.nice(STAGE_NICENESS)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -138,18 +139,46 @@ def test_with_nobody_behind_haproxy_every_error_is_json_and_says_when_to_come_ag
 
 @pytest.mark.parametrize("prompts", ["Hello", ["Hello", "Good day"]], ids=["one prompt", "two prompts"])
 def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: str, prompts: str | list[str]) -> None:
+    (pid,) = replica_pids("Generate")
     stream: Any = client.completions.create(
         model="shapes", prompt=prompts, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
     )
     pieces = iter(stream)
     for _ in range(3):
         next(pieces)
-    pid = replica_pids("Generate")[0]
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(APIError, match="generate stage is not available"):
         for _ in pieces:
             pass
     httpx.get(f"{app_url}/health", timeout=10)  # answers, whatever it says
+    wait_for_new_replica("Generate", pid)
+    wait_until_healthy(app_url)
+
+
+def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: OpenAI, app_url: str) -> None:
+    """They share the connection from the replica to the ingress."""
+    (pid,) = replica_pids("Generate")
+    begun = threading.Barrier(13)
+
+    def read(number: int) -> str:
+        stream: Any = client.completions.create(
+            model="shapes", prompt=f"Hello {number}", stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+        )
+        pieces = iter(stream)
+        next(pieces)
+        begun.wait(60)
+        try:
+            for _ in pieces:
+                pass
+        except APIError as error:
+            return error.message
+        return "came to its end"
+
+    with ThreadPoolExecutor(12) as pool:
+        reads = [pool.submit(read, number) for number in range(12)]
+        begun.wait(60)
+        os.kill(pid, signal.SIGKILL)
+        assert [one.result() for one in reads] == ["the generate stage is not available, try again"] * 12
     wait_for_new_replica("Generate", pid)
     wait_until_healthy(app_url)
 

@@ -1,8 +1,9 @@
 """Stages whose every call works, or ends at a given moment because its replica dies. For tests of the pipeline."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
+from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
@@ -100,14 +102,26 @@ class TwoObjects:
         self.is_cancelled = True
 
 
-class Stream:
-    """A response of Generate: it reads its embeddings, then gives pieces."""
+class Generation:
+    """A response of Generate: it reads its embeddings, then sends pieces."""
 
-    def __init__(self, fate: Fate, embeddings: list[ItemEmbeddings]) -> None:
-        self._fate, self._embeddings = fate, embeddings
+    def __init__(self, fate: Fate, embeddings: list[ItemEmbeddings], address: PieceAddress) -> None:
+        self._fate, self._embeddings, self._address = fate, embeddings, address
         self.is_cancelled = False
 
-    async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._run().__await__()
+
+    async def _run(self) -> None:
+        connections = PieceConnections()
+        try:
+            connection = await connections.to(self._address)
+            await self._send(partial(connection.send, self._address.number))
+            await asyncio.sleep(0.05)  # until it is sent
+        finally:
+            connections.close()
+
+    async def _send(self, send: Callable[..., None]) -> None:
         if self._fate == "dies before":
             raise ActorDiedError
         if self._fate == "cancelled before":
@@ -121,12 +135,13 @@ class Stream:
             raise self._fate
         if self._fate == "dies between":
             raise ActorDiedError
-        yield [GeneratedText("re", [1], 1, 0, 1, None, {"prefill": 0.5})]
+        send([GeneratedText("re", [1], 1, 0, 1, None, {"prefill": 0.5})], is_last=False)
+        await asyncio.sleep(0.05)
         if self._fate == "dies after":
             raise ActorDiedError
         if self._fate == "cancelled after":
             raise asyncio.CancelledError
-        yield [GeneratedText("d", [2], 1, 0, 2, "stop", {})]
+        send([GeneratedText("d", [2], 1, 0, 2, "stop", {})], is_last=True)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -169,9 +184,11 @@ class StandInStages:
             fate = stage_error(item.exception())
         return self._keep(TwoObjects(fate, EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end))
 
-    def _generate(self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], **_: Any) -> Any:
+    def _generate(
+        self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], address: PieceAddress, **_: Any
+    ) -> Any:
         self.handed_over.append([item.is_pending for item in items])
-        return self._keep(Stream(self._next("generate"), items))
+        return self._keep(Generation(self._next("generate"), items, address))
 
     async def _render(self, prompt: Any, infos: Any, mm_hashes: Any, limit: Any) -> ProcessedPrompt:
         return ProcessedPrompt([1], [], list(mm_hashes))
@@ -208,6 +225,7 @@ async def ask(stages: StandInStages, sent: PipelineRequest) -> str:
 
 async def answer(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
     pipeline = stages.pipeline()
+    await pipeline.open()
     try:
         async with aclosing(pipeline.run(sent, ProcessorIdentity("fingerprint"))) as pieces:
             async for piece in pieces:

@@ -66,15 +66,15 @@ def niceness(pids: list[int]) -> set[int]:
     return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
 
 
-def test_work_on_pictures_gives_way_to_decoding_and_decoding_to_answering(client: OpenAI) -> None:
+def test_work_on_pictures_gives_way_to_decoding_and_to_answering(client: OpenAI) -> None:
     ask(client, circle("red"))
     answering = os.getpriority(os.PRIO_PROCESS, 0)
     computing = answering + STAGE_NICENESS
     items = computing + PreprocessConfig().niceness
     assert {computing, items} <= niceness(replica_pids("Preprocess"))  # prompts do not wait for items
-    for deployment in ("Generate", "Encode"):
-        assert max(niceness(replica_pids(deployment))) == computing
-    assert niceness(replica_pids("Ingress")) == niceness(proxy_pids()) == {answering}
+    assert max(niceness(replica_pids("Encode"))) == computing
+    for pids in (replica_pids("Generate"), replica_pids("Ingress"), proxy_pids()):
+        assert niceness(pids) == {answering}
 
 
 def test_processed_pictures_outlive_the_replica_that_made_them(client: OpenAI) -> None:

@@ -1,0 +1,157 @@
+"""The ingress' end of the connections over which replicas of Generate send the pieces of answers."""
+
+import asyncio
+import hmac
+import itertools
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+from ray.serve.handle import DeploymentResponse
+from ray.util import get_node_ip_address
+
+from deployments.stages.piece_connection import PieceAddress, PiecesLostError
+from deployments.stages.piece_messages import read_message
+from deployments.stages.stage_messages import GeneratedText
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_TOKEN_BYTES = 32
+_TOKEN_SECONDS = 5.0
+_LATE_SECONDS = 10.0
+"""How long pieces may take that were sent before their call ended."""
+_MAX_WAITING = 64
+"""How many pieces of a call wait for a slow client before they become one."""
+
+StartCall = Callable[[PieceAddress], DeploymentResponse[Any]]
+
+
+class PieceReceiver:
+    """Listens for the pieces of calls to Generate, and hands each call its own. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._numbers = itertools.count()
+        self._calls: dict[int, AnswerStream] = {}
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+
+    async def open(self) -> None:
+        """Listens on the address by which other nodes of the cluster know this one."""
+        self._server = await asyncio.start_server(self._receive, get_node_ip_address(), 0)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._connections.values():
+            writer.close()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    def call(self, start: StartCall) -> "AnswerStream":
+        """Returns what `start`, which calls Generate with the given address, brings. The call begins when the stream is
+        read."""
+        assert self._server is not None, "opened before the first call"
+        host, port, *_ = self._server.sockets[0].getsockname()
+        address = PieceAddress(host, port, self._token, next(self._numbers))
+        return AnswerStream(address, start, self._calls)
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a server makes a task of each connection"
+        self._connections[task] = writer
+        try:
+            async with asyncio.timeout(_TOKEN_SECONDS):
+                token = await reader.readexactly(_TOKEN_BYTES)
+            if not hmac.compare_digest(token, self._token):
+                logger.warning("refused a connection from %s: wrong token", writer.get_extra_info("peername"))
+                return
+            while True:
+                for number, pieces, is_last in await read_message(reader):
+                    if number in self._calls:  # else its client is gone
+                        self._calls[number].put(pieces, is_last=is_last)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            pass  # the replica has ended; its calls tell why
+        finally:
+            del self._connections[task]
+            writer.close()
+
+
+class AnswerStream:
+    """The pieces that one call of Generate brings, in lists: those of an answer that are ready together are one."""
+
+    def __init__(self, address: PieceAddress, start: StartCall, calls: "dict[int, AnswerStream]") -> None:
+        self._address = address
+        self._start = start
+        self._calls = calls
+        self._response: DeploymentResponse[Any] | None = None
+        self._waiting: list[GeneratedText] = []
+        self._has_ended = False
+        self._news = asyncio.Event()
+
+    def put(self, pieces: list[GeneratedText], *, is_last: bool) -> None:
+        self._waiting += pieces
+        if len(self._waiting) > _MAX_WAITING:
+            self._waiting = joined(self._waiting)
+        self._has_ended = is_last
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
+        """Raises what the call raises, and PiecesLostError where the call ends well and its pieces do not come."""
+        self._calls[self._address.number] = self
+        self._response = self._start(self._address)
+        call = asyncio.ensure_future(self._response)
+        call.add_done_callback(lambda _: self._news.set())
+        try:
+            while self._waiting or not self._has_ended:
+                await self._wait(_LATE_SECONDS if call.done() else None)
+                if self._waiting:
+                    pieces, self._waiting = joined(self._waiting), []
+                    yield pieces
+                elif call.done():
+                    call.result()
+        finally:
+            del self._calls[self._address.number]
+            call.add_done_callback(_read_failure)  # after the last piece nobody else does
+
+    def cancel(self) -> None:
+        """Ends the call, if it has begun."""
+        if self._response is not None:
+            self._response.cancel()
+
+    async def _wait(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            raise PiecesLostError(f"no pieces for {seconds} s after their call had ended") from None
+        self._news.clear()
+
+
+def joined(pieces: list[GeneratedText]) -> list[GeneratedText]:
+    """Returns one piece for each answer, of the same content as `pieces`."""
+    if len(pieces) <= 1:
+        return pieces
+    of_answers: dict[int, list[GeneratedText]] = {}
+    for piece in pieces:
+        of_answers.setdefault(piece.index, []).append(piece)
+    return [own[0] if len(own) == 1 else _join(own) for own in of_answers.values()]
+
+
+def _join(pieces: list[GeneratedText]) -> GeneratedText:
+    return replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        seconds={stage: seconds for piece in pieces for stage, seconds in piece.seconds.items()},
+        logprobs=[token for piece in pieces for token in piece.logprobs],
+        prompt_logprobs=[token for piece in pieces for token in piece.prompt_logprobs],
+    )
+
+
+def _read_failure(call: "asyncio.Future[Any]") -> None:
+    if not call.cancelled():
+        call.exception()

@@ -1,0 +1,244 @@
+"""Pieces of answers on their way from a replica of Generate to the ingress, over real connections."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from deployments.pipeline import piece_receiver
+from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver, joined
+from deployments.stages import piece_connection
+from deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
+from deployments.stages.piece_messages import SentPieces, pack_message
+from deployments.stages.stage_messages import GeneratedText, ScoredToken
+from tests.waiting import until
+
+Sends = Callable[[PieceConnection, int], Awaitable[None]]
+
+
+def piece(text: str, *, index: int = 0, finish_reason: str | None = None) -> GeneratedText:
+    return GeneratedText(text, [ord(one) for one in text], 5, 0, len(text), finish_reason, {}, index)
+
+
+class Replica:
+    """Stands for a replica of Generate: each of its calls sends what `sends` says."""
+
+    def __init__(self) -> None:
+        self.connections = PieceConnections()
+        self.cancelled: list[int] = []
+
+    def call(self, receiver: PieceReceiver, sends: Sends) -> AnswerStream:
+        return receiver.call(lambda address: self._response(address, sends))
+
+    def _response(self, address: PieceAddress, sends: Sends) -> Any:
+        async def run() -> None:
+            await sends(await self.connections.to(address), address.number)
+
+        return Response(run(), lambda: self.cancelled.append(address.number))
+
+
+class Response:
+    """As much of Serve's response as is used."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], on_cancel: Callable[[], None]) -> None:
+        self._task = asyncio.ensure_future(work)
+        self._on_cancel = on_cancel
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._task.__await__()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+        self._on_cancel()
+
+
+@asynccontextmanager
+async def open_receiver() -> AsyncIterator[PieceReceiver]:
+    receiver = PieceReceiver()
+    await receiver.open()
+    try:
+        yield receiver
+    finally:
+        await receiver.close()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[PieceReceiver]:
+    async with open_receiver() as one:
+        yield one
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[Replica]:
+    one = Replica()
+    yield one
+    one.connections.close()
+
+
+async def say_word_by_word(connection: PieceConnection, number: int) -> None:
+    words = ["one ", "two ", "three"]
+    for word in words:
+        connection.send(number, [piece(word)], is_last=word == words[-1])
+        await asyncio.sleep(0.01)
+
+
+async def text_of(stream: AnswerStream) -> str:
+    return "".join([one.text async for pieces in stream for one in pieces])
+
+
+async def test_an_answer_comes_piece_by_piece(receiver: PieceReceiver, replica: Replica) -> None:
+    stream = replica.call(receiver, say_word_by_word)
+    assert [[one.text for one in pieces] async for pieces in stream] == [["one "], ["two "], ["three"]]
+
+
+async def test_all_streams_of_a_replica_share_one_connection_and_each_steps_message(
+    receiver: PieceReceiver, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[list[SentPieces]] = []
+
+    def pack_and_note(sent: list[SentPieces]) -> bytes:
+        messages.append(sent)
+        return pack_message(sent)
+
+    monkeypatch.setattr(piece_connection, "pack_message", pack_and_note)
+    steps = [asyncio.Event() for _ in range(3)]
+
+    async def send(connection: PieceConnection, number: int) -> None:
+        for step in steps:
+            await step.wait()
+            connection.send(number, [piece(f"{number} ")], is_last=step is steps[-1])
+
+    answers = [asyncio.create_task(text_of(replica.call(receiver, send))) for _ in range(32)]
+    await until(lambda: len(receiver._calls) == 32 and len(receiver._connections) == 1)
+    for count, step in enumerate(steps, start=1):
+        step.set()
+        await until(lambda count=count: sum(map(len, messages)) == 32 * count)  # type: ignore[misc]
+    texts = await asyncio.gather(*answers)
+    assert texts == [f"{number} " * 3 for number in range(32)]
+    assert len(messages) == 3
+
+
+async def test_what_a_slow_client_has_not_taken_becomes_one_piece(receiver: PieceReceiver, replica: Replica) -> None:
+    """It holds up nobody, and takes little memory."""
+    words = [f"word{number} " for number in range(5000)]
+
+    async def send(connection: PieceConnection, number: int) -> None:
+        for word in words:
+            connection.send(number, [piece(word)], is_last=word == words[-1])
+            await asyncio.sleep(0)
+
+    slow = replica.call(receiver, send)
+    pieces = aiter(slow)
+    found = [one.text for one in await anext(pieces)]
+    assert await text_of(replica.call(receiver, say_word_by_word)) == "one two three"
+    await until(lambda: slow._has_ended)
+    assert len(slow._waiting) <= piece_receiver._MAX_WAITING
+    found += [one.text async for pieces_ in pieces for one in pieces_]
+    assert "".join(found) == "".join(words)
+    assert len(found) == 2
+
+
+async def test_pieces_join_without_losing_anything() -> None:
+    token = ScoredToken(1, b"a", -0.5, [(b"a", -0.5)], 3)
+    parts = [
+        GeneratedText("a", [1], 9, 4, 1, None, {"prefill": 0.5}, 0, [token], [token, token]),
+        GeneratedText("x", [7], 9, 4, 1, None, {}, 1),
+        GeneratedText("b", [2, 3], 9, 4, 3, "stop", {"first_decode": 0.25}, 0, [token], []),
+    ]
+    seconds = {"prefill": 0.5, "first_decode": 0.25}
+    expected = GeneratedText("ab", [1, 2, 3], 9, 4, 3, "stop", seconds, 0, [token, token], [token, token])
+    assert joined(parts) == [expected, parts[1]]
+
+
+async def test_what_the_call_raises_ends_the_stream(receiver: PieceReceiver, replica: Replica) -> None:
+    async def die(connection: PieceConnection, number: int) -> None:
+        connection.send(number, [piece("begun")], is_last=False)
+        await asyncio.sleep(0.01)
+        raise ActorDiedError
+
+    pieces = aiter(replica.call(receiver, die))
+    assert [one.text for one in await anext(pieces)] == ["begun"]
+    with pytest.raises(ActorDiedError):
+        await anext(pieces)
+    assert not receiver._calls
+
+
+async def test_a_call_whose_last_pieces_are_lost_says_so(
+    receiver: PieceReceiver, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_receiver, "_LATE_SECONDS", 0.05)
+
+    async def send(connection: PieceConnection, number: int) -> None:
+        connection.send(number, [piece("begun")], is_last=False)
+
+    with pytest.raises(PiecesLostError, match="no pieces for 0.05 s after their call had ended"):
+        await text_of(replica.call(receiver, send))
+
+
+async def test_pieces_that_come_after_their_call_has_ended_are_read(receiver: PieceReceiver, replica: Replica) -> None:
+    async def send(connection: PieceConnection, number: int) -> None:
+        later = asyncio.get_running_loop().call_later
+        later(0.1, lambda: connection.send(number, [piece("late", finish_reason="stop")], is_last=True))
+
+    assert await text_of(replica.call(receiver, send)) == "late"
+
+
+async def test_who_leaves_gets_nothing_more_and_others_go_on(receiver: PieceReceiver, replica: Replica) -> None:
+    async def send_for_ever(connection: PieceConnection, number: int) -> None:
+        while True:
+            connection.send(number, [piece("on ")], is_last=False)
+            await asyncio.sleep(0.001)
+
+    leaving = replica.call(receiver, send_for_ever)
+    pieces = leaving.__aiter__()
+    await anext(pieces)
+    leaving.cancel()
+    await pieces.aclose()
+    assert replica.cancelled == [0]
+    assert not receiver._calls
+    assert await text_of(replica.call(receiver, say_word_by_word)) == "one two three"
+
+
+async def test_a_replica_that_loses_the_ingress_stops_and_the_next_ingress_gets_a_connection(replica: Replica) -> None:
+    async def send_for_ever(connection: PieceConnection, number: int) -> None:
+        while True:
+            connection.send(number, [piece("on ")], is_last=False)
+            await asyncio.sleep(0.01)
+
+    async with open_receiver() as first:
+        task = asyncio.create_task(text_of(replica.call(first, send_for_ever)))
+        await until(lambda: bool(first._connections))
+    with pytest.raises(PiecesLostError, match="the connection to the ingress is gone"):
+        await asyncio.wait_for(task, 5)
+    async with open_receiver() as second:
+        assert await text_of(replica.call(second, say_word_by_word)) == "one two three"
+    await until(lambda: all(one.is_lost for one in replica.connections._open.values()))
+
+
+async def test_an_ingress_that_cannot_be_reached_is_an_error(replica: Replica) -> None:
+    async with open_receiver() as receiver:
+        assert receiver._server is not None
+        host, port, *_ = receiver._server.sockets[0].getsockname()
+    for _ in range(2):
+        with pytest.raises(PiecesLostError, match="the ingress cannot be reached"):
+            await replica.connections.to(PieceAddress(host, port, b"t" * 32, 0))
+
+
+@pytest.mark.parametrize("sent", [b"", b"t" * 31, b"t" * 32 + b"\0\0\0\x01\x90"], ids=["nothing", "a part", "another"])
+async def test_who_does_not_know_the_token_is_refused(
+    receiver: PieceReceiver, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(piece_receiver, "_TOKEN_SECONDS", 0.1)
+    assert receiver._server is not None
+    host, port, *_ = receiver._server.sockets[0].getsockname()
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(sent)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+    assert ("wrong token" in caplog.text) == (len(sent) >= 32)
+    assert not receiver._connections

@@ -1,0 +1,50 @@
+"""Messages of pieces arrive as they were sent."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.stages.piece_messages import SentPieces, pack_message, read_message
+from deployments.stages.stage_messages import GeneratedText, ScoredToken
+
+INTEGERS = st.integers(0, 2**40)
+TEXTS = st.text(max_size=20)
+LOGPROBS = st.floats(max_value=0.0, allow_nan=False)
+TOKENS = st.builds(
+    ScoredToken,
+    INTEGERS,
+    st.binary(max_size=6),
+    st.none() | LOGPROBS,
+    st.lists(st.tuples(st.binary(max_size=6), LOGPROBS), max_size=3),
+    INTEGERS,
+)
+PIECES = st.builds(
+    GeneratedText,
+    TEXTS,
+    st.lists(INTEGERS, max_size=4),
+    INTEGERS,
+    INTEGERS,
+    INTEGERS,
+    st.sampled_from([None, "stop", "length"]),
+    st.dictionaries(TEXTS, st.floats(0, 1e6), max_size=2),
+    st.integers(0, 127),
+    st.lists(TOKENS, max_size=3),
+    st.lists(TOKENS, max_size=3),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), max_size=3))
+def test_messages_arrive_as_they_were_sent(messages: list[list[SentPieces]]) -> None:
+    async def send_and_read() -> None:
+        reader = asyncio.StreamReader()
+        for message in messages:
+            reader.feed_data(pack_message(message))
+        reader.feed_eof()
+        assert [await read_message(reader) for _ in messages] == messages
+        with pytest.raises(asyncio.IncompleteReadError):
+            await read_message(reader)
+
+    asyncio.run(send_and_read())
