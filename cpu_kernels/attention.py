@@ -12,6 +12,7 @@ import torch
 
 from cpu_kernels.huge_pages import HugePages
 from cpu_kernels.library import KernelLibrary
+from cpu_kernels.threads import num_threads
 
 
 class _LayerCache(ctypes.Structure):
@@ -140,5 +141,5 @@ def attend(
         scaling,
         softcap or 0.0,
     )
-    library.attend(step.address, cache.address, ctypes.addressof(call), step.skipped, torch.get_num_threads())
+    library.attend(step.address, cache.address, ctypes.addressof(call), step.skipped, num_threads())
     return output

@@ -10,6 +10,7 @@ import torch
 from cpu_kernels.attention import LayerCache, StepChunks
 from cpu_kernels.library import KernelLibrary
 from cpu_kernels.packed_weight import PackedWeight
+from cpu_kernels.threads import num_threads
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -226,4 +227,4 @@ class Decoder:
             None if logits is None else logits.data_ptr(),
         )
         address = ctypes.addressof(step)
-        return bool(self._library.decode(self._address, chunks.address, address, torch.get_num_threads()))
+        return bool(self._library.decode(self._address, chunks.address, address, num_threads()))

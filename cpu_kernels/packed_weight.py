@@ -7,6 +7,7 @@ import torch
 
 from cpu_kernels.huge_pages import HugePages
 from cpu_kernels.library import KernelLibrary
+from cpu_kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,6 @@ class PackedWeight:
             rows.data_ptr(),
             None if bias is None else bias.data_ptr(),
             output.data_ptr(),
-            torch.get_num_threads(),
+            num_threads(),
         )
         return output

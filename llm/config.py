@@ -48,6 +48,14 @@ class EngineSettings:
             " in one step where few sequences decode; answers stay the same; null: on the CPU with Raylens' kernels"
         ),
     ] = None
+    num_threads: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="threads of a step of Raylens' kernels on the CPU at most; a step that only decodes takes fewer"
+            " where that is faster; null: all cores, but 16 at most",
+        ),
+    ] = None
     max_num_seqs: Annotated[int, Field(ge=1, description="sequences running at once")] = 64
     max_num_batched_tokens: Annotated[int, Field(ge=1, description="tokens of one step")] = 512
 

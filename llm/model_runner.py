@@ -1,6 +1,7 @@
 """Runs the language half over the chunks of one step."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpu_kernels.library import kernel_library
+from cpu_kernels.threads import set_num_threads, usable_cores
 from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, worst_step
 from llm.compiled_layers import compile_layers
@@ -25,6 +27,7 @@ from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
+from llm.step_threads import StepThreads
 from modeling.cuda_graphs import CudaCapture
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
@@ -80,6 +83,7 @@ class ModelRunner:
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         has_kernels = isinstance(self._attention, KernelAttention)
+        self._threads = StepThreads(_max_threads(config, group)) if has_kernels else None
         self._fused = self._fuse(calls, config) if has_kernels else None
         # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
@@ -244,8 +248,22 @@ class ModelRunner:
             _, logits = self._graphs.run(step)
             return StepOutput(logits, [])
         step = step.to(self._device)
-        hidden, logits = self.forward(step, self._attention.prepare(step))
+        run = partial(self.forward, step, self._attention.prepare(step))
+        hidden, logits = run() if self._threads is None else self._with_threads(self._threads, step, run)
         return StepOutput(logits, self._score(hidden, step) if step.scored else [])
+
+    def _with_threads(
+        self, threads: StepThreads, step: StepInput, run: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs a step with as many threads as suit it."""
+        if step.num_decodes < len(step.query_lengths):
+            set_num_threads(threads.most)
+            return run()
+        set_num_threads(threads.next_number())
+        started = time.perf_counter()
+        done = run()
+        threads.note(step.num_decodes, time.perf_counter() - started)
+        return done
 
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
@@ -315,6 +333,14 @@ class ModelRunner:
             rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
             scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
         return scored
+
+
+def _max_threads(config: EngineConfig, group: ProcessGroup | None) -> int:
+    """Returns the most threads of a step. Ranks wait for each other after each layer, so each keeps to its own
+    cores."""
+    if config.num_threads is not None:
+        return config.num_threads
+    return usable_cores() if group is None else torch.get_num_threads()
 
 
 def _cache_dtype(config: EngineConfig) -> torch.dtype:
