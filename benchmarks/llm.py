@@ -7,9 +7,10 @@ the same prompts in turns, in one run: 1 and 8 at a time, and 32 at once against
 another. `overhead` is what `LLMEngine.step` takes beyond the model's forward pass in a step that decodes 8 sequences:
 scheduling, the layout of the step, sampling. `steps` compares steps with Raylens' kernels and without them, in turns:
 so many sequences decode, each at such a position. `read_share` is how fast the step of one sequence reads the weights,
-compared with a plain sum over memory of that size, measured beside it. Neither side makes text of its tokens; who reads
-the engine's outputs does that beside its next step. The last line is one JSON document; a check is a ratio of the best
-times, for others use the machine too.
+compared with a plain sum over memory of that size, measured beside it. `threads` has steps with one thread and with
+two, on free and on busy cores. `prompt_lookup` has tokens a second with guessed tokens over those without. Neither side
+makes text of its tokens; who reads the engine's outputs does that beside its next step. The last line is one JSON
+document; a check is a ratio of the best times, for others use the machine too.
 """
 
 import argparse
@@ -18,77 +19,24 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration, PreTrainedModel
+from transformers import LlavaForConditionalGeneration, PreTrainedModel
 
+from benchmarks.answers import NEW_TOKENS, PARAMS, PROMPT_TOKENS, Prompts, answer, compare, make_prompts
+from benchmarks.decode_steps import make_engine, measure_prompt_lookup, measure_steps, measure_threads
 from benchmarks.document import publish
-from checkpoints import BUNDLED_MODEL
-from cpu_kernels.library import VARIABLE
-from llm.config import EngineConfig
+from benchmarks.random_checkpoint import make_checkpoint
 from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
 from preprocess.schema import ProcessedPrompt
 
-PROMPT_TOKENS, NEW_TOKENS = 128, 64
-TEXT_CONFIG = {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "vocab_size": 16384,
-    "tie_word_embeddings": False,
-}
 TARGETS = {"batch_1": 1.2, "batch_8": 1.5, "concurrent_32": 3.0}
 """Tokens a second over those of `generate`, at least."""
 OVERHEAD_MS = 0.3
-STEPS = ((1, 42), (1, 300), (8, 42), (8, 300), (8, 1000), (16, 300))
-"""Numbers of sequences that decode, and the position that each of them is at."""
 STEP_RATIO, READ_SHARE = 2.2, 0.7
 """How many times as fast steps are with kernels, at least, and the least share of the memory's speed."""
-PARAMS = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-
-Prompts = list[list[int]]
-
-
-def make_checkpoint(folder: Path) -> int:
-    """Random weights, spread out so that answers depend on the prompt. Returns parameters of the language half."""
-    config = AutoConfig.from_pretrained(BUNDLED_MODEL)
-    for name, value in TEXT_CONFIG.items():
-        setattr(config.text_config, name, value)
-    config.tie_word_embeddings = False
-    torch.manual_seed(0)
-    model = LlavaForConditionalGeneration(config)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.5 if "embed_tokens" in name else 0.05)
-    model.save_pretrained(folder)
-    AutoProcessor.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)
-    parts = (model.model.language_model, model.lm_head)
-    return sum(parameter.numel() for part in parts for parameter in part.parameters())
-
-
-def make_prompts(count: int) -> Prompts:
-    tokens = torch.randint(10, 200, (count, PROMPT_TOKENS), generator=torch.Generator().manual_seed(1))
-    return tokens.tolist()
-
-
-@torch.inference_mode()
-def answer(engine: LLMEngine, prompts: Prompts) -> Prompts:
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], PARAMS)
-    answers: Prompts = [[] for _ in prompts]
-    while engine.has_unfinished():
-        for output in engine.step():
-            answers[int(output.request_id)] += output.token_ids
-    return answers
 
 
 @torch.inference_mode()
@@ -108,30 +56,6 @@ def generate(model: PreTrainedModel, prompts: Prompts) -> Prompts:
 
 def generate_in_turn(model: PreTrainedModel, prompts: Prompts) -> Prompts:
     return [generate(model, [prompt])[0] for prompt in prompts]
-
-
-def timed(action: Callable[[], Prompts]) -> tuple[float, Prompts]:
-    start = time.perf_counter()
-    result = action()
-    return time.perf_counter() - start, result
-
-
-def compare(ours: Callable[[], Prompts], theirs: Callable[[], Prompts], rounds: int) -> dict[str, Any]:
-    """Tokens a second of both, in turns, by their best times, and whether all tokens were the same."""
-    our_times, their_times, is_equal = [], [], True
-    for _ in range(rounds):
-        our_time, our_answers = timed(ours)
-        their_time, their_answers = timed(theirs)
-        our_times.append(our_time)
-        their_times.append(their_time)
-        is_equal &= our_answers == their_answers
-    num_tokens = sum(map(len, their_answers))
-    return {
-        "tokens_per_second": round(num_tokens / min(our_times), 1),
-        "generate_tokens_per_second": round(num_tokens / min(their_times), 1),
-        "ratio": round(min(their_times) / min(our_times), 3),
-        "equal": is_equal,
-    }
 
 
 @torch.inference_mode()
@@ -164,53 +88,6 @@ def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
     }
 
 
-def make_engine(folder: Path, kernels: str = "") -> LLMEngine:
-    """Prompts come again in each round: without the prefix cache they are computed again, as `generate` does."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = kernels
-    try:
-        return LLMEngine(EngineConfig(str(folder), max_num_seqs=32, kv_cache_bytes=2**28, prefix_caching=False))
-    finally:
-        os.environ.pop(VARIABLE) if before is None else os.environ.update({VARIABLE: before})
-
-
-def decode_step(engine: LLMEngine, num_sequences: int, position: int) -> Callable[[], object]:
-    """A step that computes the token at `position` of each sequence, in blocks one behind the other."""
-    blocks = -(-(position + 1) // 16)
-    chunks = []
-    for index in range(num_sequences):
-        sequence = Sequence(str(index), [10 + index] * (position + 1), position, [], position + 2)
-        sequence.block_table = list(range(index * blocks, (index + 1) * blocks))
-        sequence.num_computed_tokens = position
-        chunks.append(ScheduledChunk(sequence, 1))
-    return lambda: engine._runner.run(chunks)
-
-
-@torch.inference_mode()
-def measure_steps(folder: Path, rounds: int, num_weight_bytes: int) -> dict[str, Any]:
-    """Milliseconds of steps with kernels and without them, best times in turns (ABBA)."""
-    engines = {"kernels": make_engine(folder), "pytorch": make_engine(folder, "off")}
-    memory = torch.ones(num_weight_bytes // 4)
-    measured: dict[str, Any] = {}
-    for num_sequences, position in STEPS:
-        actions = {name: decode_step(engine, num_sequences, position) for name, engine in engines.items()}
-        actions["read"] = memory.sum
-        times: dict[str, list[float]] = {name: [] for name in actions}
-        for turn in range(2 * rounds):
-            for name in sorted(actions, reverse=turn % 2 == 1):
-                actions[name]()  # what the others have left in the processor's caches is gone
-                start = time.perf_counter()
-                actions[name]()
-                times[name].append(time.perf_counter() - start)
-        best = {name: min(own) for name, own in times.items()}
-        measured[f"{num_sequences}x{position}"] = {
-            **{f"{name}_ms": round(seconds * 1e3, 3) for name, seconds in best.items()},
-            "ratio": round(best["pytorch"] / best["kernels"], 3),
-            "read_share": round(best["read"] / best["kernels"], 3),
-        }
-    return measured
-
-
 def measure(folder: Path, rounds: int, step_threads: int) -> dict[str, Any]:
     num_parameters = make_checkpoint(folder)
     model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
@@ -230,6 +107,8 @@ def measure(folder: Path, rounds: int, step_threads: int) -> dict[str, Any]:
         "batch_1": compare(lambda: answer(engine, prompts[:1]), lambda: generate(model, prompts[:1]), rounds),
         "batch_8": compare(lambda: answer(engine, prompts[:8]), lambda: generate(model, prompts[:8]), rounds),
         "concurrent_32": compare(lambda: answer(engine, prompts), lambda: generate_in_turn(model, prompts), 1),
+        "threads": measure_threads(folder),
+        "prompt_lookup": measure_prompt_lookup(folder, prompts, rounds),
         "overhead": min((measure_overhead(engine, prompts[:8]) for _ in range(rounds)), key=lambda o: o["overhead_ms"]),
     }
 
@@ -246,8 +125,9 @@ def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if name.startswith("1x"):
             share = step["read_share"]
             checks[f"read share {name}"] = {"value": share, "target": READ_SHARE, "ok": share >= READ_SHARE}
-    num_equal = sum(measured[name]["equal"] for name in TARGETS)
-    checks["equal_tokens"] = {"value": num_equal, "target": len(TARGETS), "ok": num_equal == len(TARGETS)}
+    compared = [*(measured[name] for name in TARGETS), *measured["prompt_lookup"].values()]
+    num_equal = sum(one["equal"] for one in compared)
+    checks["equal_tokens"] = {"value": num_equal, "target": len(compared), "ok": num_equal == len(compared)}
     return checks
 
 

@@ -12,16 +12,9 @@ import os
 import platform
 import statistics
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
-from openai import OpenAI
-from PIL import Image, ImageDraw
-
+from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.demo import picture_part
@@ -31,79 +24,34 @@ NUM_TOKENS = 32
 CONCURRENCIES = (1, 8)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One streamed answer: seconds to its first token, gaps between the later pieces, and in all."""
-
-    time_to_first_token: float
-    gaps: list[float]
-    total: float
-
-
-def picture(number: int) -> bytes:
-    """A JPEG of 1024 x 768 pixels that no other number gives."""
-    image = Image.new("RGB", (1024, 768), "white")
-    x, y = number * 37 % 700, number * 53 % 500
-    ImageDraw.Draw(image).ellipse([x, y, x + 200, y + 200], fill=("red", "green", "blue")[number % 3])
-    ImageDraw.Draw(image).point((number % 1024, number // 1024), fill="black")
-    buffer = BytesIO()
-    image.save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-def ask(client: OpenAI, content: list[Any]) -> Measured:
-    started = last = time.perf_counter()
-    first: float | None = None
-    gaps = []
-    stream: Any = client.chat.completions.create(
-        model="shapes",
-        messages=[{"role": "user", "content": content}],
-        stream=True,
-        max_tokens=NUM_TOKENS,
-        extra_body={"ignore_eos": True},
-    )
-    for chunk in stream:
-        now = time.perf_counter()
-        if not chunk.choices[0].delta.content:
-            continue
-        if first is None:
-            first = now - started
-        else:
-            gaps.append(now - last)
-        last = now
-    return Measured(first or last - started, gaps, last - started)
-
-
-def run_scenario(client: OpenAI, contents: list[list[Any]], concurrency: int) -> dict[str, float]:
-    started = time.perf_counter()
-    with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(lambda content: ask(client, content), contents))
-    seconds = time.perf_counter() - started
+def summary(answers: list[StreamedAnswer], seconds: float) -> dict[str, float]:
     gaps = [gap for answer in answers for gap in answer.gaps]
     return {
         "requests_per_second": len(answers) / seconds,
         "tokens_per_second": len(answers) * NUM_TOKENS / seconds,
-        "ttft_ms_p50": statistics.median(answer.time_to_first_token for answer in answers) * 1e3,
+        "ttft_ms_p50": statistics.median(answer.first for answer in answers) * 1e3,
         "gap_ms_p50": statistics.median(gaps) * 1e3,
         "gap_ms_p99": statistics.quantiles(gaps, n=100)[98] * 1e3,
     }
 
 
 def measure(url: str, num_requests: int) -> dict[str, dict[str, float]]:
-    client = OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=300)
+    def run(contents: list[Content], concurrency: int) -> dict[str, float]:
+        return summary(*ask_all(url, "shapes", contents, NUM_TOKENS, concurrency=concurrency))
+
     question = {"type": "text", "text": "Describe the picture."}
     fresh = iter(range(10**6))
     results = {}
     for concurrency in CONCURRENCIES:
-        scenarios: dict[str, list[list[Any]]] = {
+        scenarios: dict[str, list[Content]] = {
             "text": [[question]] * num_requests,
             "new pictures": [[picture_part(picture(next(fresh))), question] for _ in range(num_requests)],
             "one picture": [[picture_part(picture(0)), question]] * num_requests,
         }
         for name, contents in scenarios.items():
-            run_scenario(client, contents[:concurrency], concurrency)  # warm-up
+            run(contents[:concurrency], concurrency)  # warm-up
             key = f"{name}, {concurrency} at once"
-            results[key] = run_scenario(client, contents[concurrency:] or contents, concurrency)
+            results[key] = run(contents[concurrency:] or contents, concurrency)
             print(f"{key:28}", "  ".join(f"{metric} {value:8.1f}" for metric, value in results[key].items()))
     return results
 
