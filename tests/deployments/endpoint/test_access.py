@@ -1,6 +1,8 @@
 """Who gets in: keys on every route, tenants apart, room for all, and clients that send too much or too slowly."""
 
 import base64
+import json
+import shutil
 import socket
 import threading
 import time
@@ -30,6 +32,8 @@ PRIORITIES = {"bob": 5}
 MIB = 2**20
 MAX_BODY = 48 * MIB
 BODY_TIMEOUT_S = 3.0
+LONG = 60_000
+"""Tokens of an answer that outlasts what a test does meanwhile."""
 
 
 def write_keys(file: Path, keys: dict[str, str]) -> None:
@@ -47,7 +51,17 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def app_config(shapes: str, keys_file: Path) -> AppConfig:
+def long_shapes(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, with room for answers of `LONG` tokens: 2,000 tokens take less than a second."""
+    folder = Path(shutil.copytree(shapes, tmp_path_factory.mktemp("long") / "shapes"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 2 * LONG
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def app_config(long_shapes: Path, keys_file: Path) -> AppConfig:
     limits = {"bytes": 3 * MAX_BODY, "pixels": 10**8, "tokens": 10**6}
     admission = {
         "total": {"requests": 4, **limits},
@@ -59,7 +73,7 @@ def app_config(shapes: str, keys_file: Path) -> AppConfig:
     }
     return AppConfig.model_validate(
         {
-            "model": shapes,
+            "model": str(long_shapes),
             "encoder": "inline",
             "auth": {"keys_file": str(keys_file)},
             "admission": admission,
@@ -172,7 +186,7 @@ def test_tenants_do_not_see_each_others_files(app_url: str) -> None:
 @contextmanager
 def long_stream(client: OpenAI) -> Iterator[None]:
     """An answer that goes on until the block ends."""
-    stream = hello(client, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
+    stream = hello(client, stream=True, max_tokens=LONG, extra_body={"ignore_eos": True})
     next(iter(stream))
     stop = threading.Event()
 
