@@ -51,6 +51,8 @@ VISION = {
     "llava": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 9, "num_attention_heads": 6}
     | {"image_size": 336, "patch_size": 14},
     "qwen2_vl": {"embed_dim": 384, "num_heads": 6, "depth": 8, "hidden_size": 512, "patch_size": 14},
+    "qwen2_5_vl": {"hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "depth": 8, "out_hidden_size": 512}
+    | {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [3, 7]},
 }
 TEXT = {
     "hidden_size": 512,
@@ -82,7 +84,7 @@ def make_checkpoint(model_type: str, folder: Path) -> str:
     whole_class(model_type)(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     processor = folder / "preprocessor_config.json"
     settings = json.loads(processor.read_text())
-    if model_type == "qwen2_vl":
+    if model_type.startswith("qwen"):
         settings["size"] = {"shortest_edge": 3136, "longest_edge": 2**20}
         processor.write_text(json.dumps(settings))
     return str(folder)
@@ -166,6 +168,7 @@ def measure_engine(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
             "qwen2_vl, one size": qwen_items([(24, 24)] * 24),
             "qwen2_vl, mixed sizes": qwen_items(mixed_sizes(48)),
         },
+        "qwen2_5_vl": {"qwen2_5_vl, mixed sizes": qwen_items(mixed_sizes(48))},
     }.items():
         checkpoint = make_checkpoint(model_type, folder / model_type)
         model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()

@@ -1,4 +1,5 @@
-"""Attention over a paged cache in one call a layer, see `csrc/attention.h`: all decoding sequences and all chunks.
+"""Attention over a paged cache in one call a layer, see `csrc/attention.h`: all decoding sequences and all chunks. And
+attention of pictures, see `csrc/picture_attention.h`.
 
 The structures mirror those of `csrc/paged_cache.h` and `csrc/attention_call.h`.
 """
@@ -6,7 +7,7 @@ The structures mirror those of `csrc/paged_cache.h` and `csrc/attention_call.h`.
 import ctypes
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -46,6 +47,12 @@ class _AttentionArguments(ctypes.Structure):
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
+    ]
+
+
+class _Pictures(ctypes.Structure):
+    _fields_ = [("starts", ctypes.c_void_p)] + [
+        (name, ctypes.c_int64) for name in ("count", "kv_heads", "key_dim", "value_dim")
     ]
 
 
@@ -142,4 +149,31 @@ def attend(
         softcap or 0.0,
     )
     library.attend(step.address, cache.address, ctypes.addressof(call), step.skipped, num_threads())
+    return output
+
+
+def attend_pictures(
+    library: KernelLibrary,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts: Iterable[int],
+    *,
+    scaling: float,
+) -> torch.Tensor:
+    """Attends with each picture's patches over all patches of the picture. Takes (num_patches, heads, dim) each,
+    float32, where `keys` and `values` may have fewer heads. Returns (num_patches, heads, value_dim).
+
+    `starts`, (num_pictures + 1): where each picture's patches begin, and where the last picture's end."""
+    queries, keys, values = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (queries, keys, values))
+    num_patches, heads, key_dim = queries.shape
+    kv_heads, value_dim = values.shape[1:]
+    bounds = array("i", starts)
+    assert bounds[-1] == num_patches, "the pictures are all patches"
+    output = queries.new_empty(num_patches, heads, value_dim)
+    pictures = _Pictures(bounds.buffer_info()[0], len(bounds) - 1, kv_heads, key_dim, value_dim)
+    call = _AttentionArguments(
+        _Rows.of(queries), _Rows.of(keys), _Rows.of(values), output.data_ptr(), heads, 0, scaling, 0.0
+    )
+    library.attend_pictures(ctypes.addressof(pictures), ctypes.addressof(call), num_threads())
     return output

@@ -3,16 +3,14 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
 from cpu_kernels.attention import LayerCache, StepChunks
 from cpu_kernels.library import KernelLibrary
-from cpu_kernels.packed_weight import PackedWeight
+from cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
 from cpu_kernels.threads import num_threads
-
-Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +19,6 @@ class Norm:
 
     weight: torch.Tensor
     eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """`bias`: (out_features,), float32."""
-
-    weight: PackedWeight
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +76,6 @@ class _Norm(ctypes.Structure):
         return cls() if norm is None else cls(norm.weight.data_ptr(), norm.eps)
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p)]
-
-    @classmethod
-    def of(cls, linear: Linear) -> "_Linear":
-        return cls(linear.weight.address, None if linear.bias is None else linear.bias.data_ptr())
-
-
 class _Rope(ctypes.Structure):
     _fields_ = [
         ("cosines", ctypes.c_void_p),
@@ -117,7 +99,7 @@ _LINEARS = ("query", "key", "value", "output", "gate", "up", "down")
 class _DecoderLayer(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *((name, _Norm) for name in _NORMS),
-        *((name, _Linear) for name in _LINEARS),
+        *((name, LinearStructure) for name in _LINEARS),
         ("cache", ctypes.c_void_p),
         ("rope", ctypes.c_int64),
         ("window", ctypes.c_int64),
@@ -129,7 +111,7 @@ class _DecoderLayer(ctypes.Structure):
     def of(cls, layer: DecoderLayer) -> "_DecoderLayer":
         return cls(
             *(_Norm.of(getattr(layer, name)) for name in _NORMS),
-            *(_Linear.of(getattr(layer, name)) for name in _LINEARS),
+            *(LinearStructure.of(getattr(layer, name)) for name in _LINEARS),
             layer.cache.address,
             layer.rope,
             layer.window or 0,
@@ -142,11 +124,11 @@ class _Decoder(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.c_void_p),
         ("ropes", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_layers", "num_ropes", "hidden_size", "heads", "has_gelu")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "num_ropes", "hidden_size", "heads", "activation")),
         ("final_norm", _Norm),
         ("embedding", ctypes.c_void_p),
         ("embedding_scale", ctypes.c_float),
-        ("head", _Linear),
+        ("head", LinearStructure),
     ]
 
 
@@ -191,11 +173,11 @@ class Decoder:
             len(ropes),
             hidden_size,
             heads,
-            activation == "gelu_tanh",
+            ACTIVATIONS.index(activation),
             _Norm.of(final_norm),
             None if embedding is None else embedding.weight.data_ptr(),
             1.0 if embedding is None else embedding.scale,
-            _Linear() if head is None else _Linear.of(head),
+            LinearStructure.of(head),
         )
         self._address = ctypes.addressof(self._own)
 

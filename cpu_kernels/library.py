@@ -29,7 +29,9 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "lanes": ([], _integer),
     "pack": ([_address, _integer, _integer, _integer, _address], None),
     "product": ([_address, _integer, _address, _address, _address, _integer], None),
+    "mlp": ([_address, _integer, _address, _address, _integer], None),
     "attend": ([_address, _address, _address, _address, _integer], None),
+    "attend_pictures": ([_address, _address, _integer], None),
     "decode": ([_address, _address, _address, _integer], _integer),
 }
 
@@ -43,7 +45,9 @@ class KernelLibrary:
 
     pack: Callable[..., None]
     product: Callable[..., None]
+    mlp: Callable[..., None]
     attend: Callable[..., None]
+    attend_pictures: Callable[..., None]
     decode: Callable[..., int]
 
     def __init__(self, build: str, path: Path) -> None:

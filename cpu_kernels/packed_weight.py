@@ -58,8 +58,10 @@ class PackedWeight:
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Returns `rows` (..., in_features) times the weight, plus `bias`, (out_features,), float32. A row's result is
-        the same to the last bit, however many other rows there are."""
-        assert rows.dtype == torch.float32, rows.dtype
+        the same to the last bit, however many other rows there are.
+
+        Raises ValueError for rows of another width or dtype, of which the library would read what lies behind them."""
+        check_rows(rows, self.layout.in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)
         self._library.product(
@@ -71,3 +73,9 @@ class PackedWeight:
             num_threads(),
         )
         return output
+
+
+def check_rows(rows: torch.Tensor, in_features: int) -> None:
+    """Raises ValueError unless `rows` are (..., in_features), float32."""
+    if rows.dtype != torch.float32 or rows.shape[-1] != in_features:
+        raise ValueError(f"rows of {in_features} numbers in float32 are wanted, not {[*rows.shape]} in {rows.dtype}")

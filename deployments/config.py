@@ -126,6 +126,11 @@ class EncodeConfig(Settings):
         ge=1,
         description="patches encoded together, of several items; one with more goes alone; null: 1024, 16384 on GPUs",
     )
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads of a batch on Raylens' kernels on the CPU; null: all cores, but 16 at most",
+    )
     activation_bytes: int = Field(
         2 * 2**30, ge=1, description="bytes that encoding may take beside the weights; bounds batches and single items"
     )

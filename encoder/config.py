@@ -54,6 +54,7 @@ class EncoderConfig:
     for a number that suits the tower's device.
     `pipeline`: takes the place of a vision half, for a text model. It has devices and dtypes of its own.
     `pipeline_timeout_s`: how many seconds the pipeline may take for a batch.
+    `num_threads`: of Raylens' kernels on the CPU. None stands for one for each core, but 16 at most.
 
     Raises ValueError for a `max_batch_patches` below 1."""
 
@@ -64,6 +65,7 @@ class EncoderConfig:
     max_batch_patches: int | None = None
     pipeline: PipelineChoice | None = None
     pipeline_timeout_s: float = 40.0
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_patches is not None and self.max_batch_patches < 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cpu_kernels.threads import set_num_threads, usable_cores
 from encoder.accelerator import make_graphs, make_staging
 from encoder.activation_memory import peak_activation_bytes
 from encoder.config import EncoderConfig
@@ -43,6 +44,7 @@ class EncoderEngine:
         else:
             self._pipeline, self._family = load_pipeline_half(config, config.pipeline)
             self._model = self._pipeline
+        self._num_threads = config.num_threads or usable_cores()
         self._scheduler = EncoderScheduler(config.batch_patches)
         self.max_item_patches: int | None = None
         self._staging = make_staging(config)
@@ -118,6 +120,7 @@ class EncoderEngine:
 
     def _launch(self, batch: list[EncodeRequest]) -> _Launched:
         started = time.perf_counter()
+        set_num_threads(self._num_threads)
         try:
             results: Sequence[PendingEmbeddings | Exception] = self._encode(batch)
         except torch.AcceleratorError:

@@ -7,9 +7,11 @@ from encoder.config import EncoderConfig
 from encoder.models.family import VisionFamily
 from encoder.packed_attention import use_packed_attention
 from encoder.parts import place_parts
+from encoder.tile_attention import use_tile_attention
 from modeling.families import load_family
 from modeling.half_model import load_half
 from modeling.model_configs import load_model_config
+from modeling.packed_linear import has_kernel_layers
 
 
 def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFamily]:
@@ -30,7 +32,11 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
         # A dtype that holds both parts' dtypes, so that loading rounds the weights of neither.
         dtype=torch.promote_types(config.tower.dtype, config.projector.dtype),
     )
+    tower = model.get_submodule(family.tower)
+    has_kernels = config.tower.linear == "packed" and has_kernel_layers(config.tower.dtype)
     if family.is_packed:
-        use_packed_attention(model.get_submodule(family.tower))
+        use_packed_attention(tower, with_kernels=has_kernels)
+    elif has_kernels and isinstance(tower, PreTrainedModel):
+        use_tile_attention(tower)
     place_parts(model, family, config.tower, config.projector)
     return model, family

@@ -13,7 +13,12 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from cpu_kernels.library import kernel_library
+from encoder.tile_attention import attend_in_order
+
 ATTENTION_NAME = "raylens_packed_flash"
+KERNEL_ATTENTION_NAME = "raylens_kernels_packed_flash"
+"""The same by Raylens' kernels on the CPU."""
 
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 _KERNEL_HEAD_DIM_STEP, _KERNEL_MAX_HEAD_DIM = 8, 256
@@ -22,12 +27,33 @@ _KERNEL_CAPABILITY = (8, 0)
 maximum, and GPUs of at least this compute capability (Ampere)."""
 
 
-def use_packed_attention(tower: PreTrainedModel) -> None:
-    """Makes a loaded tower attend with `packed_attention`.
+def use_packed_attention(tower: PreTrainedModel, *, with_kernels: bool) -> None:
+    """Makes a loaded tower attend with `packed_attention`. `with_kernels`: by Raylens' kernels, in float32 on the CPU.
 
     Call this after loading: for such a name `from_pretrained` would import flash-attn, which need not be installed."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
-    tower.config._attn_implementation = ATTENTION_NAME
+    AttentionInterface.register(KERNEL_ATTENTION_NAME, kernel_packed_attention)
+    tower.config._attn_implementation = KERNEL_ATTENTION_NAME if with_kernels else ATTENTION_NAME
+
+
+def kernel_packed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    scaling: float,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Does what `packed_attention` does by Raylens' kernels, equal but for rounding."""
+    if attention_mask is not None:
+        raise ValueError("packed attention takes no mask")
+    library = kernel_library()
+    assert library is not None, "the tower was told to use it"
+    output = attend_in_order(library, query, key, value, cu_seq_lens_q.tolist(), scaling)
+    return output.unsqueeze(0), None
 
 
 def packed_attention(

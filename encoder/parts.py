@@ -10,6 +10,7 @@ from torch import nn
 from encoder.config import PartConfig
 from encoder.models.family import VisionFamily
 from modeling.half_model import is_within
+from modeling.kernel_mlp import fuse_mlps
 from modeling.packed_linear import pack_linear_layers
 from modeling.packed_patches import pack_patch_convolutions
 from modeling.quantized_linear import quantize_linear_layers
@@ -52,6 +53,7 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
             setattr(model.get_submodule(owner), leaf, buffer.to(part.device, dtype))
     if part.linear == "packed":
         pack_linear_layers(model, is_included)
+        fuse_mlps(model, is_included)
         pack_patch_convolutions(model, is_included)
     elif part.linear == "int8":
         quantize_linear_layers(model, is_included)

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from cpu_kernels.attention import LayerCache, StepChunks
-from cpu_kernels.decoder import Activation, Decoder, DecoderLayer, Embedding, Linear, Norm, Rope
+from cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
 from cpu_kernels.library import KernelLibrary
+from cpu_kernels.linear import Linear
 from llm.attention import AttentionCall
 from llm.models.family import LanguageFamily, embed_tokens, output_head
 from llm.step_input import StepInput
+from modeling.kernel_mlp import kernel_activation
 from modeling.packed_linear import KernelLinear
 
 
@@ -47,12 +49,6 @@ _KINDS = {
     "Gemma3DecoderLayer": _GEMMA_2,
 }
 """By the name of the class. A layer of transformers belongs here if its forward is that of `DecoderLayer`."""
-_ACTIVATIONS: dict[str, Activation] = {
-    "SiLUActivation": "silu",
-    "SiLU": "silu",
-    "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh",
-}
 
 _SCALED_EMBEDDINGS = frozenset(
     {"GemmaTextScaledWordEmbedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding"}
@@ -82,9 +78,10 @@ class FusedDecoder:
         if not kinds <= _KINDS.keys() or len(kinds) != 1:
             raise NotPlainError(f"layers of type {sorted(kinds) or type(decoder).__name__}")
         kind = _KINDS[kinds.pop()]
-        activations = {type(layer.mlp.act_fn).__name__ for layer in decoder.layers}
-        if not activations <= _ACTIVATIONS.keys() or len(activations) != 1:
-            raise NotPlainError(f"activations of type {sorted(activations)}")
+        activations = {kernel_activation(layer.mlp.act_fn) for layer in decoder.layers}
+        activation = activations.pop()
+        if activation is None or activations:
+            raise NotPlainError(f"activations of type {type(decoder.layers[0].mlp.act_fn).__name__}")
         rope_names = _rope_names(decoder)
         names = sorted(set(rope_names))
         layers = [
@@ -98,7 +95,7 @@ class FusedDecoder:
             [_read_rope(decoder.rotary_emb, name, family.num_rope_axes, num_positions) for name in names],
             hidden_size=decoder.config.hidden_size,
             heads=calls[0].queries.shape[1],
-            activation=_ACTIVATIONS[activations.pop()],
+            activation=activation,
             final_norm=_read_norm(decoder.norm, kind),
             embedding=_read_embedding(model, family),
             head=head,

@@ -74,7 +74,12 @@ def is_packable(weight: torch.Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype in packable_dtypes()
 
 
+def has_kernel_layers(dtype: torch.dtype) -> bool:
+    """Returns whether packed layers of this dtype run on Raylens' own kernels."""
+    return dtype == torch.float32 and kernel_library() is not None
+
+
 def packable_dtypes() -> tuple[torch.dtype, ...]:
     """Returns the dtypes for which there are packed layers on this processor."""
-    own = () if kernel_library() is None else (torch.float32,)
+    own = (torch.float32,) if has_kernel_layers(torch.float32) else ()
     return tuple(dict.fromkeys(own + onednn_dtypes()))

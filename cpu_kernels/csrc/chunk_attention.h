@@ -1,4 +1,5 @@
-// Attention of a prompt's chunk: many queries, each of which sees the positions up to its own.
+// Attention of many queries of one sequence: of a prompt's chunk, where each sees the positions up to its own, and of a
+// picture, where each sees all.
 //
 // A tile has kPanel query rows, one in each lane of two vectors. The scores of a position are then one row of kPanel
 // numbers, and the softmax needs no sums over lanes. The positions come in tiles, too, with a running maximum and sum
@@ -6,20 +7,30 @@
 // multiples of kPositions. So a query's result depends neither on how the prompt was cut into chunks nor on where its
 // blocks lie.
 #pragma once
+#include <utility>
+
 #include "attention_call.h"
 #include "packed_product.h"
 
 constexpr int64_t kPositions = 128;
 
-// The rows [start, start + count) of a sequence's keys or values: where they lie if they lie together, else a copy.
-inline const float* cache_rows(const float* rows, int64_t dim, const int32_t* blocks, int64_t block_size, int64_t start,
-                               int64_t count, std::vector<Run>& runs, float* copy) {
-  find_runs(blocks, block_size, start, start + count, runs);
-  if (runs.size() == 1) return rows + runs[0].slot * dim;
-  float* to = copy;
-  for (const Run& run : runs) to = std::copy_n(rows + run.slot * dim, run.length * dim, to);
-  return copy;
-}
+// A head's keys or values of a sequence: in the blocks of a cache, or one behind the other where `blocks` is null.
+struct SequenceRows {
+  const float* data;
+  int64_t stride;
+  const int32_t* blocks;
+  int64_t block_size;
+
+  // Returns the rows [start, start + count): where they lie if they lie together, else a copy.
+  const float* at(int64_t start, int64_t count, std::vector<Run>& runs, float* copy) const {
+    if (blocks == nullptr) return data + start * stride;
+    find_runs(blocks, block_size, start, start + count, runs);
+    if (runs.size() == 1) return data + runs[0].slot * stride;
+    float* to = copy;
+    for (const Run& run : runs) to = std::copy_n(data + run.slot * stride, run.length * stride, to);
+    return copy;
+  }
+};
 
 // The query rows of a tile, as lanes. Lanes past the last row repeat it.
 struct QueryTile {
@@ -30,18 +41,21 @@ struct QueryTile {
   int64_t inner_start, inner_stop;  // positions that all lanes see
 };
 
-inline QueryTile query_tile(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call,
-                            int64_t chunk, int64_t first_token, int64_t kv_head, int64_t first_row) {
+// The queries of one key head: `length` tokens of the step from `first_token` on, `group` heads each. `sees(index)`
+// returns the positions [first, end) that the token of that index sees.
+template <class Sees>
+QueryTile query_tile(int64_t first_token, int64_t length, int64_t kv_head, int64_t group, int64_t first_row,
+                     const Sees& sees) {
   QueryTile tile;
-  int64_t group = call.heads / cache.kv_heads, rows = step.lengths[chunk] * group;
+  int64_t rows = length * group;
   tile.count = std::min<int64_t>(kPanel, rows - first_row);
   for (int lane = 0; lane < kPanel; lane++) {
     int64_t row = std::min(first_row + lane, rows - 1), index = row / group;
-    int64_t position = step.ends[chunk] - step.lengths[chunk] + index;
     tile.token[lane] = first_token + index;
     tile.head[lane] = kv_head * group + row % group;
-    tile.first_seen[lane] = static_cast<float>(call.first_seen(position));
-    tile.end[lane] = static_cast<float>(position + 1);
+    auto [first, end] = sees(index);
+    tile.first_seen[lane] = static_cast<float>(first);
+    tile.end[lane] = static_cast<float>(end);
   }
   tile.start = static_cast<int64_t>(tile.first_seen[0]);
   tile.stop = static_cast<int64_t>(tile.end[kPanel - 1]);
@@ -114,43 +128,53 @@ inline void add_values(const float* weights, const float* values, int64_t dim, i
     });
 }
 
-// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group).
-inline void attend_chunk(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, int64_t chunk,
-                         int64_t first_token, int64_t kv_head, int64_t first_row) {
+// Attends with a tile of queries over the keys and values of their sequence.
+inline void attend_tile(const QueryTile& tile, const AttentionArguments& call, const SequenceRows& keys,
+                        int64_t key_dim, const SequenceRows& values, int64_t value_dim) {
   static thread_local Scratch scratch;
   static thread_local std::vector<Run> runs;
-  const QueryTile tile = query_tile(step, cache, call, chunk, first_token, kv_head, first_row);
-  int64_t key_stride = padded(cache.key_dim), value_stride = padded(cache.value_dim);
-  float* queries = scratch.floats(kPanel * (cache.key_dim + cache.value_dim + kPositions) +
-                                  kPositions * (key_stride + value_stride));
-  float *output = queries + kPanel * cache.key_dim, *scores = output + kPanel * cache.value_dim;
-  float *key_copy = scores + kPanel * kPositions, *value_copy = key_copy + kPositions * key_stride;
+  float* queries =
+      scratch.floats(kPanel * (key_dim + value_dim + kPositions) + kPositions * (keys.stride + values.stride));
+  float *output = queries + kPanel * key_dim, *scores = output + kPanel * value_dim;
+  float *key_copy = scores + kPanel * kPositions, *value_copy = key_copy + kPositions * keys.stride;
   for (int lane = 0; lane < kPanel; lane++) {
     const float* query = call.queries.at(tile.token[lane], tile.head[lane]);
-    for (int64_t d = 0; d < cache.key_dim; d++) queries[d * kPanel + lane] = query[d] * call.scaling;
+    for (int64_t d = 0; d < key_dim; d++) queries[d * kPanel + lane] = query[d] * call.scaling;
   }
-  std::fill_n(output, kPanel * cache.value_dim, 0.f);
-  const float* keys = cache.keys + kv_head * cache.num_slots * key_stride;
-  const float* values = cache.values + kv_head * cache.num_slots * value_stride;
-  const int32_t* blocks = step.blocks + step.first_blocks[chunk];
+  std::fill_n(output, kPanel * value_dim, 0.f);
   Softmax softmax[2];
   for (int64_t position = tile.start / kPositions * kPositions; position < tile.stop; position += kPositions) {
     int64_t count = std::min(kPositions, tile.stop - position);
     bool is_edge = position < tile.inner_start || position + count > tile.inner_stop;
-    const float* own = cache_rows(keys, key_stride, blocks, cache.block_size, position, count, runs, key_copy);
-    chunk_scores(queries, own, cache.key_dim, key_stride, count, scores);
+    chunk_scores(queries, keys.at(position, count, runs, key_copy), key_dim, keys.stride, count, scores);
     Vec factor[2];
     for (int half = 0; half < 2; half++)
       factor[half] =
           softmax[half].weigh(scores + half * kLanes, count, call.softcap, is_edge, static_cast<float>(position),
                               load(tile.first_seen + half * kLanes), load(tile.end + half * kLanes));
-    own = cache_rows(values, value_stride, blocks, cache.block_size, position, count, runs, value_copy);
-    add_values(scores, own, cache.value_dim, value_stride, count, factor, output);
+    add_values(scores, values.at(position, count, runs, value_copy), value_dim, values.stride, count, factor, output);
   }
   float sums[kPanel];
   for (int half = 0; half < 2; half++) store(sums + half * kLanes, softmax[half].sum);
   for (int lane = 0; lane < tile.count; lane++) {
-    float* to = call.output_row(tile.token[lane], tile.head[lane], cache.value_dim);
-    for (int64_t d = 0; d < cache.value_dim; d++) to[d] = output[d * kPanel + lane] / sums[lane];
+    float* to = call.output_row(tile.token[lane], tile.head[lane], value_dim);
+    for (int64_t d = 0; d < value_dim; d++) to[d] = output[d * kPanel + lane] / sums[lane];
   }
+}
+
+// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group).
+inline void attend_chunk(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, int64_t chunk,
+                         int64_t first_token, int64_t kv_head, int64_t first_row) {
+  int64_t before = step.ends[chunk] - step.lengths[chunk];
+  auto sees = [&](int64_t index) {
+    int64_t position = before + index;
+    return std::pair(call.first_seen(position), position + 1);
+  };
+  QueryTile tile = query_tile(first_token, step.lengths[chunk], kv_head, call.heads / cache.kv_heads, first_row, sees);
+  const int32_t* blocks = step.blocks + step.first_blocks[chunk];
+  auto rows = [&](const float* data, int64_t dim) {
+    return SequenceRows{data + kv_head * cache.num_slots * padded(dim), padded(dim), blocks, cache.block_size};
+  };
+  attend_tile(tile, call, rows(cache.keys, cache.key_dim), cache.key_dim, rows(cache.values, cache.value_dim),
+              cache.value_dim);
 }

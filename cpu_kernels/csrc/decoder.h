@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "attention.h"
-#include "packed_product.h"
+#include "mlp.h"
 
 // Mirrors `_Norm` in decoder.py. weight: (dim,); null: no norm. RMS norm (Zhang and Sennrich, 2019).
 struct Norm {
@@ -28,12 +28,6 @@ struct Norm {
       to[i] = ADDS ? to[i] + normed : normed;
     }
   }
-};
-
-// Mirrors `_Linear` in decoder.py.
-struct Linear {
-  const PackedWeight* weight;
-  const float* bias;  // (rows_out,) or null
 };
 
 // Mirrors `_Rope` in decoder.py: rotary embeddings (Su et al., 2021) that turn the first half of a head's first `dim`
@@ -78,7 +72,8 @@ struct DecoderLayer {
 struct Decoder {
   const DecoderLayer* layers;
   const Rope* ropes;
-  int64_t num_layers, num_ropes, hidden_size, heads, has_gelu;
+  int64_t num_layers, num_ropes, hidden_size, heads;
+  Activation activation;
   Norm final_norm;
   const float* embedding;  // (vocab, hidden_size), or null
   float embedding_scale;
@@ -226,13 +221,7 @@ class DecoderStep {
 
   void mlp(const DecoderLayer& layer) {
     const float* x = normed_groups(layer.mlp_input_norm);
-    int64_t inner = layer.gate.weight->rows_out, panels = num_panels(inner);
-    Output gate{rows_.inner, inner, layer.gate.bias, Then::kStore};
-    Output up{rows_.inner, inner, layer.up.bias, decoder_.has_gelu ? Then::kGateByGeluTanh : Then::kGateBySilu};
-    each_part(panels, [&](int64_t from, int64_t to) {  // one weight after the other, for each is one stream of memory
-      for (int64_t i = from; i < to; i++) product_of_panel(*layer.gate.weight, i, groups_, x, gate);
-      for (int64_t i = from; i < to; i++) product_of_panel(*layer.up.weight, i, groups_, x, up);
-    });
+    inner_rows({layer.gate, layer.up, layer.down, decoder_.activation}, groups_, x, rows_.inner, threads_);
     add_product(rows_.inner, layer.down, layer.mlp_norm);
   }
 
@@ -271,16 +260,9 @@ class DecoderStep {
     if (norm) each_row([&](int64_t row) { norm.apply<true>(rows_.normed + row * size, size, hidden_ + row * size); });
   }
 
-  // Calls part(from, to) for parts of [0, panels).
-  template <class Part>
-  void each_part(int64_t panels, const Part& part) {
-    int64_t parts = std::min<int64_t>(panels, 8 * threads_);
-    pool().run(threads_, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
-  }
-
   template <class Part>
   void each_panel(int64_t panels, const Part& part) {
-    each_part(panels, [&](int64_t from, int64_t to) {
+    each_part(panels, threads_, [&](int64_t from, int64_t to) {
       for (int64_t panel = from; panel < to; panel++) part(panel);
     });
   }

@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "decoder.h"
 #include "packed_product.h"
+#include "picture_attention.h"
 
 #define RAYLENS_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -25,12 +26,21 @@ RAYLENS_EXPORT void raylens_product(const PackedWeight* weight, int64_t num_rows
   product(*weight, num_rows, x, bias, y, static_cast<int>(threads));
 }
 
+RAYLENS_EXPORT void raylens_mlp(const Mlp* mlp, int64_t num_rows, const float* x, float* y, int64_t threads) {
+  run_mlp(*mlp, num_rows, x, y, static_cast<int>(threads));
+}
+
 // Writes the step's keys and values into the cache, then attends with all its chunks but those that `skipped` names
 // (one byte a chunk, or null for none).
 RAYLENS_EXPORT void raylens_attend(const StepChunks* step, const LayerCache* cache, const AttentionArguments* call,
                                    const uint8_t* skipped, int64_t threads) {
   write_to_cache(*cache, *step, call->keys, call->values);
   attend(*step, *cache, *call, skipped, static_cast<int>(threads));
+}
+
+// Attends with all patches of all pictures.
+RAYLENS_EXPORT void raylens_attend_pictures(const Pictures* pictures, const AttentionArguments* call, int64_t threads) {
+  attend_pictures(*pictures, *call, static_cast<int>(threads));
 }
 
 // Runs a decoder over the step's tokens. Returns 0, and does nothing, where a position lies beyond a rope's table.

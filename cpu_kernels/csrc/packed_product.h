@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "activation.h"
 #include "scratch.h"
 #include "thread_pool.h"
 #include "vector.h"
@@ -146,10 +147,10 @@ RAYLENS_INLINE void store_columns(float* to, int columns, Vec first, Vec second)
 
 // What becomes of a product's columns.
 enum class Then {
-  kStore,           // y = product
-  kAdd,             // y += product
-  kGateBySilu,      // y = silu(y) * product, where y holds the product with the gate's weight
-  kGateByGeluTanh,  // y = gelu(y) * product, by the approximation with tanh
+  kStore,     // y = product
+  kAdd,       // y += product
+  kActivate,  // y = activation(product)
+  kGate,      // y = activation(y) * product, where y holds the product with the gate's weight
 };
 
 struct Output {
@@ -157,28 +158,23 @@ struct Output {
   int64_t stride;     // numbers between two rows
   const float* bias;  // (rows_out,) or null
   Then then;
+  Activation activation = Activation::kSilu;
 };
-
-RAYLENS_INLINE Vec silu(Vec x) { return x / (exp(-x) + 1.f); }
-
-RAYLENS_INLINE Vec gelu_tanh(Vec x) {
-  return x * 0.5f * (tanh(0.79788456080286536f * (x + 0.044715f * (x * x * x))) + 1.f);
-}
 
 // Finishes a row's columns of a product and stores them.
 RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec first, Vec second) {
-  if (output.then != Then::kStore) {
+  if (output.then == Then::kActivate) {
+    first = activate(output.activation, first);
+    second = activate(output.activation, second);
+  } else if (output.then != Then::kStore) {
     Vec old_first, old_second;
     load_columns(to, columns, old_first, old_second);
     if (output.then == Then::kAdd) {
       first += old_first;
       second += old_second;
-    } else if (output.then == Then::kGateBySilu) {
-      first *= silu(old_first);
-      second *= silu(old_second);
     } else {
-      first *= gelu_tanh(old_first);
-      second *= gelu_tanh(old_second);
+      first *= activate(output.activation, old_first);
+      second *= activate(output.activation, old_second);
     }
   }
   store_columns(to, columns, first, second);

@@ -53,6 +53,7 @@ class Encode:
                 pipeline=pipeline_choice(config),
                 # A batch that takes too long is followed by each of its items alone, all in one step.
                 pipeline_timeout_s=settings.step_timeout_s / _CALLS_OF_A_STEP,
+                num_threads=settings.num_threads,
             )
         )
         items = load_model_processor(config).items

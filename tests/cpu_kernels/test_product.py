@@ -87,3 +87,10 @@ def test_several_threads_may_call_at_once(library: KernelLibrary) -> None:
         for _ in range(20):
             products = executor.map(lambda rows: packed.product(rows, None), batches)
             assert all(map(torch.equal, products, expected))
+
+
+@pytest.mark.parametrize("rows", [torch.ones(2, 3), torch.ones(2, 4, dtype=torch.float64)])
+def test_rows_of_another_width_or_dtype_are_refused(library: KernelLibrary, rows: torch.Tensor) -> None:
+    weight = pack(library, torch.ones(5, 4))
+    with pytest.raises(ValueError, match=r"rows of 4 numbers in float32 are wanted, not \[2, \d\] in"):
+        weight.product(rows, None)

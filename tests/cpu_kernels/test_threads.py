@@ -13,16 +13,16 @@ from cpu_kernels.threads import num_threads, set_num_threads, usable_cores
 def test_each_thread_has_a_number_of_its_own() -> None:
     found = []
 
-    def ask() -> None:
+    def ask(number: int) -> None:
         found.append(num_threads())
-        set_num_threads(7)
+        set_num_threads(number)
         found.append(num_threads())
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert found == [torch.get_num_threads(), 7]
-    assert num_threads() == torch.get_num_threads()
+    for number in (7, 3):
+        thread = threading.Thread(target=ask, args=(number,))
+        thread.start()
+        thread.join()
+    assert found == [torch.get_num_threads(), 7, torch.get_num_threads(), 3]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Pictures packed on one axis attend each to itself alone, by one kernel or one after another."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from encoder import packed_attention as module
 from encoder.config import EncoderConfig, PartConfig
 from encoder.loader import load_vision_half
 from encoder.models.mistral3 import _groups
-from encoder.packed_attention import has_kernel, packed_attention
+from encoder.packed_attention import has_kernel, kernel_packed_attention, packed_attention
 from modeling.families import known_to, load_family
 from tests.encoder.small_vision import Small, make_small
 from tests.small_models import make_checkpoint, whole_class
@@ -33,10 +34,13 @@ def packed(dtype: torch.dtype = torch.float32, device: str = "cpu", head_dim: in
     return [part.transpose(0, 1).unsqueeze(0) for part in whole]
 
 
-def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def attend(
+    tensors: list[torch.Tensor], attention: Callable[..., tuple[torch.Tensor, None]] = packed_attention
+) -> torch.Tensor:
+    queries, keys, values = tensors
     bounds = torch.tensor([0, *LENGTHS], device=queries.device).cumsum(0, dtype=torch.int32)
     lengths: dict[str, Any] = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 12, "max_length_k": 12}
-    output, _ = packed_attention(nn.Module(), queries, keys, values, None, scaling=SCALING, dropout=0.0, **lengths)
+    output, _ = attention(nn.Module(), queries, keys, values, None, scaling=SCALING, dropout=0.0, **lengths)
     return output
 
 
@@ -51,7 +55,12 @@ def one_by_one(tensors: list[torch.Tensor]) -> torch.Tensor:
 def test_each_picture_attends_as_if_it_were_alone(dtype: torch.dtype) -> None:
     tensors = packed(dtype)
     assert not has_kernel(tensors[0])
-    assert torch.equal(attend(*tensors), one_by_one(tensors))
+    assert torch.equal(attend(tensors), one_by_one(tensors))
+
+
+def test_raylens_kernels_attend_the_same() -> None:
+    tensors = packed()
+    torch.testing.assert_close(attend(tensors, kernel_packed_attention), one_by_one(tensors))
 
 
 def test_the_kernel_gets_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +79,15 @@ def test_the_kernel_gets_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "has_kernel", lambda query: True)
     monkeypatch.setattr(module, "varlen_attn", kernel)
     tensors = packed()
-    assert torch.equal(attend(*tensors), one_by_one(tensors))
+    assert torch.equal(attend(tensors), one_by_one(tensors))
 
 
-def test_a_mask_is_refused() -> None:
+@pytest.mark.parametrize("attention", [packed_attention, kernel_packed_attention])
+def test_a_mask_is_refused(attention: Callable[..., tuple[torch.Tensor, None]]) -> None:
     bounds = torch.tensor([0, 21], dtype=torch.int32)
     queries, keys, values = packed()
     with pytest.raises(ValueError, match="no mask"):
-        packed_attention(
+        attention(
             nn.Module(),
             queries,
             keys,
@@ -161,7 +171,7 @@ def test_the_kernel_agrees_with_float32(dtype: torch.dtype, head_dim: int) -> No
     tensors = packed(dtype, "cuda", head_dim)
     assert has_kernel(tensors[0])
     expected = one_by_one([tensor.float() for tensor in tensors])
-    torch.testing.assert_close(attend(*tensors).float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(attend(tensors).float(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,50 @@
+// The MLP of a transformer's layer: two products with an activation in between, or three with a gate.
+#pragma once
+#include "packed_product.h"
+
+// Mirrors `_Linear` in linear.py.
+struct Linear {
+  const PackedWeight* weight;
+  const float* bias;  // (rows_out,) or null
+};
+
+// Mirrors `_Mlp` in mlp.py. down(activation(first(x))), or with an `up` down(activation(first(x)) * up(x)).
+struct Mlp {
+  Linear first, up, down;  // the weight of `up` may be null
+  Activation activation;
+};
+
+// Calls part(from, to) for parts of [0, panels).
+template <class Part>
+void each_part(int64_t panels, int threads, const Part& part) {
+  int64_t parts = std::min<int64_t>(panels, 8 * threads);
+  pool().run(threads, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
+}
+
+// Writes what `down` gets, (num_rows, inner size). `x` holds `groups`.
+inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, float* inner, int threads) {
+  int64_t size = mlp.first.weight->rows_out;
+  bool is_gated = mlp.up.weight != nullptr;
+  Output first{inner, size, mlp.first.bias, is_gated ? Then::kStore : Then::kActivate, mlp.activation};
+  Output up{inner, size, mlp.up.bias, Then::kGate, mlp.activation};
+  each_part(num_panels(size), threads, [&](int64_t from, int64_t to) {
+    // One weight after the other, for each is one stream of memory.
+    for (int64_t i = from; i < to; i++) product_of_panel(*mlp.first.weight, i, groups, x, first);
+    for (int64_t i = from; is_gated && i < to; i++) product_of_panel(*mlp.up.weight, i, groups, x, up);
+  });
+}
+
+// x: (num_rows, in_features), y: (num_rows, out_features).
+inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, int threads) {
+  static thread_local Scratch scratch;
+  int64_t num_k = mlp.first.weight->num_k, size = mlp.first.weight->rows_out, out = mlp.down.weight->rows_out;
+  RowGroups groups(num_rows);
+  float* grouped = scratch.floats(num_rows * (std::max(num_k, size) + size));
+  float* inner = grouped + num_rows * std::max(num_k, size);
+  inner_rows(mlp, groups, in_groups(groups, x, num_k, grouped, threads), inner, threads);
+  const float* grouped_inner = in_groups(groups, inner, size, grouped, threads);
+  Output output{y, out, mlp.down.bias, Then::kStore};
+  each_part(num_panels(out), threads, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) product_of_panel(*mlp.down.weight, i, groups, grouped_inner, output);
+  });
+}

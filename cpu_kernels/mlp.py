@@ -1,0 +1,45 @@
+"""An MLP in one call, see `csrc/mlp.h`."""
+
+import ctypes
+
+import torch
+
+from cpu_kernels.library import KernelLibrary
+from cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
+from cpu_kernels.packed_weight import check_rows
+from cpu_kernels.threads import num_threads
+
+
+class _Mlp(ctypes.Structure):
+    _fields_ = [
+        ("first", LinearStructure),
+        ("up", LinearStructure),
+        ("down", LinearStructure),
+        ("activation", ctypes.c_int64),
+    ]
+
+
+class Mlp:
+    """down(activation(first(x))), or with an `up` down(activation(first(x)) * up(x))."""
+
+    def __init__(
+        self, library: KernelLibrary, first: Linear, up: Linear | None, down: Linear, activation: Activation
+    ) -> None:
+        self._library = library
+        self._kept = (first, up, down)  # the structure holds addresses of what these own
+        self._in_features, self._out_features = first.weight.layout.in_features, down.weight.layout.out_features
+        structures = (LinearStructure.of(linear) for linear in self._kept)
+        self._own = _Mlp(*structures, ACTIVATIONS.index(activation))
+        self._address = ctypes.addressof(self._own)
+
+    def run(self, rows: torch.Tensor) -> torch.Tensor:
+        """Takes (..., in_features), float32, and returns (..., out_features). A row's result is the same to the last
+        bit, however many other rows there are.
+
+        Raises ValueError for rows of another width or dtype."""
+        check_rows(rows, self._in_features)
+        rows = rows.contiguous()
+        output = rows.new_empty(*rows.shape[:-1], self._out_features)
+        count = rows.numel() // self._in_features
+        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), num_threads())
+        return output

@@ -1,0 +1,98 @@
+"""MLPs of two or three packed linear layers, each in one call of Raylens' kernels (`cpu_kernels.mlp`)."""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+
+import torch
+from torch import nn
+
+from cpu_kernels.library import kernel_library
+from cpu_kernels.linear import Activation, Linear
+from cpu_kernels.mlp import Mlp
+from modeling.packed_linear import KernelLinear
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "SiLUActivation": "silu",
+    "SiLU": "silu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "GELUActivation": "gelu",
+    "QuickGELUActivation": "quick_gelu",
+}
+"""By the name of transformers' class."""
+_TRIAL_ROWS = 4
+_TOLERANCE = 1e-4
+"""Of the largest number. Rounding differs by far less than this, another order of layers by far more."""
+
+
+class KernelMlp(nn.Module):
+    """Computes what `down(activation(first(x)))` or `down(activation(first(x)) * up(x))` computes, and has the children
+    of the `mlp` that it replaces."""
+
+    def __init__(
+        self,
+        mlp: nn.Module,
+        first: KernelLinear,
+        up: KernelLinear | None,
+        down: KernelLinear,
+        activation: Activation,
+    ) -> None:
+        super().__init__()
+        for name, child in mlp.named_children():
+            self.add_module(name, child)
+        library = kernel_library()
+        assert library is not None, "a kernel layer has one"
+        self.in_features = first.in_features
+        self._mlp = Mlp(library, _linear(first), None if up is None else _linear(up), _linear(down), activation)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self._mlp.run(hidden_states)
+
+
+def fuse_mlps(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
+    """Replaces MLPs of a model, in place, by `KernelMlp`, where that gives what the module itself gives for random
+    rows. Packed layers have to be in place. `is_included`: returns whether to replace the module of a name."""
+    for name, module in list(model.named_modules()):
+        if name and is_included(name) and (fused := _fused(module)) is not None:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, fused)
+
+
+def kernel_activation(module: nn.Module) -> Activation | None:
+    """Returns what the kernels call an activation, or None for one that they do not know."""
+    return _ACTIVATIONS.get(type(module).__name__)
+
+
+@torch.inference_mode()
+def _fused(module: nn.Module) -> KernelMlp | None:
+    generator = torch.Generator().manual_seed(0)
+    for candidate in _candidates(module):
+        rows = torch.randn(_TRIAL_ROWS, candidate.in_features, generator=generator)
+        try:
+            expected = module(rows)
+        except Exception:  # it takes something else than such rows
+            continue
+        found = candidate(rows)
+        if expected.shape == found.shape and (expected - found).abs().max() <= _TOLERANCE * expected.abs().max():
+            return candidate
+    return None
+
+
+def _candidates(module: nn.Module) -> Iterator[KernelMlp]:
+    """Yields the MLPs that a module may be whose children are two or three packed layers and an activation."""
+    children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
+    layers = [child for child in children if isinstance(child, KernelLinear)]
+    others = [child for child in children if not isinstance(child, KernelLinear)]
+    activations = {kernel_activation(child) for child in others}
+    activation = activations.pop() if len(activations) == 1 else None
+    if activation is None or len(layers) not in (2, 3) or list(module.parameters(recurse=False)):
+        return
+    for first, *middle, down in permutations(layers):
+        up = middle[0] if middle else None
+        is_gate = up is None or (up.in_features, up.out_features) == (first.in_features, first.out_features)
+        if is_gate and down.in_features == first.out_features:
+            yield KernelMlp(module, first, up, down, activation)
+
+
+def _linear(layer: KernelLinear) -> Linear:
+    return Linear(layer.packed_weight, layer.bias)
