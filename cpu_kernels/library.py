@@ -32,6 +32,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "mlp": ([_address, _integer, _address, _address, _integer], None),
     "attend": ([_address, _address, _address, _address, _integer], None),
     "attend_pictures": ([_address, _address, _integer], None),
+    "choose": ([_address, _integer, _integer, _address, _address, _integer], None),
     "decode": ([_address, _address, _address, _integer], _integer),
 }
 
@@ -48,6 +49,7 @@ class KernelLibrary:
     mlp: Callable[..., None]
     attend: Callable[..., None]
     attend_pictures: Callable[..., None]
+    choose: Callable[..., None]
     decode: Callable[..., int]
 
     def __init__(self, build: str, path: Path) -> None:

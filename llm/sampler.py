@@ -1,11 +1,12 @@
 """Turns logits into token ids, each row of a batch by its own sampling parameters."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from cpu_kernels.library import kernel_library
+from llm.kernel_sampler import choose_by_kernels
 from llm.logits_processors import process_logits
 from llm.logprobs import TokenLogprobs, token_logprobs
 from llm.sampler_state import SamplerState
@@ -35,41 +36,46 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Sampled
         return []
     wanting = [row for row, state in enumerate(states) if state.params.logprobs is not None]
     raw = logits[wanting] if wanting else logits
-    token_ids, sound = _likeliest(logits)
-    if any(state.edits_logits for state in states):
-        process_logits(logits, states)
-        token_ids, still_sound = _likeliest(logits)
-        sound = [own and still for own, still in zip(sound, still_sound, strict=True)]
-    drawing = [row for row, state in enumerate(states) if sound[row] and not state.is_greedy]
-    if drawing:
-        drawn = _draw(logits[drawing], [states[row] for row in drawing])
-        for row, token_id in zip(drawing, drawn, strict=True):
-            token_ids[row] = token_id
+    library = kernel_library() if logits.device.type == "cpu" else None
+    token_ids = _choose(logits, states) if library is None else choose_by_kernels(library, logits, states)
     sampled = [
-        SampledToken(token_id) if own and state.append(token_id) else None
-        for own, state, token_id in zip(sound, states, token_ids, strict=True)
+        None if token_id is None or not state.append(token_id) else SampledToken(token_id)
+        for state, token_id in zip(states, token_ids, strict=True)
     ]
     if wanting:
-        wanted = token_logprobs(raw, [token_ids[row] for row in wanting], [_num_top(states[row]) for row in wanting])
+        wanted = token_logprobs(
+            raw, [token_ids[row] or 0 for row in wanting], [_num_top(states[row]) for row in wanting]
+        )
         for row, logprobs in zip(wanting, wanted, strict=True):
             if (token := sampled[row]) is not None:
                 token.logprobs = logprobs
     return sampled
 
 
+def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int | None]:
+    """Returns each row's next token, or None for a row whose highest logit is not finite."""
+    token_ids = _likeliest(logits)
+    if any(state.edits_logits for state in states):
+        process_logits(logits, states)
+        token_ids = [None if before is None else own for before, own in zip(token_ids, _likeliest(logits), strict=True)]
+    drawing = [row for row, state in enumerate(states) if token_ids[row] is not None and not state.is_greedy]
+    if drawing:
+        drawn = _draw(logits[drawing], [states[row] for row in drawing])
+        for row, token_id in zip(drawing, drawn, strict=True):
+            token_ids[row] = token_id
+    return token_ids
+
+
 def _num_top(state: SamplerState) -> int:
     return state.params.logprobs or 0
 
 
-def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Returns each row's first token of the highest logit, and whether that logit is finite. A NaN counts as the
+def _likeliest(logits: torch.Tensor) -> list[int | None]:
+    """Returns each row's first token of the highest logit, or None where that logit is not finite. A NaN counts as the
     highest."""
-    if logits.device.type == "cpu":  # NumPy is several times as fast at this as PyTorch
-        rows = logits.numpy()
-        token_ids: list[int] = rows.argmax(axis=-1).tolist()
-        return token_ids, [math.isfinite(rows.item(row, token_id)) for row, token_id in enumerate(token_ids)]
     highest, indices = logits.max(dim=-1)
-    return indices.tolist(), highest.isfinite().tolist()
+    found = zip(indices.tolist(), highest.isfinite().tolist(), strict=True)
+    return [token_id if is_finite else None for token_id, is_finite in found]
 
 
 def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cpu_kernels.sampler import RowSettings
 from llm.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
 from llm.grammar import CompiledGrammar
 from llm.request_checks import check_vocabulary
@@ -89,6 +90,8 @@ class SamplerState:
         self._random = _random_stream(params.seed, index)
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
         self._min_tokens = params.min_tokens if stop_token_ids else 0
+        self.row_settings: RowSettings | None = None
+        """What `kernel_sampler` keeps from token to token."""
         is_free = self.matcher is None and self.seen is None and not len(self.biases)
         self._always_edits = not is_free or excluded.excludes_some
 

@@ -4,6 +4,7 @@
 #include "decoder.h"
 #include "packed_product.h"
 #include "picture_attention.h"
+#include "sampler.h"
 
 #define RAYLENS_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -50,4 +51,10 @@ RAYLENS_EXPORT int64_t raylens_decode(const Decoder* decoder, const StepChunks* 
   if (!run.has_positions()) return 0;
   run.run();
   return 1;
+}
+
+// Chooses a token for each row of logits, and -1 where the highest logit is not finite.
+RAYLENS_EXPORT void raylens_choose(float* logits, int64_t vocab, int64_t num_rows, const RowSettings* const* rows,
+                                   int64_t* token_ids, int64_t threads) {
+  choose_all(logits, vocab, num_rows, rows, token_ids, static_cast<int>(threads));
 }

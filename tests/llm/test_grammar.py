@@ -21,6 +21,8 @@ from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("with_kernels_and_without")
+
 VOCAB = 768  # wider than the tokenizer, as padded logits are
 EOS = frozenset({2})
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cpu_kernels.library import VARIABLE
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.kernel_attention import KernelAttention
@@ -93,13 +92,7 @@ def expected(small: Small) -> list[list[int]]:
     return [one.expected for one in small.requests]
 
 
-@pytest.fixture(params=["", "off"], ids=["kernels", "pytorch"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Raylens' kernels for the CPU and without them."""
-    monkeypatch.setenv(VARIABLE, request.param)
-
-
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("with_kernels_and_without")
 def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     engine = small.engine(max_num_batched_tokens=2048, prefix_caching=False)
     for one in small.requests:
@@ -107,7 +100,7 @@ def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     assert answers(engine, small.requests) == expected(small)
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("with_kernels_and_without")
 @pytest.mark.parametrize("budget", [7, 512])
 def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
     """Cuts go up to spans and around them; the longest take a step each, beside those that decode."""
@@ -115,7 +108,7 @@ def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) 
     assert answers(engine, small.requests) == expected(small)
 
 
-@pytest.mark.usefixtures("kernels")
+@pytest.mark.usefixtures("with_kernels_and_without")
 def test_preempted_answers_equal_generate(small: Small) -> None:
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
     # Room for the longest alone: the others are thrown out and computed again.

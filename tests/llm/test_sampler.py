@@ -14,6 +14,8 @@ from llm.sampling_params import SamplingParams
 from llm.truncation import NUCLEUS_PREFIX
 from preprocess.schema import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("with_kernels_and_without")
+
 LOGITS = torch.tensor([1.0, 3.0, 2.0, 0.0, -1.0, 2.5])
 VOCAB = len(LOGITS)
 
