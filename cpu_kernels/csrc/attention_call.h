@@ -2,6 +2,11 @@
 #pragma once
 #include "paged_cache.h"
 
+// Returns the first position that `position` sees, of `window` positions up to itself; 0 stands for all.
+inline int64_t first_seen(int64_t position, int64_t window) {
+  return window == 0 ? 0 : std::max<int64_t>(0, position - window + 1);
+}
+
 // Mirrors `AttentionArguments` in attention.py.
 struct AttentionArguments {
   Rows queries, keys, values;
@@ -14,6 +19,5 @@ struct AttentionArguments {
   float* output_row(int64_t token, int64_t head, int64_t value_dim) const {
     return output + (token * heads + head) * value_dim;
   }
-  // Returns the first position that `position` sees.
-  int64_t first_seen(int64_t position) const { return window == 0 ? 0 : std::max<int64_t>(0, position - window + 1); }
+  int64_t first_seen(int64_t position) const { return ::first_seen(position, window); }
 };

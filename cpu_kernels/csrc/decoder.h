@@ -126,6 +126,8 @@ class DecoderStep {
     for (int64_t i = 0; i < decoder_.num_layers; i++) {
       make_rows(decoder_.layers[i]);
       attention(decoder_.layers[i]);
+      if (i + 1 < decoder_.num_layers) expect(decoder_.layers[i + 1]);
+      add_product(rows_.attended, decoder_.layers[i].output, decoder_.layers[i].attention_norm);
       mlp(decoder_.layers[i]);
     }
     int64_t size = decoder_.hidden_size;
@@ -216,12 +218,36 @@ class DecoderStep {
                             layer.softcap};
     write_to_cache(cache, chunks_, call.keys, call.values);
     attend(chunks_, cache, call, nullptr, threads_);
-    add_product(rows_.attended, layer.output, layer.attention_norm);
+  }
+
+  // Has the products from here on bring the keys and values nearer that the decoding sequences attend over in `layer`.
+  // With more threads than groups of rows, the products alone keep the memory busy.
+  void expect(const DecoderLayer& layer) {
+    static thread_local std::vector<const char*> pieces;
+    pieces.clear();
+    upcoming_ = {};
+    if (groups_.count() <= threads_) return;
+    const LayerCache& cache = *layer.cache;
+    auto add = [&](const float* data, int64_t head, int64_t slot, int64_t dim) {
+      auto* from = reinterpret_cast<const char*>(data + (head * cache.num_slots + slot) * padded(dim));
+      int64_t size = cache.block_size * padded(dim) * static_cast<int64_t>(sizeof(float));
+      for (int64_t done = 0; done < size; done += 64 * kPiece) pieces.push_back(from + done);
+    };
+    for (int64_t chunk = 0; chunk < chunks_.num_decodes; chunk++) {
+      const int32_t* blocks = chunks_.blocks + chunks_.first_blocks[chunk];
+      int64_t end = chunks_.ends[chunk], start = first_seen(end - 1, layer.window) / cache.block_size;
+      for (int64_t head = 0; head < cache.kv_heads; head++)
+        for (int64_t block = start; block * cache.block_size < end; block++) {
+          add(cache.keys, head, blocks[block] * cache.block_size, cache.key_dim);
+          add(cache.values, head, blocks[block] * cache.block_size, cache.value_dim);
+        }
+    }
+    upcoming_ = {pieces.data(), static_cast<int64_t>(pieces.size())};
   }
 
   void mlp(const DecoderLayer& layer) {
     const float* x = normed_groups(layer.mlp_input_norm);
-    inner_rows({layer.gate, layer.up, layer.down, decoder_.activation}, groups_, x, rows_.inner, threads_);
+    inner_rows({layer.gate, layer.up, layer.down, decoder_.activation}, groups_, x, rows_.inner, threads_, upcoming_);
     add_product(rows_.inner, layer.down, layer.mlp_norm);
   }
 
@@ -241,13 +267,19 @@ class DecoderStep {
   template <size_t N>
   void products(const float* x, const Product (&all)[N]) {
     int64_t ends[N], total = 0;
-    for (size_t i = 0; i < N; i++) ends[i] = total += num_panels(all[i].linear.weight->rows_out);
+    Upcoming upcoming[N];
+    for (size_t i = 0; i < N; i++) {
+      ends[i] = total += num_panels(all[i].linear.weight->rows_out);
+      upcoming[i] = upcoming_.take(*all[i].linear.weight, groups_.count());
+    }
     each_panel(total, [&](int64_t panel) {
       size_t i = 0;
       while (panel >= ends[i]) i++;
       const Linear& linear = all[i].linear;
       int64_t own = panel - (i == 0 ? 0 : ends[i - 1]);
-      product_of_panel(*linear.weight, own, groups_, x, {all[i].y, linear.weight->rows_out, linear.bias, Then::kStore});
+      Output output{all[i].y, linear.weight->rows_out, linear.bias, Then::kStore};
+      output.upcoming = upcoming[i];
+      product_of_panel(*linear.weight, own, groups_, x, output);
     });
   }
 
@@ -256,6 +288,7 @@ class DecoderStep {
     x = in_groups(groups_, x, linear.weight->num_k, rows_.grouped, threads_);
     int64_t size = decoder_.hidden_size;
     Output output{norm ? rows_.normed : hidden_, size, linear.bias, norm ? Then::kStore : Then::kAdd};
+    output.upcoming = upcoming_.take(*linear.weight, groups_.count());
     each_panel(num_panels(size), [&](int64_t panel) { product_of_panel(*linear.weight, panel, groups_, x, output); });
     if (norm) each_row([&](int64_t row) { norm.apply<true>(rows_.normed + row * size, size, hidden_ + row * size); });
   }
@@ -285,4 +318,5 @@ class DecoderStep {
   RowGroups groups_;
   LayerRows rows_{};
   float* turns_ = nullptr;
+  Upcoming upcoming_;
 };

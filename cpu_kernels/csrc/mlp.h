@@ -22,11 +22,14 @@ void each_part(int64_t panels, int threads, const Part& part) {
 }
 
 // Writes what `down` gets, (num_rows, inner size). `x` holds `groups`.
-inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, float* inner, int threads) {
+inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, float* inner, int threads,
+                       Upcoming& upcoming) {
   int64_t size = mlp.first.weight->rows_out;
   bool is_gated = mlp.up.weight != nullptr;
   Output first{inner, size, mlp.first.bias, is_gated ? Then::kStore : Then::kActivate, mlp.activation};
+  first.upcoming = upcoming.take(*mlp.first.weight, groups.count());
   Output up{inner, size, mlp.up.bias, Then::kGate, mlp.activation};
+  if (is_gated) up.upcoming = upcoming.take(*mlp.up.weight, groups.count());
   each_part(num_panels(size), threads, [&](int64_t from, int64_t to) {
     // One weight after the other, for each is one stream of memory.
     for (int64_t i = from; i < to; i++) product_of_panel(*mlp.first.weight, i, groups, x, first);
@@ -41,7 +44,8 @@ inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, 
   RowGroups groups(num_rows);
   float* grouped = scratch.floats(num_rows * (std::max(num_k, size) + size));
   float* inner = grouped + num_rows * std::max(num_k, size);
-  inner_rows(mlp, groups, in_groups(groups, x, num_k, grouped, threads), inner, threads);
+  Upcoming nothing;
+  inner_rows(mlp, groups, in_groups(groups, x, num_k, grouped, threads), inner, threads, nothing);
   const float* grouped_inner = in_groups(groups, inner, size, grouped, threads);
   Output output{y, out, mlp.down.bias, Then::kStore};
   each_part(num_panels(out), threads, [&](int64_t from, int64_t to) {

@@ -62,12 +62,15 @@ struct Ahead {
 // sums[r] += x[r] . panel for R rows, where x[r * row_stride + k * k_stride] is element k of row r.
 //
 // For each k, NEAR_LINES lines of the panel are brought into the first cache, and FAR_LINES lines at `far` into the
-// second. A product of few rows is as fast as memory answers, and of many rows as it multiplies. In between, at 6 to 16
-// rows, it would wait for both in turn if the second cache did not have the weights already.
-template <class Weights, int R, int NEAR_LINES, int FAR_LINES>
+// second, and a line of `piece` where PIECE is 1. A product of few rows is as fast as memory answers, and of many rows
+// as it multiplies. In between, at 6 to 16 rows, it would wait for both in turn if the second cache did not have the
+// weights already.
+template <class Weights, int R, int NEAR_LINES, int FAR_LINES, int PIECE = 0>
 RAYLENS_INLINE void accumulate(const typename Weights::Number* panel, const float* x, ptrdiff_t row_stride,
-                               ptrdiff_t k_stride, int num_k, Ahead far, Vec (&sums)[R][2]) {
+                               ptrdiff_t k_stride, int num_k, Ahead far, Vec (&sums)[R][2],
+                               const char* piece = nullptr) {
   for (int k = 0; k < num_k; k++) {
+    if constexpr (PIECE == 1) __builtin_prefetch(piece + 64 * k, 0, 2);
     const char* near = reinterpret_cast<const char*>(panel + Weights::kRowsAhead * kPanel);
     for (int line = 0; line < NEAR_LINES; line++) __builtin_prefetch(near + 64 * line);
     for (int line = 0; line < FAR_LINES; line++) __builtin_prefetch(far.next + 64 * line, 0, 2);
@@ -92,6 +95,34 @@ struct PackedWeight {
 };
 
 inline int64_t num_panels(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
+
+// How many k go by while a piece of upcoming memory is asked for, a line for each.
+constexpr int kPiece = 64;
+
+// Memory that is needed after a product, in pieces of kPiece lines. A product of several groups multiplies longer than
+// it reads. So it has them brought nearer meanwhile, each group of a panel `per_group` of them.
+struct Upcoming {
+  const char* const* pieces = nullptr;
+  int64_t count = 0;
+
+  // Returns the piece for the part of a product that begins at `k`, or null.
+  const char* piece(const PackedWeight& weight, int64_t panel_group, int64_t k) const {
+    int64_t index = panel_group * per_group(weight) + k / kPiece;
+    return index < count && k / kPiece < per_group(weight) ? pieces[index] : nullptr;
+  }
+
+  // Takes away, and returns, what a product with `weight` has brought nearer.
+  Upcoming take(const PackedWeight& weight, int64_t num_groups) {
+    int64_t taken = num_groups > 1 ? std::min(count, num_panels(weight.rows_out) * num_groups * per_group(weight)) : 0;
+    Upcoming own{pieces, taken};
+    pieces += taken;
+    count -= taken;
+    return own;
+  }
+
+ private:
+  static int64_t per_group(const PackedWeight& weight) { return weight.num_k / kPiece; }
+};
 
 // Lays `weight`, (columns, num_k), out as panels.
 template <class Weights>
@@ -159,6 +190,7 @@ struct Output {
   const float* bias;  // (rows_out,) or null
   Then then;
   Activation activation = Activation::kSilu;
+  Upcoming upcoming = {};
 };
 
 // Finishes a row's columns of a product and stores them.
@@ -219,7 +251,15 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
         } else {  // each group asks for a part of the block that follows
           const char* next = reinterpret_cast<const char*>(block + static_cast<int64_t>(num_k) * kPanel);
           Ahead far{next + num_k * kRowBytes * group / groups.count(), kRowBytes / groups.count()};
-          accumulate<Weights, R, kRowLines, 1>(block, own, 1, R, num_k, far, sums);
+          for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
+            int some = std::min(kPiece, num_k - from);
+            const char* piece = output.upcoming.piece(weight, panel * groups.count() + group, k + from);
+            if (piece != nullptr)
+              accumulate<Weights, R, kRowLines, 1, 1>(block + from * kPanel, own + from * R, 1, R, some, far, sums,
+                                                      piece);
+            else
+              accumulate<Weights, R, kRowLines, 1>(block + from * kPanel, own + from * R, 1, R, some, far, sums);
+          }
         }
         for (int r = 0; r < R; r++)
           if (is_last) {
