@@ -40,7 +40,7 @@ from deployments.local_cluster import deployed_app, free_port, local_ray
 from deployments.pipeline.items_under_way import ItemsUnderWay
 from encoder.config import EncoderConfig, LinearForm, PartConfig
 from encoder.engine import EncoderEngine
-from preprocess.schema import ItemInfo, ItemTensors
+from preprocess.schema import ItemTensors
 from tests.pictures import user_message
 from tests.preprocess.small_processors import save_processor
 from tests.slow_encoder import large_picture
@@ -181,9 +181,8 @@ def measure_engine(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
 class _AllTogether(ItemsUnderWay):
     """Says that items have started only when the last of them is there."""
 
-    async def started(self) -> list[ItemInfo]:
+    async def started(self) -> None:
         await self._finished()
-        return await super().started()
 
 
 class IngressThatWaits(Ingress):

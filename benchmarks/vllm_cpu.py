@@ -65,6 +65,7 @@ TARGETS = {
 STEP_RATIO = 1.1
 _START_SECONDS = 900.0
 _END_SECONDS = 20.0
+_REST_SECONDS = 2.0  # for a second after its last request, vLLM's worker keeps a core busy waiting for the next
 _REPORT_SECONDS = 5.0  # until the engine's counters are in /metrics
 
 Measured = dict[str, Any]
@@ -144,6 +145,7 @@ def compare(urls: dict[str, str], rounds: int) -> Measured:
         for name, (kind, concurrency, count) in SCENARIOS.items():
             contents = [new_content(kind) for _ in range(count)]
             for server in sorted(urls, reverse=turn % 2 == 1):
+                time.sleep(_REST_SECONDS)
                 measured = summary(*ask_all(urls[server], MODEL, contents, NUM_TOKENS, concurrency=concurrency))
                 if turn > 0:  # the first round warms up
                     figures[name][server].append(measured)

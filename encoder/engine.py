@@ -1,5 +1,6 @@
 """The encoder engine: call `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest
 from encoder.staging import PendingEmbeddings
 from preprocess.schema import InvalidRequestError, ItemTensors
+
+_SHORT_BATCH_S = 0.01
+"""On the CPU, a batch that takes less goes on one thread: others would have hardly woken up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class EncoderEngine:
             self._pipeline, self._family = load_pipeline_half(config, config.pipeline)
             self._model = self._pipeline
         self._num_threads = config.num_threads or usable_cores()
+        self._seconds_per_patch = math.inf
         self._scheduler = EncoderScheduler(config.batch_patches)
         self.max_item_patches: int | None = None
         self._staging = make_staging(config)
@@ -120,7 +125,8 @@ class EncoderEngine:
 
     def _launch(self, batch: list[EncodeRequest]) -> _Launched:
         started = time.perf_counter()
-        set_num_threads(self._num_threads)
+        is_short = self._seconds_per_patch * _num_patches(batch) < _SHORT_BATCH_S
+        set_num_threads(1 if is_short else self._num_threads)
         try:
             results: Sequence[PendingEmbeddings | Exception] = self._encode(batch)
         except torch.AcceleratorError:
@@ -134,6 +140,7 @@ class EncoderEngine:
         """Waits for the batch's embeddings and returns an output for each item."""
         embeddings = [None if isinstance(result, Exception) else result() for result in launched.results]
         seconds = time.perf_counter() - launched.started
+        self._seconds_per_patch = seconds / max(1, _num_patches(launched.batch))
         return [
             EncodeOutput(
                 request_id=request.request_id,
@@ -178,3 +185,7 @@ class EncoderEngine:
         rules = self._rules(batch[0].modality)
         items = [request.tensors for request in batch]
         return self._staging.run(lambda moved: rules.encode(self._model, moved), items, rules.on_host)
+
+
+def _num_patches(batch: Sequence[EncodeRequest]) -> int:
+    return sum(request.num_patches for request in batch)

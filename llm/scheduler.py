@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
 
+_MIN_TOKENS_BEFORE_MISSING = 32
+"""How many tokens are worth a step before the embeddings behind them have arrived."""
+
 
 @dataclass(slots=True, init=False, eq=False)
 class ScheduledChunk:
@@ -60,7 +63,8 @@ class Scheduler:
     by priority and then in order of arrival. When blocks run out, the running sequence that is last by priority and
     arrival is preempted and recomputed later.
 
-    A chunk ends before the first position whose embedding has not arrived, and never within a bidirectional span. A
+    A chunk ends before the first position whose embedding has not arrived, unless it would be very short. It never ends
+    within a bidirectional span. A
     span that is longer than the budget goes in a step in which each other sequence has one token. In that step decoding
     sequences go on and no other prompt does. Sequences that wait for embeddings may start in up to half of the places,
     so that other sequences get the rest.
@@ -146,7 +150,7 @@ class Scheduler:
         budget = max(0, self._budget)  # below 0 in a step with a span that is longer than the budget
         if sequence.is_prompt_computed:
             return min(sequence.num_uncomputed_tokens, budget)
-        start, num_ready = sequence.num_computed_tokens, sequence.num_ready_tokens
+        start, num_ready = sequence.num_computed_tokens, _end_of_ready(sequence)
         end = sequence.last_whole(min(start + budget, num_ready))
         if end <= start and all(chunk.num_tokens == 1 for chunk in chunks.values()):
             end = sequence.end_of_span(start)
@@ -170,7 +174,7 @@ class Scheduler:
         its parent to compute the prompt that they share."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
-        return not waits_for_parent and sequence.last_whole(sequence.num_ready_tokens) > 0
+        return not waits_for_parent and sequence.last_whole(_end_of_ready(sequence)) > 0
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
         """Starts a waiting sequence if all its tokens have room now. With less room it would soon be preempted again.
@@ -182,7 +186,7 @@ class Scheduler:
         self._block_manager.take_prefix(sequence)
         num_tokens = self._chunk_size(sequence, chunks)
         if num_tokens == 0:
-            waits_for_embeddings = sequence.last_whole(sequence.num_ready_tokens) <= sequence.num_computed_tokens
+            waits_for_embeddings = sequence.last_whole(_end_of_ready(sequence)) <= sequence.num_computed_tokens
             self._block_manager.free(sequence)
             return waits_for_embeddings
         self.waiting.remove(sequence)
@@ -207,3 +211,12 @@ class Scheduler:
 
 def _decodes_first(sequence: Sequence) -> tuple[bool, int]:
     return sequence.num_uncomputed_tokens > 1, sequence.priority
+
+
+def _end_of_ready(sequence: Sequence) -> int:
+    """Returns the position up to which a sequence may be computed now. A few tokens in front of embeddings that have
+    not arrived wait with them: a step of their own would take longer than they do in the step of the others."""
+    num_ready = sequence.num_ready_tokens
+    is_cut = num_ready < sequence.num_prompt_tokens
+    is_short = num_ready - sequence.num_computed_tokens < _MIN_TOKENS_BEFORE_MISSING
+    return sequence.num_computed_tokens if is_cut and is_short else num_ready

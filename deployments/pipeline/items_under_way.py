@@ -1,7 +1,7 @@
 """The items of one request on their way to embeddings, and the work that the pipeline does meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -14,14 +14,21 @@ ResultT = TypeVar("ResultT")
 
 
 class _Item:
-    """One item's state. It `has_started` once Encode makes its embeddings, or they are ready."""
+    """One item's state. It `is_processed` once its metadata is known, and `has_started` once Encode makes its
+    embeddings, or they are ready."""
 
     def __init__(self) -> None:
-        self.has_started = asyncio.Event()
+        self.is_processed, self.has_started = asyncio.Event(), asyncio.Event()
+        self.info: ItemInfo | None = None
         self.stored: StoredItem | None = None
         self.is_pending = True
 
+    def note(self, info: ItemInfo) -> None:
+        self.info = info
+        self.is_processed.set()
+
     def start(self, stored: StoredItem) -> None:
+        self.note(stored.info)
         self.stored = stored
         self.has_started.set()
 
@@ -55,10 +62,14 @@ class ItemsUnderWay:
         if not self._all.cancelled():
             self._all.exception()  # somebody has seen it, or needs it no more
 
-    async def started(self) -> list[ItemInfo]:
-        """Waits until every item is processed, and its embeddings are ready or being made."""
-        await self.meanwhile(self._wait_for_starts())
-        return [stored.info for stored in self._stored()]
+    async def processed(self) -> list[ItemInfo]:
+        """Waits until every item is processed, and returns their metadata. Their embeddings may take longer."""
+        await self.meanwhile(_wait_for(item.is_processed for item in self._items))
+        return [item.info for item in self._items if item.info is not None]
+
+    async def started(self) -> None:
+        """Waits until every item's embeddings are ready or being made."""
+        await self.meanwhile(_wait_for(item.has_started for item in self._items))
 
     def hand_over(self) -> list[ItemEmbeddings]:
         """Returns references to all items' embeddings for a call of Generate. Call it after `started`."""
@@ -95,7 +106,7 @@ class ItemsUnderWay:
     def _start(self) -> None:
         self._items = [_Item() for _ in self._loaded]
         work = [
-            item.run(self._media.embeddings_of(self._request, loaded, item.start))
+            item.run(self._media.embeddings_of(self._request, loaded, item.note, item.start))
             for item, loaded in zip(self._items, self._loaded, strict=True)
         ]
         self._all = asyncio.create_task(all_or_none(work))
@@ -104,9 +115,10 @@ class ItemsUnderWay:
         """Waits until all embeddings are ready. Raises the failure of the first item that fails."""
         await asyncio.shield(self._all)
 
-    async def _wait_for_starts(self) -> None:
-        for item in self._items:
-            await item.has_started.wait()
-
     def _stored(self) -> list[StoredItem]:
         return [item.stored for item in self._items if item.stored is not None]
+
+
+async def _wait_for(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()

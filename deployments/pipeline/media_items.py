@@ -110,13 +110,19 @@ class MediaItems:
             raise _of_item(error, item.source) from error
 
     async def embeddings_of(
-        self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[StoredItem], None]
+        self,
+        request: PipelineRequest,
+        item: LoadedItem,
+        on_processed: Callable[[ItemInfo], None],
+        on_pending: Callable[[StoredItem], None],
     ) -> StoredItem:
-        """Returns the item with its embeddings. `on_pending` gets the item as soon as a replica makes them, and again
-        each time another replica makes them because the first one died."""
+        """Returns the item with its embeddings. `on_processed` gets the metadata as soon as they are known, unless the
+        embeddings exist or another request already makes them. `on_pending` gets the item as soon as a replica makes
+        the embeddings, and again each time another replica makes them because the first one died."""
 
         async def create() -> tuple[StoredItem, int]:
             processed = await self._processed(request, item)
+            on_processed(processed.info)
             if processed.info.is_encoded:
                 return processed, processed.info.num_bytes
             return await self._encode_item(request, item, processed)

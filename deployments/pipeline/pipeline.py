@@ -47,16 +47,17 @@ class Pipeline:
         await self._receiver.open()
 
     async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
-        """Yields the answers' pieces. The pipeline calls Generate as soon as every item is being encoded, and Generate
-        gets the embeddings as they come. A failure before the first piece is tried again where that can help
-        (`StageCalls`).
+        """Yields the answers' pieces. The pipeline renders the prompt as soon as every item is processed. It calls
+        Generate as soon as every item is being encoded, and Generate gets the embeddings as they come. A failure before
+        the first piece is tried again where that can help (`StageCalls`).
 
         Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
         """
         items = await self.items.load(request, processor)
         async with ItemsUnderWay(self.items, request, items) as under_way:
-            infos = await under_way.started()
+            infos = await under_way.processed()
             prompt = await under_way.meanwhile(self._render(request, infos, [item.mm_hash for item in items]))
+            await under_way.started()
             answers = self._calls.stream(
                 "generate",
                 lambda: self._answers(request, prompt, _placed(prompt, under_way.hand_over())),

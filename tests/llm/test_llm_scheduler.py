@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,14 +205,26 @@ def waits_for_item(name: str, num_prompt_tokens: int, positions: range, **settin
 
 
 def test_a_prompt_is_computed_up_to_the_first_item_that_has_not_arrived() -> None:
-    scheduler = make(budget=16)
-    one = waits_for_item("one", 30, range(20, 24))
+    scheduler = make(budget=40)
+    one = waits_for_item("one", 90, range(80, 84))
     scheduler.add(one)
-    assert [sizes(run_step(scheduler)) for _ in range(3)] == [{"one": 16}, {"one": 4}, {}]
+    assert [sizes(run_step(scheduler)) for _ in range(3)] == [{"one": 40}, {"one": 40}, {}]
     scheduler.add(sequence("other", 4, 1))
     assert sizes(run_step(scheduler)) == {"other": 4}
     one.items[0].embeddings = torch.empty(4, 1)
     assert sizes(run_step(scheduler)) == {"one": 10}
+
+
+@pytest.mark.parametrize(("num_before", "is_worth_it"), [(31, False), (32, True)])
+def test_a_few_tokens_before_an_item_that_has_not_arrived_wait_with_it(num_before: int, is_worth_it: bool) -> None:
+    scheduler = make(budget=100)
+    one = waits_for_item("one", 60, range(num_before, num_before + 4))
+    scheduler.add(one)
+    scheduler.add(sequence("other", 4, 1))
+    first = {"one": num_before, "other": 4} if is_worth_it else {"other": 4}
+    assert sizes(run_step(scheduler)) == first
+    one.items[0].embeddings = torch.empty(4, 1)
+    assert sizes(run_step(scheduler)) == {"one": 60 - num_before if is_worth_it else 60}
 
 
 def test_nobody_waits_behind_one_whose_item_comes_first() -> None:
@@ -240,9 +253,9 @@ def test_an_answer_waits_for_items_that_the_prefix_cache_has_made_up_for() -> No
 
 
 def test_those_that_wait_for_items_leave_places_to_others() -> None:
-    scheduler = make(max_num_seqs=4)
-    items = [PromptItem("hash", range(4, 6), None) for _ in range(6)]
-    with_items = [sequence(f"item {index}", 8, 1, items=[item]) for index, item in enumerate(items)]
+    scheduler = make(max_num_seqs=4, budget=80)
+    items = [PromptItem("hash", range(34, 36), None) for _ in range(6)]
+    with_items = [sequence(f"item {index}", 38, 1, items=[item]) for index, item in enumerate(items)]
     others = [sequence(f"text {index}", 4, 1) for index in range(3)]
     for one in [*with_items, *others]:
         scheduler.add(one)
@@ -397,8 +410,8 @@ def test_an_answer_that_goes_on_behind_its_cached_beginning_waits_for_a_long_spa
 
 def test_an_older_prompt_takes_blocks_from_younger_streams() -> None:
     """And never the other way round: else a stream of short requests would keep a long prompt out for ever."""
-    scheduler = make(num_blocks=10, budget=16)
-    old = waits_for_item("old", 36, range(8, 9))
+    scheduler = make(num_blocks=16, budget=40)
+    old = waits_for_item("old", 60, range(32, 33))
     scheduler.add(old)
     run_step(scheduler)
     for name in ("young", "youngest"):

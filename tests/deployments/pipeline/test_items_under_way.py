@@ -14,20 +14,28 @@ from tests.waiting import until
 
 
 class Media:
-    """Announces each item as soon as it is asked for it, and has made it once `may_end` is set."""
+    """Has processed each item as soon as it is asked for it, announces it once `may_start` is set, and has made it once
+    `may_end` is set."""
 
     def __init__(self) -> None:
-        self.may_end = asyncio.Event()
+        self.may_start, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_start.set()
         self.failure: Exception | None = None
         self.num_asked = 0
         self.num_cancelled = 0
         self.forgotten: list[str] = []
 
     async def embeddings_of(
-        self, request: object, item: LoadedItem, on_pending: Callable[[StoredItem], None]
+        self,
+        request: object,
+        item: LoadedItem,
+        on_processed: Callable[[Any], None],
+        on_pending: Callable[[StoredItem], None],
     ) -> StoredItem:
         self.num_asked += 1
         made = stored(f"{item.mm_hash} of call {self.num_asked}")
+        on_processed(made.info)
+        await self.may_start.wait()
         on_pending(made)
         try:
             await self.may_end.wait()
@@ -59,12 +67,24 @@ def handed(items: ItemsUnderWay) -> list[tuple[Any, bool]]:
 async def test_an_item_is_pending_until_its_embeddings_are_there() -> None:
     media = Media()
     async with under_way(media) as items:
-        infos: list[Any] = await items.started()
-        assert infos == ["info of item 0 of call 1", "info of item 1 of call 2"]
+        await items.started()
         assert handed(items) == [("item 0 of call 1", True), ("item 1 of call 2", True)]
         media.may_end.set()
         await items.meanwhile(asyncio.sleep(0.01))
         assert handed(items) == [("item 0 of call 1", False), ("item 1 of call 2", False)]
+
+
+async def test_what_is_known_of_items_is_there_before_they_start() -> None:
+    media = Media()
+    media.may_start.clear()
+    async with under_way(media) as items:
+        infos: list[Any] = await asyncio.wait_for(items.processed(), 5)
+        assert infos == ["info of item 0 of call 1", "info of item 1 of call 2"]
+        starting = asyncio.create_task(items.started())
+        await asyncio.sleep(0.01)
+        assert not starting.done()
+        media.may_start.set()
+        await starting
 
 
 async def test_what_was_pending_is_waited_for_and_not_made_again() -> None:

@@ -76,10 +76,10 @@ def request(url: str | None, uuid: str | None = None, name: str = "r") -> Pipeli
 
 async def embeddings(items: Items, sent: PipelineRequest) -> Any:
     (item,) = await items.load(sent, PROCESSOR)
-    return (await items.embeddings_of(sent, item, ignore)).ref
+    return (await items.embeddings_of(sent, item, ignore, ignore)).ref
 
 
-def ignore(pending: StoredItem) -> None:
+def ignore(known: object) -> None:
     pass
 
 
@@ -107,7 +107,7 @@ async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_n
     await embeddings(items, request(RED, "mine"))
     (named,) = await items.load(request(None, "mine"), PROCESSOR)
     items.forget([named])  # evicted meanwhile
-    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore)
+    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore, ignore)
     with_content = embeddings(items, request(RED, "mine", "second"))
     failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
     assert isinstance(failed, InvalidRequestError)
@@ -128,7 +128,7 @@ async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Ite
     (item,) = await items.load(request(RED), PROCESSOR)
     items.may_go_on.clear()
     known: list[StoredItem] = []
-    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append)) for _ in range(2)]
+    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, ignore, known.append)) for _ in range(2)]
     await asyncio.sleep(0.01)
     assert [one.ref for one in known] == [f"embeddings of {item.mm_hash}"] * 2
     items.may_go_on.set()
