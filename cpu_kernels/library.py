@@ -27,9 +27,10 @@ _address, _integer = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "panel": ([], _integer),
     "lanes": ([], _integer),
+    "rows_at_once": ([], _integer),
     "pack": ([_address, _integer, _integer, _integer, _address], None),
-    "product": ([_address, _integer, _address, _address, _address, _integer], None),
-    "mlp": ([_address, _integer, _address, _address, _integer], None),
+    "product": ([_address, _integer, _address, _address, _address, _address, _integer], None),
+    "mlp": ([_address, _integer, _address, _address, _address, _integer], None),
     "attend": ([_address, _address, _address, _address, _integer], None),
     "attend_pictures": ([_address, _address, _integer], None),
     "choose": ([_address, _integer, _integer, _address, _address, _integer], None),
@@ -42,6 +43,7 @@ class KernelLibrary:
 
     `panel_columns`: the columns of a packed weight are filled up to a multiple of this number.
     `lanes`: the numbers in a row of the cache are filled up to a multiple of this number.
+    `rows_at_once`: how many rows a product or an MLP takes at a time.
     """
 
     pack: Callable[..., None]
@@ -61,6 +63,7 @@ class KernelLibrary:
             setattr(self, name, function)
         self.panel_columns = int(library["raylens_panel"]())
         self.lanes = int(library["raylens_lanes"]())
+        self.rows_at_once = int(library["raylens_rows_at_once"]())
 
 
 def kernel_library() -> KernelLibrary | None:

@@ -28,6 +28,7 @@ class Mlp:
         self._library = library
         self._kept = (first, up, down)  # the structure holds addresses of what these own
         self._in_features, self._out_features = first.weight.layout.in_features, down.weight.layout.out_features
+        self._inner_size = first.weight.layout.out_features
         structures = (LinearStructure.of(linear) for linear in self._kept)
         self._own = _Mlp(*structures, ACTIVATIONS.index(activation))
         self._address = ctypes.addressof(self._own)
@@ -41,5 +42,7 @@ class Mlp:
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self._out_features)
         count = rows.numel() // self._in_features
-        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), num_threads())
+        num_at_once = min(count, self._library.rows_at_once)
+        room = rows.new_empty(num_at_once, max(self._in_features, self._inner_size) + self._inner_size)
+        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), room.data_ptr(), num_threads())
         return output

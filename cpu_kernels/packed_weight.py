@@ -64,12 +64,16 @@ class PackedWeight:
         check_rows(rows, self.layout.in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)
+        count = rows.numel() // self.layout.in_features
+        num_at_once = min(count, self._library.rows_at_once)
+        room = rows.new_empty(num_at_once, self.layout.in_features) if count > 1 else None
         self._library.product(
             self.address,
-            rows.numel() // self.layout.in_features,
+            count,
             rows.data_ptr(),
             None if bias is None else bias.data_ptr(),
             output.data_ptr(),
+            None if room is None else room.data_ptr(),
             num_threads(),
         )
         return output

@@ -23,12 +23,16 @@ RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t n
 }
 
 RAYLENS_EXPORT void raylens_product(const PackedWeight* weight, int64_t num_rows, const float* x, const float* bias,
-                                    float* y, int64_t threads) {
-  product(*weight, num_rows, x, bias, y, static_cast<int>(threads));
+                                    float* y, float* room, int64_t threads) {
+  product(*weight, num_rows, x, bias, y, room, static_cast<int>(threads));
 }
 
-RAYLENS_EXPORT void raylens_mlp(const Mlp* mlp, int64_t num_rows, const float* x, float* y, int64_t threads) {
-  run_mlp(*mlp, num_rows, x, y, static_cast<int>(threads));
+// Returns how many rows a product takes at a time.
+RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
+
+RAYLENS_EXPORT void raylens_mlp(const Mlp* mlp, int64_t num_rows, const float* x, float* y, float* room,
+                                int64_t threads) {
+  run_mlp(*mlp, num_rows, x, y, room, static_cast<int>(threads));
 }
 
 // Writes the step's keys and values into the cache, then attends with all its chunks but those that `skipped` names

@@ -37,18 +37,20 @@ inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, 
   });
 }
 
-// x: (num_rows, in_features), y: (num_rows, out_features).
-inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, int threads) {
-  static thread_local Scratch scratch;
+// x: (num_rows, in_features), y: (num_rows, out_features). `room` has space for up to kRowsAtOnce rows of the inner
+// size, and for as many of this size or of in_features, whichever is larger.
+inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, float* room, int threads) {
   int64_t num_k = mlp.first.weight->num_k, size = mlp.first.weight->rows_out, out = mlp.down.weight->rows_out;
-  RowGroups groups(num_rows);
-  float* grouped = scratch.floats(num_rows * (std::max(num_k, size) + size));
-  float* inner = grouped + num_rows * std::max(num_k, size);
-  Upcoming nothing;
-  inner_rows(mlp, groups, in_groups(groups, x, num_k, grouped, threads), inner, threads, nothing);
-  const float* grouped_inner = in_groups(groups, inner, size, grouped, threads);
-  Output output{y, out, mlp.down.bias, Then::kStore};
-  each_part(num_panels(out), threads, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; i++) product_of_panel(*mlp.down.weight, i, groups, grouped_inner, output);
-  });
+  float *grouped = room, *inner = room + std::min(num_rows, kRowsAtOnce) * std::max(num_k, size);
+  for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
+    RowGroups groups(std::min(kRowsAtOnce, num_rows - row));
+    Upcoming nothing;
+    const float* own = in_groups(groups, x + row * num_k, num_k, grouped, threads);
+    inner_rows(mlp, groups, own, inner, threads, nothing);
+    const float* grouped_inner = in_groups(groups, inner, size, grouped, threads);
+    Output output{y + row * out, out, mlp.down.bias, Then::kStore};
+    each_part(num_panels(out), threads, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; i++) product_of_panel(*mlp.down.weight, i, groups, grouped_inner, output);
+    });
+  }
 }

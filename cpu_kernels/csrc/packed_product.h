@@ -288,16 +288,22 @@ inline const float* in_groups(const RowGroups& groups, const float* x, int64_t n
   return room;
 }
 
-// y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null.
+// Products take so many rows at a time, so that what they need beside their inputs and outputs is small and stays in a
+// cache.
+constexpr int64_t kRowsAtOnce = 256;
+
+// y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null. For more than one row,
+// `room` has space for up to kRowsAtOnce rows of x.
 inline void product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias, float* y,
-                    int threads) {
-  static thread_local Scratch scratch;
-  RowGroups groups(num_rows);
-  x = in_groups(groups, x, weight.num_k, num_rows > 1 ? scratch.floats(num_rows * weight.num_k) : nullptr, threads);
-  Output output{y, weight.rows_out, bias, Then::kStore};
+                    float* room, int threads) {
   int64_t panels = num_panels(weight.rows_out), parts = std::min<int64_t>(panels, 8 * threads);
-  pool().run(threads, static_cast<int>(parts), [&](int part) {
-    for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; panel++)
-      product_of_panel(weight, panel, groups, x, output);
-  });
+  for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
+    RowGroups groups(std::min(kRowsAtOnce, num_rows - row));
+    const float* own = in_groups(groups, x + row * weight.num_k, weight.num_k, room, threads);
+    Output output{y + row * weight.rows_out, weight.rows_out, bias, Then::kStore};
+    pool().run(threads, static_cast<int>(parts), [&](int part) {
+      for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; panel++)
+        product_of_panel(weight, panel, groups, own, output);
+    });
+  }
 }

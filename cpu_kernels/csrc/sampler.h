@@ -106,7 +106,7 @@ inline void weigh(float* logits, int64_t vocab, float highest, float temperature
 
 constexpr int64_t kGroup = 128;
 
-// Calls visit(weight) for each weight that is at least `visit.lowest` at that time.
+// Calls visit(weight) for each weight that is at least `lowest`, which `visit` may raise.
 template <class Visit>
 void each_from(const float* weights, int64_t vocab, const float& lowest, const Visit& visit) {
   for (int64_t start = 0; start < vocab; start += kGroup) {

@@ -23,7 +23,7 @@ from tests.slow_encoder import large_picture, make_slow_checkpoint
 
 SIDE = 700  # pixels: 2,500 patches, 625 tokens
 TOO_LARGE = 1000  # 4,900 patches
-PATCH_BYTES = 9056  # that encoding takes in this model
+PATCH_BYTES = 8376  # that encoding takes in this model
 NUM_PICTURES = 64
 SIDE_OF_MANY = 500  # pixels: most of the pictures are not encoded yet when the first ones are answered
 
