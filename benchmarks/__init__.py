@@ -1,6 +1,8 @@
 """Programs that measure; the last line that each prints is one JSON document. Nothing here is imported elsewhere."""
 
-from modeling.torchvision_build import make_importable
+import os
 
-# Before anything imports transformers.
-make_importable()
+from deployments.stages.torch_setup import set_up_torch
+
+# As replicas do, before anything imports transformers.
+set_up_torch(os.cpu_count() or 1)
