@@ -2,7 +2,9 @@
 
 import os
 
-from deployments.stages.torch_setup import set_up_torch
+# As replicas do (`deployments.stages.torch_setup`), before anything imports torch or transformers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# As replicas do, before anything imports transformers.
-set_up_torch(os.cpu_count() or 1)
+from modeling.torchvision_build import make_importable  # noqa: E402
+
+make_importable()
