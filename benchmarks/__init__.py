@@ -5,6 +5,6 @@ import os
 # As replicas do (`deployments.stages.torch_setup`), before anything imports torch or transformers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from modeling.torchvision_build import make_importable  # noqa: E402
+from modeling.torchvision_build import make_importable
 
 make_importable()
