@@ -154,7 +154,7 @@ class DecoderStep {
       std::copy_n(hidden_ + step_.logits_rows[i] * size, size, rows + i * size);
     const float* x = in_groups(groups, rows, size, rows + step_.num_logits * size, threads_);
     Output output{step_.logits, weight.rows_out, decoder_.head.bias, Then::kStore};
-    each_panel(num_panels(weight.rows_out), [&](int64_t panel) { product_of_panel(weight, panel, groups, x, output); });
+    product_of_groups(weight, groups, x, output, threads_);
   }
 
   void look_up_ropes() {
@@ -272,14 +272,16 @@ class DecoderStep {
       ends[i] = total += num_panels(all[i].linear.weight->rows_out);
       upcoming[i] = upcoming_.take(*all[i].linear.weight, groups_.count());
     }
-    each_panel(total, [&](int64_t panel) {
-      size_t i = 0;
-      while (panel >= ends[i]) i++;
-      const Linear& linear = all[i].linear;
-      int64_t own = panel - (i == 0 ? 0 : ends[i - 1]);
-      Output output{all[i].y, linear.weight->rows_out, linear.bias, Then::kStore};
-      output.upcoming = upcoming[i];
-      product_of_panel(*linear.weight, own, groups_, x, output);
+    each_part(total, threads_, [&](int64_t from, int64_t to) {
+      for (int64_t panel = from; panel < to; panel++) {
+        size_t i = 0;
+        while (panel >= ends[i]) i++;
+        const Linear& linear = all[i].linear;
+        int64_t own = panel - (i == 0 ? 0 : ends[i - 1]);
+        Output output{all[i].y, linear.weight->rows_out, linear.bias, Then::kStore};
+        output.upcoming = upcoming[i];
+        product_of_panel(*linear.weight, own, groups_, x, output);
+      }
     });
   }
 
@@ -289,15 +291,8 @@ class DecoderStep {
     int64_t size = decoder_.hidden_size;
     Output output{norm ? rows_.normed : hidden_, size, linear.bias, norm ? Then::kStore : Then::kAdd};
     output.upcoming = upcoming_.take(*linear.weight, groups_.count());
-    each_panel(num_panels(size), [&](int64_t panel) { product_of_panel(*linear.weight, panel, groups_, x, output); });
+    product_of_groups(*linear.weight, groups_, x, output, threads_);
     if (norm) each_row([&](int64_t row) { norm.apply<true>(rows_.normed + row * size, size, hidden_ + row * size); });
-  }
-
-  template <class Part>
-  void each_panel(int64_t panels, const Part& part) {
-    each_part(panels, threads_, [&](int64_t from, int64_t to) {
-      for (int64_t panel = from; panel < to; panel++) part(panel);
-    });
   }
 
   // Few rows are not worth another thread's attention.

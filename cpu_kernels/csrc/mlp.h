@@ -14,13 +14,6 @@ struct Mlp {
   Activation activation;
 };
 
-// Calls part(from, to) for parts of [0, panels).
-template <class Part>
-void each_part(int64_t panels, int threads, const Part& part) {
-  int64_t parts = std::min<int64_t>(panels, 8 * threads);
-  pool().run(threads, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
-}
-
 // Writes what `down` gets, (num_rows, inner size). `x` holds `groups`.
 inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, float* inner, int threads,
                        Upcoming& upcoming) {
@@ -49,8 +42,6 @@ inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, 
     inner_rows(mlp, groups, own, inner, threads, nothing);
     const float* grouped_inner = in_groups(groups, inner, size, grouped, threads);
     Output output{y + row * out, out, mlp.down.bias, Then::kStore};
-    each_part(num_panels(out), threads, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; i++) product_of_panel(*mlp.down.weight, i, groups, grouped_inner, output);
-    });
+    product_of_groups(*mlp.down.weight, groups, grouped_inner, output, threads);
   }
 }

@@ -280,6 +280,21 @@ inline void product_of_panel(const PackedWeight& weight, int64_t panel, const Ro
     product_of_panel<Float32>(weight, panel, groups, x, output);
 }
 
+// Calls part(from, to) for parts of [0, panels).
+template <class Part>
+void each_part(int64_t panels, int threads, const Part& part) {
+  int64_t parts = std::min<int64_t>(panels, 8 * threads);
+  pool().run(threads, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
+}
+
+// Computes all columns for all rows. `x` holds `groups`.
+inline void product_of_groups(const PackedWeight& weight, const RowGroups& groups, const float* x, const Output& output,
+                              int threads) {
+  each_part(num_panels(weight.rows_out), threads, [&](int64_t from, int64_t to) {
+    for (int64_t panel = from; panel < to; panel++) product_of_panel(weight, panel, groups, x, output);
+  });
+}
+
 // Returns rows of x, (num_rows, num_k), in groups: `room`, which has space for them, or a single row as it is.
 inline const float* in_groups(const RowGroups& groups, const float* x, int64_t num_k, float* room, int threads) {
   if (groups.num_rows() <= 1) return x;
@@ -296,14 +311,9 @@ constexpr int64_t kRowsAtOnce = 256;
 // `room` has space for up to kRowsAtOnce rows of x.
 inline void product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias, float* y,
                     float* room, int threads) {
-  int64_t panels = num_panels(weight.rows_out), parts = std::min<int64_t>(panels, 8 * threads);
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
     RowGroups groups(std::min(kRowsAtOnce, num_rows - row));
     const float* own = in_groups(groups, x + row * weight.num_k, weight.num_k, room, threads);
-    Output output{y + row * weight.rows_out, weight.rows_out, bias, Then::kStore};
-    pool().run(threads, static_cast<int>(parts), [&](int part) {
-      for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; panel++)
-        product_of_panel(weight, panel, groups, own, output);
-    });
+    product_of_groups(weight, groups, own, {y + row * weight.rows_out, weight.rows_out, bias, Then::kStore}, threads);
   }
 }
