@@ -5,6 +5,7 @@ for all pictures and pass the positions where they begin. For other names Qwen's
 picture, and Pixtral's passes a mask as large as the square of all patches.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,28 +33,8 @@ def use_packed_attention(tower: PreTrainedModel, *, with_kernels: bool) -> None:
 
     Call this after loading: for such a name `from_pretrained` would import flash-attn, which need not be installed."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
-    AttentionInterface.register(KERNEL_ATTENTION_NAME, kernel_packed_attention)
+    AttentionInterface.register(KERNEL_ATTENTION_NAME, partial(packed_attention, by_kernels=True))
     tower.config._attn_implementation = KERNEL_ATTENTION_NAME if with_kernels else ATTENTION_NAME
-
-
-def kernel_packed_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    cu_seq_lens_q: torch.Tensor,
-    scaling: float,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Does what `packed_attention` does by Raylens' kernels, equal but for rounding."""
-    if attention_mask is not None:
-        raise ValueError("packed attention takes no mask")
-    library = kernel_library()
-    assert library is not None, "the tower was told to use it"
-    output = attend_in_order(library, query, key, value, cu_seq_lens_q.tolist(), scaling)
-    return output.unsqueeze(0), None
 
 
 def packed_attention(
@@ -66,17 +47,23 @@ def packed_attention(
     cu_seq_lens_q: torch.Tensor,
     max_length_q: int,
     scaling: float,
+    by_kernels: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attends in the form that transformers asks for: takes `query`, `key` and `value`, (1, heads, num_patches,
     head_dim), and returns (1, num_patches, heads, head_dim).
 
     `cu_seq_lens_q`, (num_sequences + 1,) int32: where each sequence begins and the last one ends, for queries and keys
-    alike. `max_length_q`: the length of the longest sequence. None of the `others` changes the result. Raises
-    ValueError for a mask, which would further limit what each patch sees.
+    alike. `max_length_q`: the length of the longest sequence. `by_kernels`: whether Raylens' kernels compute, equal but
+    for rounding; they have to be there. None of the `others` changes the result. Raises ValueError for a mask, which
+    would further limit what each patch sees.
     """
     if attention_mask is not None:
         raise ValueError("packed attention takes no mask")
+    if by_kernels:
+        library = kernel_library()
+        assert library is not None, "the tower was told to use it"
+        return attend_in_order(library, query, key, value, cu_seq_lens_q.tolist(), scaling).unsqueeze(0), None
     if has_kernel(query):
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         output: Any = varlen_attn(

@@ -1,6 +1,5 @@
 """Pictures packed on one axis attend each to itself alone, by one kernel or one after another."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from encoder import packed_attention as module
 from encoder.config import EncoderConfig, PartConfig
 from encoder.loader import load_vision_half
 from encoder.models.mistral3 import _groups
-from encoder.packed_attention import has_kernel, kernel_packed_attention, packed_attention
+from encoder.packed_attention import has_kernel, packed_attention
 from modeling.families import known_to, load_family
 from tests.encoder.small_vision import Small, make_small
 from tests.small_models import make_checkpoint, whole_class
@@ -34,13 +33,12 @@ def packed(dtype: torch.dtype = torch.float32, device: str = "cpu", head_dim: in
     return [part.transpose(0, 1).unsqueeze(0) for part in whole]
 
 
-def attend(
-    tensors: list[torch.Tensor], attention: Callable[..., tuple[torch.Tensor, None]] = packed_attention
-) -> torch.Tensor:
+def attend(tensors: list[torch.Tensor], *, by_kernels: bool = False) -> torch.Tensor:
     queries, keys, values = tensors
     bounds = torch.tensor([0, *LENGTHS], device=queries.device).cumsum(0, dtype=torch.int32)
     lengths: dict[str, Any] = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 12, "max_length_k": 12}
-    output, _ = attention(nn.Module(), queries, keys, values, None, scaling=SCALING, dropout=0.0, **lengths)
+    options: dict[str, Any] = {"scaling": SCALING, "by_kernels": by_kernels, "dropout": 0.0, **lengths}
+    output, _ = packed_attention(nn.Module(), queries, keys, values, None, **options)
     return output
 
 
@@ -60,7 +58,7 @@ def test_each_picture_attends_as_if_it_were_alone(dtype: torch.dtype) -> None:
 
 def test_raylens_kernels_attend_the_same() -> None:
     tensors = packed()
-    torch.testing.assert_close(attend(tensors, kernel_packed_attention), one_by_one(tensors))
+    torch.testing.assert_close(attend(tensors, by_kernels=True), one_by_one(tensors))
 
 
 def test_the_kernel_gets_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,12 +80,12 @@ def test_the_kernel_gets_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(attend(tensors), one_by_one(tensors))
 
 
-@pytest.mark.parametrize("attention", [packed_attention, kernel_packed_attention])
-def test_a_mask_is_refused(attention: Callable[..., tuple[torch.Tensor, None]]) -> None:
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_a_mask_is_refused(by_kernels: bool) -> None:
     bounds = torch.tensor([0, 21], dtype=torch.int32)
     queries, keys, values = packed()
     with pytest.raises(ValueError, match="no mask"):
-        attention(
+        packed_attention(
             nn.Module(),
             queries,
             keys,
@@ -96,6 +94,7 @@ def test_a_mask_is_refused(attention: Callable[..., tuple[torch.Tensor, None]]) 
             cu_seq_lens_q=bounds,
             max_length_q=21,
             scaling=SCALING,
+            by_kernels=by_kernels,
         )
 
 
