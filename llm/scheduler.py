@@ -63,11 +63,10 @@ class Scheduler:
     by priority and then in order of arrival. When blocks run out, the running sequence that is last by priority and
     arrival is preempted and recomputed later.
 
-    A chunk ends before the first position whose embedding has not arrived, unless it would be very short. It never ends
-    within a bidirectional span. A
-    span that is longer than the budget goes in a step in which each other sequence has one token. In that step decoding
-    sequences go on and no other prompt does. Sequences that wait for embeddings may start in up to half of the places,
-    so that other sequences get the rest.
+    A chunk ends before the first position whose embedding has not arrived, and waits with that position where it would
+    be very short. It never ends within a bidirectional span. A span that is longer than the budget goes in a step in
+    which each other sequence has one token. In that step decoding sequences go on and no other prompt does. Sequences
+    that wait for embeddings may start in up to half of the places, so that other sequences get the rest.
 
     Decoding sequences that have guesses of their next tokens share what is left of `max_draft_rows` rows.
     """
