@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
+EarlyT = TypeVar("EarlyT")
 
 
 @dataclass(slots=True)
@@ -20,29 +21,33 @@ class CacheStats:
     num_bytes: int = 0
 
 
-class _Flight(Generic[V]):
-    """One computation under way, with a listener for each request that waits for it.
+class _Flight(Generic[V, EarlyT]):
+    """One computation under way, with a listener for each request that waits for it."""
 
-    `announced` holds the value that the listeners were told last, or nothing.
-    """
+    task: asyncio.Task[tuple[V, int]]
 
-    def __init__(self, task: asyncio.Task[tuple[V, int]]) -> None:
-        self.task = task
-        self.listeners: list[Callable[[V], None]] = []
-        self.announced: list[V] = []
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[EarlyT], None]] = []
+        self.announced: list[EarlyT] = []  # what the listeners were told last, or nothing
+
+    def announce(self, news: EarlyT) -> None:
+        self.announced[:] = [news]
+        for listener in self.listeners:
+            listener(news)
 
 
-class ItemCache(Generic[V]):
+class ItemCache(Generic[V, EarlyT]):
     """Keeps the most recently used items, up to `capacity_bytes` in all. For use from one event loop.
 
-    A value may be a reference to the data instead of the data: its size is what `create` says it is.
+    A value may be a reference to the data instead of the data: its size is what `create` says it is. EarlyT: what is
+    known of a value while it is made.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.stats = CacheStats()
         self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
-        self._flights: dict[str, _Flight[V]] = {}
+        self._flights: dict[str, _Flight[V, EarlyT]] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
@@ -50,14 +55,14 @@ class ItemCache(Generic[V]):
     async def get_or_create(
         self,
         key: str,
-        create: Callable[[], Awaitable[tuple[V, int]]],
-        on_announced: Callable[[V], None] = lambda value: None,
+        create: Callable[[Callable[[EarlyT], None]], Awaitable[tuple[V, int]]],
+        on_announced: Callable[[EarlyT], None] = lambda news: None,
     ) -> tuple[V, bool]:
-        """Returns (value, whether it was cached already); calls `create() -> (value, bytes)` if it is missing.
+        """Returns (value, whether it was cached already); calls `create(announce) -> (value, bytes)` if it is missing.
 
         Concurrent callers with one key share one call of `create`. That call is cancelled when the last of these
-        callers has gone. If it fails, all of them get its error and nothing is cached. `on_announced` gets each value
-        that `announce` is given while the caller waits; a caller that joins late gets the latest one at once.
+        callers has gone. If it fails, all of them get its error and nothing is cached. `on_announced` gets what
+        `create` announces while the caller waits; a caller that joins late gets the latest news at once.
         """
         self.stats.queries += 1
         if key in self._entries:
@@ -80,32 +85,28 @@ class ItemCache(Generic[V]):
                 self._flights.pop(key, None)
                 flight.task.cancel()
 
-    def announce(self, key: str, value: V) -> None:
-        """Lets the running `create` of `key` hand a value to all requests that wait for it. The value is not cached."""
-        flight = self._flights[key]
-        flight.announced[:] = [value]
-        for listener in flight.listeners:
-            listener(value)
-
     def discard(self, key: str) -> None:
         """Forgets `key`, e.g. because the data that its value refers to is gone."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.stats.num_bytes -= entry[1]
 
-    def _start(self, key: str, create: Callable[[], Awaitable[tuple[V, int]]]) -> _Flight[V]:
+    def _start(
+        self, key: str, create: Callable[[Callable[[EarlyT], None]], Awaitable[tuple[V, int]]]
+    ) -> _Flight[V, EarlyT]:
+        flight = _Flight[V, EarlyT]()
+
         async def run() -> tuple[V, int]:
-            return await create()
+            return await create(flight.announce)
 
         # The task gets an empty context: what the first caller's request carries (its cancellation too) must not reach
         # the other callers.
-        task = asyncio.create_task(run(), context=contextvars.Context())
-        flight = _Flight(task)
+        flight.task = asyncio.create_task(run(), context=contextvars.Context())
         self._flights[key] = flight
-        task.add_done_callback(lambda done: self._finish(key, flight, done))
+        flight.task.add_done_callback(lambda done: self._finish(key, flight, done))
         return flight
 
-    def _finish(self, key: str, flight: _Flight[V], task: asyncio.Task[tuple[V, int]]) -> None:
+    def _finish(self, key: str, flight: _Flight[V, EarlyT], task: asyncio.Task[tuple[V, int]]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
         if task.cancelled() or task.exception() is not None:

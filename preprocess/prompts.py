@@ -1,5 +1,6 @@
 """Turns prompts of every form (chat messages, text, token ids) into final token ids and placeholder ranges."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -83,6 +84,7 @@ class PromptRenderer:
         prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, or if
         the context has no room left for an answer.
         """
+        started = time.perf_counter()
         limit = None if truncation is None else self._limit(truncation)
         try:
             ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
@@ -108,6 +110,7 @@ class PromptRenderer:
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
             is_continued=isinstance(prompt, ChatPrompt) and prompt.continue_final_message,
+            render_seconds=time.perf_counter() - started,
         )
 
     def _limit(self, truncation: PromptTruncation) -> int:

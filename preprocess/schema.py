@@ -209,7 +209,7 @@ class ProcessedPrompt:
 
     `language_inputs[i]` belongs to the same item. The items are in the order of the prompt. `item_order` has each one's
     index among the request's items; None: the prompt has all of these, in the request's order. `is_continued`: the
-    answer goes on in the text with which the prompt ends.
+    answer goes on in the text with which the prompt ends. `render_seconds`: how long it took to make the prompt.
     """
 
     prompt_token_ids: list[int]
@@ -218,3 +218,4 @@ class ProcessedPrompt:
     language_inputs: list[LanguageInputs] = field(default_factory=list, compare=False)
     item_order: list[int] | None = None
     is_continued: bool = False
+    render_seconds: float = field(default=0.0, compare=False)

@@ -1,41 +1,45 @@
 """The items of one request on their way to embeddings, and the work that the pipeline does meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from deployments.pipeline.media_items import LoadedItem, MediaItems, StoredItem, all_or_none
+from ray import ObjectRef
+
+from deployments.pipeline.media_items import LoadedItem, MediaItems, PendingItem, StoredItem, all_or_none
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.pipeline.stage_calls import with_pending
 from deployments.stages.hand_over import ItemEmbeddings
 from preprocess.schema import ItemInfo
 
 ResultT = TypeVar("ResultT")
+Infos = list[ItemInfo | ObjectRef]
+"""The metadata of a request's items. There may be nothing yet behind a reference."""
 
 
 class _Item:
-    """One item's state. It `is_processed` once its metadata is known, and `has_started` once Encode makes its
-    embeddings, or they are ready."""
+    """One item's state. It `is_known` once Preprocess works on it, and `has_started` once Encode makes its embeddings,
+    or they are ready."""
 
     def __init__(self) -> None:
-        self.is_processed, self.has_started = asyncio.Event(), asyncio.Event()
-        self.info: ItemInfo | None = None
-        self.stored: StoredItem | None = None
+        self.is_known, self.has_started = asyncio.Event(), asyncio.Event()
+        self.info: ItemInfo | ObjectRef | None = None
+        self.ref: ObjectRef | None = None
         self.is_pending = True
 
-    def note(self, info: ItemInfo) -> None:
-        self.info = info
-        self.is_processed.set()
-
-    def start(self, stored: StoredItem) -> None:
-        self.note(stored.info)
-        self.stored = stored
-        self.has_started.set()
+    def note(self, pending: PendingItem) -> None:
+        self.info = pending.info
+        self.is_known.set()
+        if pending.ref is not None:  # else it was started before, and is processed again
+            self.ref = pending.ref
+            self.has_started.set()
 
     async def run(self, embeddings: Awaitable[StoredItem]) -> None:
         stored = await embeddings
         self.is_pending = False
-        self.start(stored)
+        # A reference to the metadata stays, so that who got it sees that it is still the same.
+        self.note(PendingItem(stored.info if self.info is None else self.info, stored.ref))
 
 
 class ItemsUnderWay:
@@ -62,10 +66,10 @@ class ItemsUnderWay:
         if not self._all.cancelled():
             self._all.exception()  # somebody has seen it, or needs it no more
 
-    async def processed(self) -> list[ItemInfo]:
-        """Waits until every item is processed, and returns their metadata. Their embeddings may take longer."""
-        await self.meanwhile(_wait_for(item.is_processed for item in self._items))
-        return [item.info for item in self._items if item.info is not None]
+    async def with_infos(self, call: Callable[[Infos], Awaitable[ResultT]]) -> ResultT:
+        """Returns `call(infos)` with the metadata of all items, or references to it where Preprocess still works on
+        them. Raises the failure of the first item that fails."""
+        return await with_pending(self._infos, self._processed, call)
 
     async def started(self) -> None:
         """Waits until every item's embeddings are ready or being made."""
@@ -73,10 +77,7 @@ class ItemsUnderWay:
 
     def hand_over(self) -> list[ItemEmbeddings]:
         """Returns references to all items' embeddings for a call of Generate. Call it after `started`."""
-        self._handed_over = [
-            ItemEmbeddings(stored.ref, item.is_pending)
-            for stored, item in zip(self._stored(), self._items, strict=True)
-        ]
+        self._handed_over = [ItemEmbeddings(item.ref, item.is_pending) for item in self._items if item.ref is not None]
         return self._handed_over
 
     async def make_lost_again(self) -> None:
@@ -103,10 +104,24 @@ class ItemsUnderWay:
             task.cancel()
             await asyncio.wait([task])
 
+    async def _infos(self) -> Infos:
+        """Waits until Preprocess works on every item."""
+        await _wait_for(item.is_known for item in self._items)
+        return [item.info for item in self._items if item.info is not None]
+
+    async def _processed(self) -> None:
+        """Waits until every item is processed."""
+        try:
+            for info in await self._infos():
+                if not isinstance(info, ItemInfo):
+                    await info
+        except Exception:
+            await self._finished()  # raises, unless another replica has made it
+
     def _start(self) -> None:
         self._items = [_Item() for _ in self._loaded]
         work = [
-            item.run(self._media.embeddings_of(self._request, loaded, item.note, item.start))
+            item.run(self._media.embeddings_of(self._request, loaded, item.note))
             for item, loaded in zip(self._items, self._loaded, strict=True)
         ]
         self._all = asyncio.create_task(all_or_none(work))
@@ -114,9 +129,6 @@ class ItemsUnderWay:
     async def _finished(self) -> None:
         """Waits until all embeddings are ready. Raises the failure of the first item that fails."""
         await asyncio.shield(self._all)
-
-    def _stored(self) -> list[StoredItem]:
-        return [item.stored for item in self._items if item.stored is not None]
 
 
 async def _wait_for(events: Iterable[asyncio.Event]) -> None:

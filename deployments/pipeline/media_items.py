@@ -19,7 +19,13 @@ from deployments.metrics import IngressMetrics
 from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.named_contents import NamedContents
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.stage_calls import PlugInFailedError, StageCalls, StageFailedError, tensors_and_info
+from deployments.pipeline.stage_calls import (
+    PlugInFailedError,
+    StageCalls,
+    StageFailedError,
+    tensors_and_info,
+    with_pending,
+)
 from deployments.pipeline.uploads import Uploads
 from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
 from preprocess.cache import ItemCache
@@ -44,11 +50,73 @@ class LoadedItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """What both caches hold: an item's metadata and the reference to its tensors or its embeddings. While an item is
-    still being made, the object behind its reference may not exist yet."""
+    """What both caches hold: an item's metadata and the reference to its tensors or its embeddings."""
 
     info: ItemInfo
     ref: ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class PendingItem:
+    """An item in the making. There may be nothing yet behind the references to its metadata, and to its tensors or its
+    embeddings. `ref` is None until a replica of Encode has taken the item."""
+
+    info: ItemInfo | ObjectRef
+    ref: ObjectRef | None
+
+
+Announce = Callable[[PendingItem], None]
+
+
+class _Processing:
+    """One item on its way through Preprocess.
+
+    `latest`: what is known of it, from the moment that a replica has taken it. `on_known` hears of it, and again
+    whenever another replica has taken the item because the first one died.
+    """
+
+    latest: PendingItem | None
+    _task: asyncio.Task[StoredItem]
+
+    def __init__(
+        self,
+        process: Callable[[Announce], Coroutine[Any, Any, StoredItem]],
+        on_known: Announce,
+    ) -> None:
+        self._process = process
+        self._on_known = on_known
+        self._is_known = asyncio.Event()
+        self.start()
+
+    def start(self) -> None:
+        """Also starts anew, when the tensors are lost."""
+        self._is_known.clear()
+        self.latest = None
+        self._task = asyncio.create_task(self._process(self._note))
+        self._task.add_done_callback(self._end)
+
+    async def tensors(self) -> ObjectRef:
+        """Returns the reference to the tensors, behind which there may be nothing yet."""
+        await self._is_known.wait()
+        return (await self.finished()).ref if self.latest is None or self.latest.ref is None else self.latest.ref
+
+    async def finished(self) -> StoredItem:
+        """Raises what Preprocess raises."""
+        return await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _note(self, pending: PendingItem) -> None:
+        self.latest = pending
+        self._is_known.set()
+        self._on_known(pending)
+
+    def _end(self, task: asyncio.Task[StoredItem]) -> None:
+        if self.latest is None and not task.cancelled() and task.exception() is None:  # it comes from the cache
+            self._note(PendingItem(task.result().info, task.result().ref))
+        self._is_known.set()
 
 
 class MediaItems:
@@ -73,8 +141,8 @@ class MediaItems:
         self._calls = calls
         self._metrics = metrics
         self._named = NamedContents(config.ingress.max_named_items)
-        self.processed: ItemCache[StoredItem] = ItemCache(config.ingress.processor_cache_bytes)
-        self.embeddings: ItemCache[StoredItem] = ItemCache(config.ingress.embedding_cache_bytes)
+        self.processed: ItemCache[StoredItem, PendingItem] = ItemCache(config.ingress.processor_cache_bytes)
+        self.embeddings: ItemCache[StoredItem, PendingItem] = ItemCache(config.ingress.embedding_cache_bytes)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -110,22 +178,23 @@ class MediaItems:
             raise _of_item(error, item.source) from error
 
     async def embeddings_of(
-        self,
-        request: PipelineRequest,
-        item: LoadedItem,
-        on_processed: Callable[[ItemInfo], None],
-        on_pending: Callable[[StoredItem], None],
+        self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[PendingItem], None]
     ) -> StoredItem:
-        """Returns the item with its embeddings. `on_processed` gets the metadata as soon as they are known, unless the
-        embeddings exist or another request already makes them. `on_pending` gets the item as soon as a replica makes
-        the embeddings, and again each time another replica makes them because the first one died."""
+        """Returns the item with its embeddings. If they do not exist yet, `on_pending` gets the item as soon as a
+        replica of Preprocess has taken it, and again as soon as a replica of Encode has. It gets the item once more
+        each time that another replica makes it because the first one died."""
 
-        async def create() -> tuple[StoredItem, int]:
-            processed = await self._processed(request, item)
-            on_processed(processed.info)
-            if processed.info.is_encoded:
-                return processed, processed.info.num_bytes
-            return await self._encode_item(request, item, processed)
+        async def create(announce: Announce) -> tuple[StoredItem, int]:
+            processing = _Processing(
+                lambda note: self._processed(request, item, note),
+                lambda pending: announce(PendingItem(pending.info, None)),
+            )
+            try:
+                if item.source.is_precomputed and (processed := await processing.finished()).info.is_encoded:
+                    return processed, processed.info.num_bytes
+                return await self._encode_item(request, item, processing, announce)
+            finally:
+                await processing.close()
 
         try:
             encoded, is_cached = await self._get_or_create(item, create, on_pending)
@@ -139,8 +208,8 @@ class MediaItems:
     async def _get_or_create(
         self,
         item: LoadedItem,
-        create: Callable[[], Awaitable[tuple[StoredItem, int]]],
-        on_pending: Callable[[StoredItem], None],
+        create: Callable[[Announce], Awaitable[tuple[StoredItem, int]]],
+        on_pending: Announce,
     ) -> tuple[StoredItem, bool]:
         while True:
             try:
@@ -227,12 +296,16 @@ class MediaItems:
             raise _not_cached(source)
         return LoadedItem(source, content, num_pixels, hashed_content, item_hash)
 
-    async def _processed(self, request: PipelineRequest, item: LoadedItem) -> StoredItem:
-        processed, is_cached = await self.processed.get_or_create(item.mm_hash, lambda: self._process(request, item))
+    async def _processed(
+        self, request: PipelineRequest, item: LoadedItem, on_pending: Announce = lambda pending: None
+    ) -> StoredItem:
+        processed, is_cached = await self.processed.get_or_create(
+            item.mm_hash, lambda announce: self._process(request, item, announce), on_pending
+        )
         request.trace.num_processor_cache_hits += is_cached
         return processed
 
-    async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
+    async def _process(self, request: PipelineRequest, item: LoadedItem, announce: Announce) -> tuple[StoredItem, int]:
         source, content = item.source, item.content
         if content is None:
             raise _ContentMissingError
@@ -246,37 +319,46 @@ class MediaItems:
         )
         # The same item goes to the same replica from any ingress, because that node has what the item needs.
         process_item = self._preprocess.options(stream=True, session_id=item.mm_hash).process_item
-        tensors, info = await self._calls.send("preprocess", lambda: tensors_and_info(process_item.remote(job)))
+
+        async def call() -> tuple[ObjectRef, Any]:
+            return await tensors_and_info(
+                process_item.remote(job), lambda tensors, info: announce(PendingItem(info, tensors))
+            )
+
+        tensors, info = await self._calls.send("preprocess", call)
         assert isinstance(info, ItemInfo)
         request.trace.add_seconds("media_decode", info.decode_seconds)
         request.trace.add_seconds("processor", info.process_seconds)
         return StoredItem(info, tensors), info.num_bytes
 
     async def _encode_item(
-        self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
+        self, request: PipelineRequest, item: LoadedItem, processing: _Processing, announce: Announce
     ) -> tuple[StoredItem, int]:
         encode = self._encode.options(stream=True, session_id=item.mm_hash).encode
         item_id = f"{request.request_id}-{item.mm_hash}"
 
-        def announce(embeddings: ObjectRef) -> None:
-            self.embeddings.announce(item.mm_hash, StoredItem(processed.info, embeddings))
+        def announce_embeddings(embeddings: ObjectRef, _: ObjectRef) -> None:
+            assert processing.latest is not None, "Encode gets no item that Preprocess has not taken"
+            announce(PendingItem(processing.latest.info, embeddings))
 
-        async def call() -> tuple[ObjectRef, Any]:
-            response = encode.remote(item_id, item.source.modality, processed.ref, time.time())
-            return await tensors_and_info(response, announce)
+        async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
+            response = encode.remote(item_id, item.source.modality, tensors, time.time())
+            return await tensors_and_info(response, announce_embeddings)
 
         async def process_again() -> None:
-            nonlocal processed
             self.processed.discard(item.mm_hash)
-            processed = await self._processed(request, item)
+            processing.start()
 
         try:
-            embeddings, info = await self._calls.send("encode", call, process_again)
+            embeddings, info = await self._calls.send(
+                "encode", lambda: with_pending(processing.tensors, processing.finished, encode_tensors), process_again
+            )
         except PlugInFailedError as error:
-            raise PlugInFailedError("encode", f"{item.source.field}: {error}") from error
+            raise PlugInFailedError(error.stage, f"{item.source.field}: {error}") from error
         except StageFailedError as error:
-            raise StageFailedError("encode", f"the encode stage failed on {item.source.field}") from error
+            raise StageFailedError(error.stage, f"the {error.stage} stage failed on {item.source.field}") from error
         assert isinstance(info, EmbeddingInfo)
+        processed = await processing.finished()
         request.trace.add_seconds("transfer_pixels", info.transfer_seconds)
         request.trace.add_seconds("encode_queue", info.queue_seconds)
         request.trace.add_seconds("encode", info.encode_seconds)

@@ -1,7 +1,7 @@
 """A request's way through the stages: media -> Preprocess -> Encode -> Generate."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
-from deployments.pipeline.items_under_way import ItemsUnderWay
+from deployments.pipeline.items_under_way import Infos, ItemsUnderWay
 from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -18,7 +18,7 @@ from deployments.pipeline.uploads import Uploads
 from deployments.stages.hand_over import ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress
 from deployments.stages.stage_messages import GeneratedText
-from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
+from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 ItemT = TypeVar("ItemT")
 
@@ -47,16 +47,16 @@ class Pipeline:
         await self._receiver.open()
 
     async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
-        """Yields the answers' pieces. The pipeline renders the prompt as soon as every item is processed. It calls
-        Generate as soon as every item is being encoded, and Generate gets the embeddings as they come. A failure before
-        the first piece is tried again where that can help (`StageCalls`).
+        """Yields the answers' pieces. No stage waits for the pipeline to hear of a result that the stage needs: Encode
+        and the rendering of the prompt get references to what Preprocess is still making. Generate is called as soon as
+        every item is being encoded, and gets the embeddings as they come. A failure before the first piece is tried
+        again where that can help (`StageCalls`).
 
         Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
         """
         items = await self.items.load(request, processor)
         async with ItemsUnderWay(self.items, request, items) as under_way:
-            infos = await under_way.processed()
-            prompt = await under_way.meanwhile(self._render(request, infos, [item.mm_hash for item in items]))
+            prompt = await under_way.meanwhile(self._render(request, items, under_way.with_infos))
             await under_way.started()
             answers = self._calls.stream(
                 "generate",
@@ -81,7 +81,7 @@ class Pipeline:
         """Returns what the engine would get of the request, and each item's modality, without encoding anything."""
         items = await self.items.load(request, processor)
         infos = [stored.info for stored in await all_or_none([self.items.processed_of(request, one) for one in items])]
-        prompt = await self._render(request, infos, [item.mm_hash for item in items])
+        prompt = await self._render(request, items, lambda render: render(infos))
         return prompt, _placed(prompt, [info.modality for info in infos])
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool) -> list[int]:
@@ -97,13 +97,21 @@ class Pipeline:
         await self._receiver.close()
         await self.items.close()
 
-    async def _render(self, request: PipelineRequest, items: list[ItemInfo], mm_hashes: list[str]) -> ProcessedPrompt:
-        started = time.perf_counter()
-        render, truncation = self._preprocess.render, request.truncation
-        prompt: ProcessedPrompt = await self._calls.send(
-            "preprocess", lambda: render.remote(request.prompt, items, mm_hashes, truncation)
-        )
-        request.trace.add_seconds("render", time.perf_counter() - started)
+    async def _render(
+        self,
+        request: PipelineRequest,
+        items: Sequence[LoadedItem],
+        with_infos: Callable[[Callable[[Infos], Awaitable[ProcessedPrompt]]], Awaitable[ProcessedPrompt]],
+    ) -> ProcessedPrompt:
+        """`with_infos` calls a function with the items' metadata, or with references to it."""
+        render, mm_hashes = self._preprocess.render, [item.mm_hash for item in items]
+
+        async def call(infos: Infos) -> ProcessedPrompt:
+            prompt: ProcessedPrompt = await render.remote(request.prompt, mm_hashes, request.truncation, *infos)
+            return prompt
+
+        prompt = await self._calls.send("preprocess", lambda: with_infos(call))
+        request.trace.add_seconds("render", prompt.render_seconds)
         if not prompt.prompt_token_ids:
             raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
         request.trace.prompt_token_ids = prompt.prompt_token_ids

@@ -25,6 +25,7 @@ from preprocess.schema import InvalidRequestError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
+InputT = TypeVar("InputT")
 # What a failed call raises. RayServeException is no RayError: it says that there is no replica or no room in the queue,
 # or that a call whose result this one needs has failed.
 _CALL_ERRORS = (RayError, RayServeException, PiecesLostError)
@@ -137,17 +138,18 @@ class StageCalls:
 
 
 async def tensors_and_info(
-    response: DeploymentResponseGenerator[Any], on_pending: Callable[[ObjectRef], None] = lambda ref: None
+    response: DeploymentResponseGenerator[Any],
+    on_pending: Callable[[ObjectRef, ObjectRef], None] = lambda tensors, info: None,
 ) -> tuple[ObjectRef, Any]:
     """Returns a reference to a stage's first object, which stays in the object store, and the value of its second.
 
-    `on_pending` gets the reference as soon as a replica has taken the call. A reader of that reference gets the stage's
-    error if the stage fails before it has made the object.
+    `on_pending` gets references to both as soon as a replica has taken the call. A reader of the first gets the stage's
+    error if the stage fails before it has made the object; a reader of the second learns only that it failed.
     """
     try:
         refs = await response._to_object_ref_gen()
         tensors, info = refs._get_next_ref_n(2)  # neither object has to exist yet
-        on_pending(tensors)
+        on_pending(tensors, info)
         try:
             value = await info
         except ObjectRefStreamEndOfStreamError:
@@ -158,6 +160,37 @@ async def tensors_and_info(
     except asyncio.CancelledError:
         _cancel(response)
         raise
+
+
+async def with_pending(
+    inputs: Callable[[], Awaitable[InputT]],
+    finished: Callable[[], Awaitable[Any]],
+    call: Callable[[InputT], Awaitable[ResultT]],
+) -> ResultT:
+    """Returns the result of `call(await inputs())`, where the inputs may be references to what is still being made.
+
+    `finished` waits until all inputs are made. What it raises goes before an error of the call, which may only follow
+    from it. If inputs were made again meanwhile, because the replica that made them died, the call is made again, too.
+    """
+    while True:
+        given = await inputs()
+        work = asyncio.ensure_future(call(given))
+        making = asyncio.ensure_future(finished())
+        try:
+            await asyncio.wait([work, making], return_when=asyncio.FIRST_COMPLETED)
+            if not _has_result(work):
+                await making
+                if await inputs() != given:
+                    continue
+            return await work
+        finally:
+            for task in (work, making):
+                task.cancel()
+            await asyncio.gather(work, making, return_exceptions=True)
+
+
+def _has_result(task: "asyncio.Future[Any]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 @contextlib.contextmanager

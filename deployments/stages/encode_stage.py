@@ -73,8 +73,10 @@ class Encode:
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at` is wall time."""
-        transfer_seconds = max(0.0, time.time() - sent_at)
+        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at` is wall time; the call may
+        be sent before there is an item."""
+        packed_at = max(tensor.packed_at for tensor in item.values())
+        transfer_seconds = max(0.0, time.time() - max(sent_at, packed_at))
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         status = "aborted"
         try:

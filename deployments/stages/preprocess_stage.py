@@ -75,9 +75,10 @@ class Preprocess:
                 give_back_free_memory()
 
     async def render(
-        self, prompt: Prompt, items: list[ItemInfo], mm_hashes: list[str], truncation: PromptTruncation | None = None
+        self, prompt: Prompt, mm_hashes: list[str], truncation: PromptTruncation | None, *items: ItemInfo
     ) -> ProcessedPrompt:
-        """See `PromptRenderer.render`."""
+        """See `PromptRenderer.render`. Each item is an argument of its own, so that the caller may give a reference to
+        it, and Ray makes the call when all of them are there."""
         prompts = self._processor.prompts
         return await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
 

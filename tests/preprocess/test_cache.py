@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from preprocess.cache import ItemCache
 
+Announce = Callable[[str], None]
 
-def create(value: str, num_bytes: int = 1) -> Callable[[], Awaitable[tuple[str, int]]]:
-    async def run() -> tuple[str, int]:
+
+def create(value: str, num_bytes: int = 1) -> Callable[[Announce], Awaitable[tuple[str, int]]]:
+    async def run(_: object) -> tuple[str, int]:
         await asyncio.sleep(0)
         return value, num_bytes
 
@@ -19,14 +21,14 @@ def create(value: str, num_bytes: int = 1) -> Callable[[], Awaitable[tuple[str, 
 
 
 async def test_a_repeat_is_a_hit() -> None:
-    cache: ItemCache[str] = ItemCache(10)
+    cache: ItemCache[str, str] = ItemCache(10)
     assert await cache.get_or_create("k", create("first")) == ("first", False)
     assert await cache.get_or_create("k", create("second")) == ("first", True)
     assert (cache.stats.queries, cache.stats.hits, cache.stats.num_bytes) == (2, 1, 1)
 
 
 async def test_the_least_recently_used_goes_first() -> None:
-    cache: ItemCache[str] = ItemCache(2)
+    cache: ItemCache[str, str] = ItemCache(2)
     for key in ("a", "b", "a", "c"):
         await cache.get_or_create(key, create(key))
     assert ("a" in cache, "b" in cache, "c" in cache) == (True, False, True)
@@ -34,7 +36,7 @@ async def test_the_least_recently_used_goes_first() -> None:
 
 
 async def test_an_item_over_the_capacity_is_given_out_but_not_kept() -> None:
-    cache: ItemCache[str] = ItemCache(2)
+    cache: ItemCache[str, str] = ItemCache(2)
     assert await cache.get_or_create("k", create("big", 3)) == ("big", False)
     assert "k" not in cache
     assert cache.stats.num_bytes == 0
@@ -43,27 +45,27 @@ async def test_an_item_over_the_capacity_is_given_out_but_not_kept() -> None:
 async def test_concurrent_callers_share_one_computation() -> None:
     calls = 0
 
-    async def slow() -> tuple[str, int]:
+    async def slow(_: object) -> tuple[str, int]:
         nonlocal calls
         calls += 1
         await asyncio.sleep(0.01)
         return "value", 1
 
-    cache: ItemCache[str] = ItemCache(10)
+    cache: ItemCache[str, str] = ItemCache(10)
     results = await asyncio.gather(*(cache.get_or_create("k", slow) for _ in range(5)))
     assert calls == 1
     assert [value for value, _ in results] == ["value"] * 5
 
 
 async def test_what_is_known_early_reaches_all_who_wait() -> None:
-    cache: ItemCache[str] = ItemCache(10)
+    cache: ItemCache[str, str] = ItemCache(10)
     may_end = asyncio.Event()
 
-    async def run() -> tuple[str, int]:
-        cache.announce("k", "begun")
-        cache.announce("k", "half")
+    async def run(announce: Announce) -> tuple[str, int]:
+        announce("begun")
+        announce("half")
         await may_end.wait()
-        cache.announce("k", "almost")
+        announce("almost")
         return "whole", 1
 
     heard: dict[str, list[str]] = {"early": [], "late": [], "gone": [], "later": []}
@@ -89,12 +91,36 @@ async def test_what_is_known_early_reaches_all_who_wait() -> None:
     }
 
 
+async def test_what_a_cancelled_computation_still_tells_reaches_nobody() -> None:
+    """Neither the callers of the next computation for the same key."""
+    cache: ItemCache[str, str] = ItemCache(10)
+    announcing: list[Announce] = []
+    heard: list[str] = []
+
+    async def run(announce: Announce) -> tuple[str, int]:
+        announcing.append(announce)
+        await asyncio.sleep(60 if len(announcing) == 1 else 0.01)
+        return "value", 1
+
+    first = asyncio.create_task(cache.get_or_create("k", run, heard.append))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(cache.get_or_create("k", run, heard.append))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    announcing[0]("old")
+    announcing[1]("new")
+    assert (await second, heard) == (("value", False), ["new"])
+
+
 async def test_a_failure_reaches_all_callers_and_leaves_nothing() -> None:
-    async def fail() -> tuple[str, int]:
+    async def fail(_: object) -> tuple[str, int]:
         await asyncio.sleep(0)
         raise ValueError("broken")
 
-    cache: ItemCache[str] = ItemCache(10)
+    cache: ItemCache[str, str] = ItemCache(10)
     results = await asyncio.gather(*(cache.get_or_create("k", fail) for _ in range(3)), return_exceptions=True)
     assert [type(result) for result in results] == [ValueError] * 3
     assert await cache.get_or_create("k", create("good")) == ("good", False)
@@ -103,11 +129,11 @@ async def test_a_failure_reaches_all_callers_and_leaves_nothing() -> None:
 async def test_a_caller_that_goes_away_does_not_take_the_others_along() -> None:
     gate = asyncio.Event()
 
-    async def wait() -> tuple[str, int]:
+    async def wait(_: object) -> tuple[str, int]:
         await gate.wait()
         return "value", 1
 
-    cache: ItemCache[str] = ItemCache(10)
+    cache: ItemCache[str, str] = ItemCache(10)
     first = asyncio.create_task(cache.get_or_create("k", wait))
     second = asyncio.create_task(cache.get_or_create("k", wait))
     await asyncio.sleep(0.01)
@@ -120,14 +146,14 @@ async def test_a_caller_that_goes_away_does_not_take_the_others_along() -> None:
 async def test_the_last_caller_that_goes_away_ends_the_computation() -> None:
     ended = asyncio.Event()
 
-    async def wait() -> tuple[str, int]:
+    async def wait(_: object) -> tuple[str, int]:
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
         return "value", 1
 
-    cache: ItemCache[str] = ItemCache(10)
+    cache: ItemCache[str, str] = ItemCache(10)
     task = asyncio.create_task(cache.get_or_create("k", wait))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -141,7 +167,7 @@ async def test_the_last_caller_that_goes_away_ends_the_computation() -> None:
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 6)), max_size=40))
 def test_never_more_bytes_than_the_capacity(requests: list[tuple[int, int]]) -> None:
     async def run() -> None:
-        cache: ItemCache[str] = ItemCache(10)
+        cache: ItemCache[str, str] = ItemCache(10)
         held: dict[str, int] = {}
         for key, num_bytes in requests:
             await cache.get_or_create(str(key), create("v", held.setdefault(str(key), num_bytes)))

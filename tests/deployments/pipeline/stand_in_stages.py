@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+from ray.serve.exceptions import RayServeException
 
 from deployments.config import AppConfig
 from deployments.pipeline.media_source import MediaSource
@@ -47,25 +48,41 @@ def stage_error(cause: Exception) -> RayTaskError:
     return RayTaskError("stage", "traceback", cause)
 
 
-def settled(value: Any) -> "asyncio.Future[Any]":
-    """A reference to an object that is there, or to an error."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    if isinstance(value, Exception):
-        future.set_exception(value)
-        future.exception()  # not every reference is read
-    else:
-        future.set_result(value)
-    return future
+class Reference:
+    """To an object that may not be there yet. Any number of readers may wait for it, and leave."""
+
+    def __init__(self) -> None:
+        self.object: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.shield(self.object).__await__()
+
+    def fail(self, error: Exception) -> None:
+        self.object.set_exception(error)
+        self.object.exception()  # not every reference is read
+
+
+async def arrived(arguments: Sequence[Any]) -> list[Any]:
+    """Returns what is behind the references among a call's arguments. Raises the call's error where it cannot be made
+    for want of one."""
+    try:
+        return [await one if isinstance(one, Reference) else one for one in arguments]
+    except ActorDiedError as error:
+        raise RayServeException("an upstream actor died") from stage_error(error)
+    except Exception as error:
+        raise stage_error(error) from None
 
 
 class TwoObjects:
-    """A stage's response of two objects: a reference to tensors, and what is known of them."""
+    """A stage's response of two objects: a reference to tensors, and what is known of them. The call is made when its
+    arguments are there, and ends when it may."""
 
-    def __init__(self, fate: Fate, info: Any, may_end: asyncio.Event) -> None:
-        self._fate, self._info, self._may_end = fate, info, may_end
+    def __init__(self, fate: Fate, info: Any, may_end: asyncio.Event, *arguments: Any) -> None:
+        self._fate, self._info, self._may_end, self._arguments = fate, info, may_end, arguments
         self.is_cancelled = False
 
     async def _to_object_ref_gen(self) -> Any:
+        await arrived(self._arguments)
         if self._fate == "dies before":
             raise ActorDiedError
         if self._fate == "cancelled before":
@@ -73,27 +90,24 @@ class TwoObjects:
         return self
 
     def _get_next_ref_n(self, count: int) -> list[Any]:
-        loop = asyncio.get_running_loop()
-        tensors, info = loop.create_future(), loop.create_future()
-        self._end = loop.create_task(self._settle(tensors, info))
+        tensors, info = Reference(), Reference()
+        self._end = asyncio.get_running_loop().create_task(self._settle(tensors, info))
         return [tensors, info]
 
-    async def _settle(self, tensors: "asyncio.Future[Any]", info: "asyncio.Future[Any]") -> None:
+    async def _settle(self, tensors: Reference, info: Reference) -> None:
         await self._may_end.wait()
         failure = {"dies between": ActorDiedError()}.get(str(self._fate))
         if isinstance(self._fate, Exception):
             failure = self._fate
         if failure is not None:
-            for future in (tensors, info):
-                future.set_exception(failure)
-                future.exception()
+            tensors.fail(failure)
+            info.fail(failure)
             return
-        info.set_result(self._info)
+        info.object.set_result(self._info)
         if self._fate == "lost later":
-            tensors.set_exception(lost())
-            tensors.exception()
+            tensors.fail(lost())
         else:
-            tensors.set_result(self._info)
+            tensors.object.set_result(self._info)
 
     def _consume_next_ref_n(self, count: int) -> None:
         pass
@@ -128,7 +142,7 @@ class Generation:
             raise asyncio.CancelledError
         for index, item in enumerate(self._embeddings):
             try:
-                await asyncio.shield(item.ref)
+                await item.ref
             except Exception as error:
                 raise stage_error(EmbeddingsLostError(f"item {index}: {type(error).__name__}")) from None
         if isinstance(self._fate, Exception):
@@ -151,7 +165,7 @@ class StandInStages:
     """`fates`: for each stage those of its calls, in their order; further calls work. `calls`: the stages that were
     called, in order.
 
-    `may_end`: until it is set, no call of Encode ends.
+    `may_process`: until it is set, no call of Preprocess that processes an item ends; `may_end`: the same of Encode.
     """
 
     def __init__(self, **fates: Sequence[Fate]) -> None:
@@ -160,10 +174,10 @@ class StandInStages:
         self.responses: list[Any] = []
         self.handed_over: list[list[bool]] = []
         self.recomputed: list[tuple[str, str]] = []
-        self.may_end = asyncio.Event()
+        self.num_renderings = 0
+        self.may_process, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_process.set()
         self.may_end.set()
-        self._at_once = asyncio.Event()
-        self._at_once.set()
 
     def _next(self, stage: str) -> Fate:
         self.calls.append(stage)
@@ -176,13 +190,10 @@ class StandInStages:
 
     def _process(self, *_: Any) -> Any:
         info = ItemInfo("image", ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1)), 10)
-        return self._keep(TwoObjects(self._next("preprocess"), info, self._at_once))
+        return self._keep(TwoObjects(self._next("preprocess"), info, self.may_process))
 
     def _encode(self, item_id: str, modality: str, item: Any, sent_at: float) -> Any:
-        fate = self._next("encode")
-        if item.done() and item.exception() is not None:  # Ray does not start a call whose arguments are lost
-            fate = stage_error(item.exception())
-        return self._keep(TwoObjects(fate, EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end))
+        return self._keep(TwoObjects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
 
     def _generate(
         self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], address: PieceAddress, **_: Any
@@ -190,8 +201,10 @@ class StandInStages:
         self.handed_over.append([item.is_pending for item in items])
         return self._keep(Generation(self._next("generate"), items, address))
 
-    async def _render(self, prompt: Any, infos: Any, mm_hashes: Any, limit: Any) -> ProcessedPrompt:
-        return ProcessedPrompt([1], [], list(mm_hashes))
+    async def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, *infos: Any) -> ProcessedPrompt:
+        self.num_renderings += 1
+        assert all(isinstance(info, ItemInfo) for info in await arrived(infos))
+        return ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
 
     def pipeline(self) -> Pipeline:
         def handle(**methods: Any) -> Any:

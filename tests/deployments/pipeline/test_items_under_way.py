@@ -7,36 +7,34 @@ from typing import Any
 import pytest
 
 from deployments.pipeline.items_under_way import ItemsUnderWay
-from deployments.pipeline.media_items import LoadedItem, StoredItem
+from deployments.pipeline.media_items import LoadedItem, PendingItem, StoredItem
 from deployments.pipeline.media_source import MediaSource
-from tests.deployments.pipeline.stand_in_stages import request
+from tests.deployments.pipeline.stand_in_stages import Reference, request, stage_error
 from tests.waiting import until
 
 
 class Media:
-    """Has processed each item as soon as it is asked for it, announces it once `may_start` is set, and has made it once
+    """Processes each item as soon as it is asked for it, encodes it once `may_start` is set, and has made it once
     `may_end` is set."""
 
     def __init__(self) -> None:
         self.may_start, self.may_end = asyncio.Event(), asyncio.Event()
         self.may_start.set()
         self.failure: Exception | None = None
+        self.info: Reference | None = None
         self.num_asked = 0
         self.num_cancelled = 0
         self.forgotten: list[str] = []
 
     async def embeddings_of(
-        self,
-        request: object,
-        item: LoadedItem,
-        on_processed: Callable[[Any], None],
-        on_pending: Callable[[StoredItem], None],
+        self, request: object, item: LoadedItem, on_pending: Callable[[PendingItem], None]
     ) -> StoredItem:
         self.num_asked += 1
         made = stored(f"{item.mm_hash} of call {self.num_asked}")
-        on_processed(made.info)
+        info: Any = self.info if self.info is not None else made.info
+        on_pending(PendingItem(info, None))
         await self.may_start.wait()
-        on_pending(made)
+        on_pending(PendingItem(info, made.ref))
         try:
             await self.may_end.wait()
         except asyncio.CancelledError:
@@ -78,13 +76,53 @@ async def test_what_is_known_of_items_is_there_before_they_start() -> None:
     media = Media()
     media.may_start.clear()
     async with under_way(media) as items:
-        infos: list[Any] = await asyncio.wait_for(items.processed(), 5)
+        infos = await asyncio.wait_for(items.with_infos(given), 5)
         assert infos == ["info of item 0 of call 1", "info of item 1 of call 2"]
         starting = asyncio.create_task(items.started())
         await asyncio.sleep(0.01)
         assert not starting.done()
         media.may_start.set()
         await starting
+
+
+async def given(infos: Any) -> Any:
+    return infos
+
+
+async def test_a_call_gets_references_to_what_is_not_known_yet_and_is_made_once() -> None:
+    media = Media()
+    media.info = Reference()
+    calls: list[Any] = []
+
+    async def call(infos: Any) -> list[str]:
+        calls.append(infos)
+        return [await info for info in infos]
+
+    async with under_way(media) as items:
+        waiting = asyncio.create_task(items.with_infos(call))
+        await until(lambda: bool(calls))
+        media.may_end.set()  # the embeddings come before the call has read the metadata
+        await items.meanwhile(asyncio.sleep(0.01))
+        media.info.object.set_result("info")
+        assert await asyncio.wait_for(waiting, 5) == ["info", "info"]
+    assert calls == [[media.info, media.info]]
+
+
+async def test_an_item_that_fails_goes_before_the_failure_of_a_call_that_needs_it() -> None:
+    media = Media()
+    media.info = Reference()
+    media.info.fail(stage_error(ValueError("of nobody's item")))
+    media.failure = ValueError("my item")
+
+    async def call(infos: Any) -> None:
+        await infos[0]
+
+    async with under_way(media) as items:
+        waiting = asyncio.create_task(items.with_infos(call))
+        await asyncio.sleep(0.01)
+        media.may_end.set()
+        with pytest.raises(ValueError, match="my item"):
+            await asyncio.wait_for(waiting, 5)
 
 
 async def test_what_was_pending_is_waited_for_and_not_made_again() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.pipeline.media_items import LoadedItem, MediaItems, StoredItem
+from deployments.pipeline.media_items import Announce, LoadedItem, MediaItems, PendingItem, StoredItem
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
@@ -43,20 +43,20 @@ class Items(MediaItems):
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.made: list[str] = []
-        self.is_encoded = False
 
-    async def _process(self, request: PipelineRequest, item: LoadedItem) -> tuple[StoredItem, int]:
+    async def _process(self, request: PipelineRequest, item: LoadedItem, announce: Announce) -> tuple[StoredItem, int]:
         if item.content is None:
-            return await super()._process(request, item)
+            return await super()._process(request, item, announce)
         self.made.append(request.request_id)
         found: Any = f"tensors of {item.mm_hash}"
-        return StoredItem(info(is_encoded=self.is_encoded), found), 10
+        return StoredItem(info(is_encoded=item.source.is_precomputed), found), 10
 
     async def _encode_item(
-        self, request: PipelineRequest, item: LoadedItem, processed: StoredItem
+        self, request: PipelineRequest, item: LoadedItem, processing: Any, announce: Announce
     ) -> tuple[StoredItem, int]:
+        processed = await processing.finished()
         found: Any = f"embeddings of {item.mm_hash}"
-        self.embeddings.announce(item.mm_hash, StoredItem(processed.info, found))
+        announce(PendingItem(processed.info, found))
         await self.may_go_on.wait()
         return StoredItem(processed.info, found), 10
 
@@ -76,7 +76,7 @@ def request(url: str | None, uuid: str | None = None, name: str = "r") -> Pipeli
 
 async def embeddings(items: Items, sent: PipelineRequest) -> Any:
     (item,) = await items.load(sent, PROCESSOR)
-    return (await items.embeddings_of(sent, item, ignore, ignore)).ref
+    return (await items.embeddings_of(sent, item, ignore)).ref
 
 
 def ignore(known: object) -> None:
@@ -107,7 +107,7 @@ async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_n
     await embeddings(items, request(RED, "mine"))
     (named,) = await items.load(request(None, "mine"), PROCESSOR)
     items.forget([named])  # evicted meanwhile
-    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore, ignore)
+    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore)
     with_content = embeddings(items, request(RED, "mine", "second"))
     failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
     assert isinstance(failed, InvalidRequestError)
@@ -117,22 +117,22 @@ async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_n
 
 @pytest.mark.parametrize("items", [{"embedding_cache_bytes": 25}], indirect=True)
 async def test_what_clients_encoded_counts_in_the_cache(items: Items) -> None:
-    items.is_encoded = True
     for number in range(4):
         url = data_url(encoded(disc("red", (100 + number, 100))))
-        await embeddings(items, request(url))
+        source = MediaSource(url, "f", is_precomputed=True)
+        await embeddings(items, PipelineRequest("r", ChatPrompt([]), [source], SamplingParams()))
     assert (items.embeddings.stats.num_bytes, items.embeddings.stats.evictions) == (20, 2)
 
 
 async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Items) -> None:
     (item,) = await items.load(request(RED), PROCESSOR)
     items.may_go_on.clear()
-    known: list[StoredItem] = []
-    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, ignore, known.append)) for _ in range(2)]
+    known: list[PendingItem] = []
+    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append)) for _ in range(2)]
     await asyncio.sleep(0.01)
-    assert [one.ref for one in known] == [f"embeddings of {item.mm_hash}"] * 2
+    assert [one.ref for one in known] == [None, None, *[f"embeddings of {item.mm_hash}"] * 2]
     items.may_go_on.set()
-    assert [await task for task in tasks] == known
+    assert [(await task).ref for task in tasks] == [one.ref for one in known[2:]]
 
 
 async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(

@@ -28,7 +28,18 @@ async def test_a_request_goes_through_every_stage_once_and_its_trace_tells_of_it
     assert stages.calls == [P, E, G]
     assert sent.trace.prompt_token_ids == [1]
     assert sent.trace.stage_seconds["prefill"] == 0.5
+    assert sent.trace.stage_seconds["render"] == 0.25
     assert {"media_fetch", "render", "encode"} <= sent.trace.stage_seconds.keys()
+
+
+async def test_what_preprocess_makes_goes_on_without_waiting_for_the_ingress_to_hear_of_it() -> None:
+    stages = StandInStages()
+    stages.may_process.clear()
+    task = asyncio.create_task(ask(stages, request(2)))
+    await until(lambda: (stages.calls, stages.num_renderings) == ([P, P, E, E], 1))
+    stages.may_process.set()
+    assert await task == "red"
+    assert (stages.calls, stages.num_renderings) == ([P, P, E, E, G], 1)
 
 
 async def test_generate_begins_while_items_are_encoded() -> None:
@@ -41,9 +52,9 @@ async def test_generate_begins_while_items_are_encoded() -> None:
 
 
 DEATHS: list[tuple[str, Fate, list[str]]] = [
-    # Before the hand-over of tensors to Encode, between, and after, when the tensors are lost.
+    # Before Encode has a reference to the tensors, after that, and when they were there, but are lost.
     (P, "dies before", [P, P, E, G]),
-    (P, "dies between", [P, P, E, G]),
+    (P, "dies between", [P, E, P, E, G]),
     (P, "lost later", [P, E, P, E, G]),
     # The same of the embeddings. Generate has a reference to them in the second case, and in the third finds them lost.
     (E, "dies before", [P, E, E, G]),
@@ -140,7 +151,7 @@ async def test_what_generate_refuses_of_an_item_has_the_clients_name(monkeypatch
     refusal = stage_error(InvalidRequestError("of another width", field="messages", item=0))
     stages = StandInStages(generate=[refusal])
 
-    async def render(prompt: object, infos: object, mm_hashes: list[str], limit: object) -> ProcessedPrompt:
+    async def render(prompt: object, mm_hashes: list[str], truncation: object, *infos: object) -> ProcessedPrompt:
         return ProcessedPrompt([1], [], mm_hashes, item_order=[1, 0])
 
     monkeypatch.setattr(stages, "_render", render)

@@ -23,6 +23,7 @@ from deployments.pipeline.stage_calls import (
     StageFailedError,
     StageUnavailableError,
     tensors_and_info,
+    with_pending,
 )
 from deployments.ray_session import ray_session
 from deployments.stages.engine_loop import EngineDiedError
@@ -224,7 +225,7 @@ async def test_a_stage_that_ends_before_both_are_there_gives_none(local_ray: Non
 async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(local_ray: None, ending: str) -> None:
     response: Any = Response(ending)
     pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
-    work = asyncio.create_task(tensors_and_info(response, pending.set_result))
+    work = asyncio.create_task(tensors_and_info(response, lambda tensors, info: pending.set_result(tensors)))
     received = actor(NextStage).receive.remote([await asyncio.wait_for(pending, 60)])
     assert not work.done()
     if ending == "none":
@@ -234,3 +235,94 @@ async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(lo
         for waiting in (received, work):
             with pytest.raises(RayError, match="a bug"):
                 await waiting
+
+
+class Making:
+    """An input that replicas make one after the other, because all but the last die."""
+
+    def __init__(self) -> None:
+        self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.latest = "of the first replica"
+
+    async def inputs(self) -> str:
+        return self.latest
+
+    async def finished(self) -> None:
+        await asyncio.shield(self.made)
+
+    def end(self, latest: str) -> None:
+        self.latest = latest
+        self.made.set_result(None)
+
+
+async def test_a_call_may_end_before_its_inputs_are_said_to_be_made() -> None:
+    making = Making()
+
+    async def call(given: str) -> str:
+        return given
+
+    assert await with_pending(making.inputs, making.finished, call) == "of the first replica"
+
+
+@pytest.mark.parametrize("notices", [True, False])
+async def test_a_call_whose_inputs_are_made_again_is_made_again(notices: bool) -> None:
+    """Also one that Ray would never end."""
+    making = Making()
+    calls: list[str] = []
+
+    async def call(given: str) -> str:
+        calls.append(given)
+        if given == "of the second":
+            return "answer"
+        if notices:
+            raise ActorDiedError
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    waiting = asyncio.create_task(with_pending(making.inputs, making.finished, call))
+    await asyncio.sleep(0.01)
+    making.end("of the second")
+    assert await asyncio.wait_for(waiting, 5) == "answer"
+    assert calls == ["of the first replica", "of the second"]
+
+
+async def test_a_call_whose_inputs_are_as_they_were_keeps_its_error() -> None:
+    making = Making()
+
+    async def call(given: str) -> str:
+        raise ValueError("of the call")
+
+    waiting = asyncio.create_task(with_pending(making.inputs, making.finished, call))
+    await asyncio.sleep(0.01)
+    making.end(making.latest)
+    with pytest.raises(ValueError, match="of the call"):
+        await asyncio.wait_for(waiting, 5)
+
+
+async def test_what_makes_the_inputs_fails_before_the_call_that_needs_them() -> None:
+    making = Making()
+
+    async def call(given: str) -> str:
+        raise ValueError("of the call")
+
+    waiting = asyncio.create_task(with_pending(making.inputs, making.finished, call))
+    await asyncio.sleep(0.01)
+    making.made.set_exception(ValueError("of the inputs"))
+    with pytest.raises(ValueError, match="of the inputs"):
+        await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_caller_that_leaves_ends_a_call_with_pending_inputs() -> None:
+    making = Making()
+    call: Any = Cancelled(by_ray=False)
+
+    async def send(given: str) -> Any:
+        return await tensors_and_info(call)
+
+    task = asyncio.create_task(with_pending(making.inputs, making.finished, send))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+    assert call.is_cancelled
+    assert not making.made.done(), "others may need it"

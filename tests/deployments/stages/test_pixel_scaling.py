@@ -190,7 +190,7 @@ def process(handle: DeploymentHandle[Any], job: ItemJob) -> None:
 
 
 def render(handle: DeploymentHandle[Any]) -> None:
-    handle.render.remote(PROMPT, [], []).result(timeout_s=TIMEOUT)
+    handle.render.remote(PROMPT, [], None).result(timeout_s=TIMEOUT)
 
 
 @contextmanager

@@ -334,6 +334,9 @@ class Worker:
         replica_id: str = serve.get_replica_context().replica_id.unique_id
         return replica_id
 
+    async def who_after(self, argument: str) -> str:
+        return await self.who()
+
     async def stream(self, num_items: int) -> AsyncGenerator[str]:
         for _ in range(num_items):
             yield await self.who(0.001)
@@ -363,6 +366,18 @@ class Caller:
     async def hold(self, key: str, folder: str) -> str:
         replica_id: str = await self._worker.options(session_id=key).hold.remote(folder)
         return replica_id
+
+    async def overtake(self, seconds: float) -> tuple[float, float]:
+        """Makes a call after calls whose argument takes `seconds` to come. Returns when it and they ended."""
+        started = time.monotonic()
+        argument = self._worker.options(session_id="").who.remote(seconds)
+        worker = self._worker.options(session_id="one")
+        waiting = asyncio.gather(*(worker.who_after.remote(argument) for _ in range(4 * MAX_ONGOING)))
+        await asyncio.sleep(seconds / 4)
+        await worker.who.remote()
+        overtaken = time.monotonic() - started
+        await waiting
+        return overtaken, time.monotonic() - started
 
     async def fan_out_streams(self, keys: list[str]) -> list[list[str]]:
         async def items(key: str) -> list[str]:
@@ -526,6 +541,13 @@ def test_one_request_may_make_many_calls_at_once(caller: DeploymentHandle[Any], 
 def test_requests_side_by_side_make_many_calls_at_once(caller: DeploymentHandle[Any]) -> None:
     calls = [caller.fan_out.remote(KEYS[:16]) for _ in range(10)]
     assert [len(call.result(timeout_s=TIMEOUT)) for call in calls] == [16] * 10
+
+
+def test_calls_that_wait_for_their_arguments_hold_up_no_other(caller: DeploymentHandle[Any]) -> None:
+    """Neither do they take any room, however many there are."""
+    overtaking, waiting = caller.overtake.remote(2.0).result(timeout_s=TIMEOUT)
+    assert overtaking < 1.5
+    assert waiting >= 2.0
 
 
 def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any]) -> None:
