@@ -31,6 +31,7 @@ RAY_ENVIRONMENT = {
     "RAY_metrics_report_interval_ms": "2000",
     "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop
 }
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
