@@ -37,7 +37,7 @@ is in OpenAI's form."""
 RETRY_SECONDS = 2
 
 _SECTION = re.compile(r"^(?=global|defaults|frontend|backend|listen)", re.MULTILINE)
-_FDS_PER_CONNECTION = 2.5  # both sides, and a pipe for one in four
+_FDS_PER_CONNECTION = 2  # both sides
 _OTHER_FDS = 512
 _NOBODYS_LOG = "    log 127.0.0.1:514 local0 info\n"  # Ray's default: datagrams to whoever listens there
 
@@ -55,7 +55,7 @@ class ConnectionLimits:
     @classmethod
     def within(cls, wanted: int, max_open_files: int) -> "ConnectionLimits":
         """Returns the limits for `wanted` connections, or for fewer if the process may not open that many files."""
-        total = max(16, min(wanted, int((max_open_files - _OTHER_FDS) / _FDS_PER_CONNECTION)))
+        total = max(16, min(wanted, (max_open_files - _OTHER_FDS) // _FDS_PER_CONNECTION))
         return cls(total, per_address=total * 2 // 3, crowded=total // 2)
 
 
@@ -124,9 +124,11 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         return section + _indented([f"tune.http.maxhdr {MAX_HEADERS}"])
     if name == "defaults":
         section = re.sub(r"^    errorfile .*\n", "", section, flags=re.MULTILINE)
-        # If HAProxy 2.8 splices the body of a request, it does not see that the client leaves. It polls without a pause
-        # until the server answers, and the server goes on with its work.
+        # HAProxy 2.8 loses sight of connections whose data it splices. With requests, it does not see that a client
+        # leaves: it polls without a pause until the server answers, and the server goes on with its work. With
+        # answers, where a server refuses a body and closes, it keeps one of six clients for ever, and does not read on.
         section = _replace(section, r"^    option splice-request\n", "")
+        section = _replace(section, r"^    option splice-response\n", "")
         lines = [f"errorfile {status} {pages / f'{status}.http'}" for status in ERROR_PAGES]
         return section + _indented([f"timeout http-request {HEADER_SECONDS}s", *lines])
     if name == "frontend http_frontend":
