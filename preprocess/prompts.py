@@ -81,8 +81,8 @@ class PromptRenderer:
         order.
 
         A prompt given as text and the same one given as the ids of that text come out the same. A `truncation` cuts a
-        prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, or if
-        the context has no room left for an answer.
+        prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, if the
+        context has no room left for an answer, or if the prompt has no token.
         """
         started = time.perf_counter()
         limit = None if truncation is None else self._limit(truncation)
@@ -96,6 +96,8 @@ class PromptRenderer:
                 self._check_items([items[number] for number in numbers])
             if len(ids) >= self._max_model_len:
                 raise self._no_room(len(ids))
+            if not len(ids):
+                raise InvalidRequestError("no token", field="prompt", code="empty_prompt")
         except InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
         if (shown := self._family.placeholder_id) is not None:
@@ -111,6 +113,7 @@ class PromptRenderer:
             item_order=None if order == list(range(len(items))) else order,
             is_continued=isinstance(prompt, ChatPrompt) and prompt.continue_final_message,
             render_seconds=time.perf_counter() - started,
+            rendered_at=time.time(),
         )
 
     def _limit(self, truncation: PromptTruncation) -> int:

@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     # Not at run time: a process that only passes references on needs the types of this module and never torch.
     import torch
+
+ItemT = TypeVar("ItemT")
 
 ItemTensors: TypeAlias = "dict[str, torch.Tensor]"
 """Processor outputs of one item by name, e.g. `pixel_values` of shape (channels, height, width)."""
@@ -209,7 +211,8 @@ class ProcessedPrompt:
 
     `language_inputs[i]` belongs to the same item. The items are in the order of the prompt. `item_order` has each one's
     index among the request's items; None: the prompt has all of these, in the request's order. `is_continued`: the
-    answer goes on in the text with which the prompt ends. `render_seconds`: how long it took to make the prompt.
+    answer goes on in the text with which the prompt ends. `render_seconds`: how long it took to make the prompt;
+    `rendered_at`: when it was made, wall time in seconds.
     """
 
     prompt_token_ids: list[int]
@@ -219,3 +222,8 @@ class ProcessedPrompt:
     item_order: list[int] | None = None
     is_continued: bool = False
     render_seconds: float = field(default=0.0, compare=False)
+    rendered_at: float = field(default=0.0, compare=False)
+
+    def placed(self, items: list[ItemT]) -> list[ItemT]:
+        """Returns those of the request's `items`, in the request's order, that are in the prompt, in its order."""
+        return items if self.item_order is None else [items[index] for index in self.item_order]

@@ -83,13 +83,14 @@ class ItemsUnderWay:
     async def make_lost_again(self) -> None:
         """Returns when all embeddings are there, after a call of Generate lost some that it was handed.
 
-        If one was still being made, the replica that made it has died, and another makes it already. If all were
-        there, a node that held some is gone: all are dropped from the caches and made anew.
+        If the replica that was making one has died, another makes it already. If there is none that is made anew, a
+        node that held some is gone: all are dropped from the caches and made again.
         """
-        if not any(item.is_pending for item in self._handed_over):
+        await self._finished()
+        if [item.ref for item in self._items] == [item.ref for item in self._handed_over]:
             self._media.forget(self._loaded)
             self._start()
-        await self._finished()
+            await self._finished()
 
     async def meanwhile(self, work: Awaitable[ResultT]) -> ResultT:
         """Returns the result of `work`. Raises an item's failure as soon as there is one."""

@@ -7,6 +7,7 @@ replica that made it."""
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
+from deployments.pipeline.in_the_making import Announce, InTheMaking
 from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.named_contents import NamedContents
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -23,7 +25,7 @@ from deployments.pipeline.stage_calls import (
     PlugInFailedError,
     StageCalls,
     StageFailedError,
-    tensors_and_info,
+    objects_of,
     with_pending,
 )
 from deployments.pipeline.uploads import Uploads
@@ -65,58 +67,7 @@ class PendingItem:
     ref: ObjectRef | None
 
 
-Announce = Callable[[PendingItem], None]
-
-
-class _Processing:
-    """One item on its way through Preprocess.
-
-    `latest`: what is known of it, from the moment that a replica has taken it. `on_known` hears of it, and again
-    whenever another replica has taken the item because the first one died.
-    """
-
-    latest: PendingItem | None
-    _task: asyncio.Task[StoredItem]
-
-    def __init__(
-        self,
-        process: Callable[[Announce], Coroutine[Any, Any, StoredItem]],
-        on_known: Announce,
-    ) -> None:
-        self._process = process
-        self._on_known = on_known
-        self._is_known = asyncio.Event()
-        self.start()
-
-    def start(self) -> None:
-        """Also starts anew, when the tensors are lost."""
-        self._is_known.clear()
-        self.latest = None
-        self._task = asyncio.create_task(self._process(self._note))
-        self._task.add_done_callback(self._end)
-
-    async def tensors(self) -> ObjectRef:
-        """Returns the reference to the tensors, behind which there may be nothing yet."""
-        await self._is_known.wait()
-        return (await self.finished()).ref if self.latest is None or self.latest.ref is None else self.latest.ref
-
-    async def finished(self) -> StoredItem:
-        """Raises what Preprocess raises."""
-        return await asyncio.shield(self._task)
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    def _note(self, pending: PendingItem) -> None:
-        self.latest = pending
-        self._is_known.set()
-        self._on_known(pending)
-
-    def _end(self, task: asyncio.Task[StoredItem]) -> None:
-        if self.latest is None and not task.cancelled() and task.exception() is None:  # it comes from the cache
-            self._note(PendingItem(task.result().info, task.result().ref))
-        self._is_known.set()
+ItemProcessing = InTheMaking[PendingItem, StoredItem]
 
 
 class MediaItems:
@@ -178,23 +129,22 @@ class MediaItems:
             raise _of_item(error, item.source) from error
 
     async def embeddings_of(
-        self, request: PipelineRequest, item: LoadedItem, on_pending: Callable[[PendingItem], None]
+        self, request: PipelineRequest, item: LoadedItem, on_pending: Announce[PendingItem]
     ) -> StoredItem:
         """Returns the item with its embeddings. If they do not exist yet, `on_pending` gets the item as soon as a
         replica of Preprocess has taken it, and again as soon as a replica of Encode has. It gets the item once more
         each time that another replica makes it because the first one died."""
 
-        async def create(announce: Announce) -> tuple[StoredItem, int]:
-            processing = _Processing(
+        async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
+            processing = ItemProcessing(
                 lambda note: self._processed(request, item, note),
+                lambda processed: PendingItem(processed.info, processed.ref),
                 lambda pending: announce(PendingItem(pending.info, None)),
             )
-            try:
+            async with aclosing(processing):
                 if item.source.is_precomputed and (processed := await processing.finished()).info.is_encoded:
                     return processed, processed.info.num_bytes
                 return await self._encode_item(request, item, processing, announce)
-            finally:
-                await processing.close()
 
         try:
             encoded, is_cached = await self._get_or_create(item, create, on_pending)
@@ -208,8 +158,8 @@ class MediaItems:
     async def _get_or_create(
         self,
         item: LoadedItem,
-        create: Callable[[Announce], Awaitable[tuple[StoredItem, int]]],
-        on_pending: Announce,
+        create: Callable[[Announce[PendingItem]], Awaitable[tuple[StoredItem, int]]],
+        on_pending: Announce[PendingItem],
     ) -> tuple[StoredItem, bool]:
         while True:
             try:
@@ -297,7 +247,7 @@ class MediaItems:
         return LoadedItem(source, content, num_pixels, hashed_content, item_hash)
 
     async def _processed(
-        self, request: PipelineRequest, item: LoadedItem, on_pending: Announce = lambda pending: None
+        self, request: PipelineRequest, item: LoadedItem, on_pending: Announce[PendingItem] = lambda pending: None
     ) -> StoredItem:
         processed, is_cached = await self.processed.get_or_create(
             item.mm_hash, lambda announce: self._process(request, item, announce), on_pending
@@ -305,7 +255,9 @@ class MediaItems:
         request.trace.num_processor_cache_hits += is_cached
         return processed
 
-    async def _process(self, request: PipelineRequest, item: LoadedItem, announce: Announce) -> tuple[StoredItem, int]:
+    async def _process(
+        self, request: PipelineRequest, item: LoadedItem, announce: Announce[PendingItem]
+    ) -> tuple[StoredItem, int]:
         source, content = item.source, item.content
         if content is None:
             raise _ContentMissingError
@@ -321,9 +273,10 @@ class MediaItems:
         process_item = self._preprocess.options(stream=True, session_id=item.mm_hash).process_item
 
         async def call() -> tuple[ObjectRef, Any]:
-            return await tensors_and_info(
-                process_item.remote(job), lambda tensors, info: announce(PendingItem(info, tensors))
+            (tensors, _), info = await objects_of(
+                process_item.remote(job), 2, lambda tensors, info: announce(PendingItem(info, tensors))
             )
+            return tensors, info
 
         tensors, info = await self._calls.send("preprocess", call)
         assert isinstance(info, ItemInfo)
@@ -332,7 +285,7 @@ class MediaItems:
         return StoredItem(info, tensors), info.num_bytes
 
     async def _encode_item(
-        self, request: PipelineRequest, item: LoadedItem, processing: _Processing, announce: Announce
+        self, request: PipelineRequest, item: LoadedItem, processing: ItemProcessing, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
         encode = self._encode.options(stream=True, session_id=item.mm_hash).encode
         item_id = f"{request.request_id}-{item.mm_hash}"
@@ -341,9 +294,15 @@ class MediaItems:
             assert processing.latest is not None, "Encode gets no item that Preprocess has not taken"
             announce(PendingItem(processing.latest.info, embeddings))
 
+        async def tensors() -> ObjectRef:
+            ref = (await processing.pending()).ref
+            assert ref is not None, "an item is processed once there are references to its metadata and its tensors"
+            return ref
+
         async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
             response = encode.remote(item_id, item.source.modality, tensors, time.time())
-            return await tensors_and_info(response, announce_embeddings)
+            (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
+            return embeddings, info
 
         async def process_again() -> None:
             self.processed.discard(item.mm_hash)
@@ -351,7 +310,7 @@ class MediaItems:
 
         try:
             embeddings, info = await self._calls.send(
-                "encode", lambda: with_pending(processing.tensors, processing.finished, encode_tensors), process_again
+                "encode", lambda: with_pending(tensors, processing.finished, encode_tensors), process_again
             )
         except PlugInFailedError as error:
             raise PlugInFailedError(error.stage, f"{item.source.field}: {error}") from error

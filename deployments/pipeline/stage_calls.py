@@ -137,26 +137,27 @@ class StageCalls:
             await asyncio.sleep(0.2 * 2**attempt)
 
 
-async def tensors_and_info(
-    response: DeploymentResponseGenerator[Any],
-    on_pending: Callable[[ObjectRef, ObjectRef], None] = lambda tensors, info: None,
-) -> tuple[ObjectRef, Any]:
-    """Returns a reference to a stage's first object, which stays in the object store, and the value of its second.
+async def objects_of(
+    response: DeploymentResponseGenerator[Any], number: int, on_pending: Callable[..., None]
+) -> tuple[list[ObjectRef], Any]:
+    """Returns references to the `number` objects that a stage makes, and the value of the last. The others stay in the
+    object store.
 
-    `on_pending` gets references to both as soon as a replica has taken the call. A reader of the first gets the stage's
-    error if the stage fails before it has made the object; a reader of the second learns only that it failed.
+    `on_pending` gets the references, one argument each, as soon as a replica has taken the call. A reader of the first
+    gets the stage's error if the stage fails before it has made the object; readers of the others learn only that it
+    failed.
     """
     try:
-        refs = await response._to_object_ref_gen()
-        tensors, info = refs._get_next_ref_n(2)  # neither object has to exist yet
-        on_pending(tensors, info)
+        stream = await response._to_object_ref_gen()
+        refs: list[ObjectRef] = stream._get_next_ref_n(number)  # no object has to exist yet
+        on_pending(*refs)
         try:
-            value = await info
+            value = await refs[-1]
         except ObjectRefStreamEndOfStreamError:
-            await tensors  # raises: the stage's error is the last of its objects
+            await refs[0]  # raises: the stage's error is the last of its objects
             raise
-        refs._consume_next_ref_n(2)
-        return tensors, value
+        stream._consume_next_ref_n(number)
+        return refs, value
     except asyncio.CancelledError:
         _cancel(response)
         raise

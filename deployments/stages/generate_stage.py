@@ -87,17 +87,16 @@ class Generate:
         *,
         cache_salt: str,
         priority: int,
-        sent_at: float,
     ) -> None:
         """Sends the answers to `address` piece by piece: tokens that are ready together go together, the first one at
         once. Returns when all of them are sent.
 
-        Generate waits for items that are still being encoded one by one, and meanwhile computes the prompt up to the
-        first of them. It raises EmbeddingsLostError when an item's embeddings do not come. Requests of different
-        `cache_salt` share no prefix. Requests of a lower `priority` go first. `sent_at` is wall time.
+        `items` are the request's. Generate waits for those that are still being encoded one by one, and meanwhile
+        computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
+        come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first.
         """
         connection = await self._connections.to(address)
-        hand_over = HandOver(items, sent_at)
+        hand_over = HandOver(prompt.placed(items), prompt.rendered_at)
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
             # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.

@@ -35,14 +35,15 @@ class ItemEmbeddings:
 
 
 class HandOver:
-    """Receives the embeddings of one request. `sent_at`, wall time, is when the ingress sent the call.
+    """Receives the embeddings of one request. `rendered_at`, wall time, is when the prompt was ready, which no call can
+    come before.
 
     `transfer_seconds`: the longest time that one of the received embeddings took, from ready to here.
     """
 
-    def __init__(self, items: list[ItemEmbeddings], sent_at: float) -> None:
+    def __init__(self, items: list[ItemEmbeddings], rendered_at: float) -> None:
         self._items = items
-        self._sent_at = sent_at
+        self._rendered_at = rendered_at
         self.transfer_seconds = 0.0
 
     async def ready(self) -> "list[torch.Tensor | None]":
@@ -71,5 +72,5 @@ class HandOver:
         except Exception as error:
             # The ingress, which called Encode, gets the failure's own reason. From here it would come wrapped again.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
-        self.transfer_seconds = max(self.transfer_seconds, time.time() - max(self._sent_at, packed.packed_at))
+        self.transfer_seconds = max(self.transfer_seconds, time.time() - max(self._rendered_at, packed.packed_at))
         return packed.unpack()

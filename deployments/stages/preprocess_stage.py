@@ -76,11 +76,11 @@ class Preprocess:
 
     async def render(
         self, prompt: Prompt, mm_hashes: list[str], truncation: PromptTruncation | None, *items: ItemInfo
-    ) -> ProcessedPrompt:
-        """See `PromptRenderer.render`. Each item is an argument of its own, so that the caller may give a reference to
-        it, and Ray makes the call when all of them are there."""
+    ) -> AsyncGenerator[ProcessedPrompt]:
+        """Yields what `PromptRenderer.render` returns. Each item is an argument of its own, so that the caller may give
+        a reference to it, and Ray makes the call when all of them are there."""
         prompts = self._processor.prompts
-        return await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
+        yield await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts

@@ -73,12 +73,12 @@ async def arrived(arguments: Sequence[Any]) -> list[Any]:
         raise stage_error(error) from None
 
 
-class TwoObjects:
-    """A stage's response of two objects: a reference to tensors, and what is known of them. The call is made when its
-    arguments are there, and ends when it may."""
+class Objects:
+    """A stage's response: objects of which the caller reads the last. The call is made when its arguments are there,
+    and ends when it may."""
 
-    def __init__(self, fate: Fate, info: Any, may_end: asyncio.Event, *arguments: Any) -> None:
-        self._fate, self._info, self._may_end, self._arguments = fate, info, may_end, arguments
+    def __init__(self, fate: Fate, last: Any, may_end: asyncio.Event, *arguments: Any) -> None:
+        self._fate, self._last, self._may_end, self._arguments = fate, last, may_end, arguments
         self.is_cancelled = False
 
     async def _to_object_ref_gen(self) -> Any:
@@ -90,24 +90,22 @@ class TwoObjects:
         return self
 
     def _get_next_ref_n(self, count: int) -> list[Any]:
-        tensors, info = Reference(), Reference()
-        self._end = asyncio.get_running_loop().create_task(self._settle(tensors, info))
-        return [tensors, info]
+        refs = [Reference() for _ in range(count)]
+        self._end = asyncio.get_running_loop().create_task(self._settle(refs))
+        return refs
 
-    async def _settle(self, tensors: Reference, info: Reference) -> None:
+    async def _settle(self, refs: list[Reference]) -> None:
         await self._may_end.wait()
         failure = {"dies between": ActorDiedError()}.get(str(self._fate))
         if isinstance(self._fate, Exception):
             failure = self._fate
-        if failure is not None:
-            tensors.fail(failure)
-            info.fail(failure)
-            return
-        info.object.set_result(self._info)
-        if self._fate == "lost later":
-            tensors.fail(lost())
-        else:
-            tensors.object.set_result(self._info)
+        for ref in refs:
+            if failure is not None:
+                ref.fail(failure)
+            elif self._fate == "lost later" and ref is not refs[-1]:
+                ref.fail(lost())
+            else:
+                ref.object.set_result(self._last)
 
     def _consume_next_ref_n(self, count: int) -> None:
         pass
@@ -117,16 +115,17 @@ class TwoObjects:
 
 
 class Generation:
-    """A response of Generate: it reads its embeddings, then sends pieces."""
+    """A response of Generate. The call is made when its prompt is there; it reads its embeddings, then sends pieces."""
 
-    def __init__(self, fate: Fate, embeddings: list[ItemEmbeddings], address: PieceAddress) -> None:
-        self._fate, self._embeddings, self._address = fate, embeddings, address
+    def __init__(self, fate: Fate, prompt: Any, embeddings: list[ItemEmbeddings], address: PieceAddress) -> None:
+        self._fate, self._prompt, self._embeddings, self._address = fate, prompt, embeddings, address
         self.is_cancelled = False
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._run().__await__()
 
     async def _run(self) -> None:
+        await arrived([self._prompt])
         connections = PieceConnections()
         try:
             connection = await connections.to(self._address)
@@ -165,7 +164,8 @@ class StandInStages:
     """`fates`: for each stage those of its calls, in their order; further calls work. `calls`: the stages that were
     called, in order.
 
-    `may_process`: until it is set, no call of Preprocess that processes an item ends; `may_end`: the same of Encode.
+    `may_process`: until it is set, no call of Preprocess that processes an item ends; `may_render`: the same of those
+    that render a prompt; `may_end`: the same of Encode. The renderings of `num_renderings` have the fates of `render`.
     """
 
     def __init__(self, **fates: Sequence[Fate]) -> None:
@@ -175,9 +175,9 @@ class StandInStages:
         self.handed_over: list[list[bool]] = []
         self.recomputed: list[tuple[str, str]] = []
         self.num_renderings = 0
-        self.may_process, self.may_end = asyncio.Event(), asyncio.Event()
-        self.may_process.set()
-        self.may_end.set()
+        self.may_process, self.may_render, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for event in (self.may_process, self.may_render, self.may_end):
+            event.set()
 
     def _next(self, stage: str) -> Fate:
         self.calls.append(stage)
@@ -190,21 +190,22 @@ class StandInStages:
 
     def _process(self, *_: Any) -> Any:
         info = ItemInfo("image", ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1)), 10)
-        return self._keep(TwoObjects(self._next("preprocess"), info, self.may_process))
+        return self._keep(Objects(self._next("preprocess"), info, self.may_process))
 
     def _encode(self, item_id: str, modality: str, item: Any, sent_at: float) -> Any:
-        return self._keep(TwoObjects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
+        return self._keep(Objects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
 
     def _generate(
         self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], address: PieceAddress, **_: Any
     ) -> Any:
         self.handed_over.append([item.is_pending for item in items])
-        return self._keep(Generation(self._next("generate"), items, address))
+        return self._keep(Generation(self._next("generate"), prompt, items, address))
 
-    async def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, *infos: Any) -> ProcessedPrompt:
+    def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, *infos: Any) -> Any:
         self.num_renderings += 1
-        assert all(isinstance(info, ItemInfo) for info in await arrived(infos))
-        return ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
+        told = self._fates.get("render", [])
+        rendered = ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
+        return Objects(told.pop(0) if told else "works", rendered, self.may_render, *infos)
 
     def pipeline(self) -> Pipeline:
         def handle(**methods: Any) -> Any:

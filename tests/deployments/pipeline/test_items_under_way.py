@@ -22,6 +22,7 @@ class Media:
         self.may_start.set()
         self.failure: Exception | None = None
         self.info: Reference | None = None
+        self.replacement: Any = None
         self.num_asked = 0
         self.num_cancelled = 0
         self.forgotten: list[str] = []
@@ -42,7 +43,7 @@ class Media:
             raise
         if self.failure is not None:
             raise self.failure
-        return made
+        return made if self.replacement is None else stored(self.replacement)
 
     def forget(self, items: list[LoadedItem]) -> None:
         self.forgotten += [item.mm_hash for item in items]
@@ -125,11 +126,12 @@ async def test_an_item_that_fails_goes_before_the_failure_of_a_call_that_needs_i
             await asyncio.wait_for(waiting, 5)
 
 
-async def test_what_was_pending_is_waited_for_and_not_made_again() -> None:
+async def test_what_another_replica_makes_already_is_waited_for_and_not_made_again() -> None:
     media = Media()
     async with under_way(media) as items:
         await items.started()
         items.hand_over()
+        media.replacement = "of another replica"
         again = asyncio.create_task(items.make_lost_again())
         await asyncio.sleep(0.01)
         assert not again.done()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from deployments.config import AppConfig
-from deployments.pipeline.media_items import Announce, LoadedItem, MediaItems, PendingItem, StoredItem
+from deployments.pipeline.in_the_making import Announce
+from deployments.pipeline.media_items import LoadedItem, MediaItems, PendingItem, StoredItem
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
@@ -44,7 +45,9 @@ class Items(MediaItems):
         self.may_go_on.set()
         self.made: list[str] = []
 
-    async def _process(self, request: PipelineRequest, item: LoadedItem, announce: Announce) -> tuple[StoredItem, int]:
+    async def _process(
+        self, request: PipelineRequest, item: LoadedItem, announce: Announce[PendingItem]
+    ) -> tuple[StoredItem, int]:
         if item.content is None:
             return await super()._process(request, item, announce)
         self.made.append(request.request_id)
@@ -52,7 +55,7 @@ class Items(MediaItems):
         return StoredItem(info(is_encoded=item.source.is_precomputed), found), 10
 
     async def _encode_item(
-        self, request: PipelineRequest, item: LoadedItem, processing: Any, announce: Announce
+        self, request: PipelineRequest, item: LoadedItem, processing: Any, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
         processed = await processing.finished()
         found: Any = f"embeddings of {item.mm_hash}"

@@ -10,7 +10,7 @@ from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
-from tests.deployments.pipeline.stand_in_stages import Fate, StandInStages, answer, ask, request, stage_error
+from tests.deployments.pipeline.stand_in_stages import Fate, Objects, StandInStages, answer, ask, request, stage_error
 from tests.waiting import until
 
 P, E, G = "preprocess", "encode", "generate"
@@ -40,6 +40,16 @@ async def test_what_preprocess_makes_goes_on_without_waiting_for_the_ingress_to_
     stages.may_process.set()
     assert await task == "red"
     assert (stages.calls, stages.num_renderings) == ([P, P, E, E, G], 1)
+
+
+async def test_generate_is_called_while_the_prompt_is_rendered() -> None:
+    stages, sent = StandInStages(), request()
+    stages.may_render.clear()
+    task = asyncio.create_task(ask(stages, sent))
+    await until(lambda: stages.calls == [P, E, G])
+    stages.may_render.set()
+    assert await task == "red"
+    assert (stages.calls, stages.num_renderings, sent.trace.prompt_token_ids) == ([P, E, G], 1, [1])
 
 
 async def test_generate_begins_while_items_are_encoded() -> None:
@@ -85,6 +95,31 @@ async def test_a_death_before_the_first_piece_costs_time_only(stage: str, fate: 
         assert await ask(stages, request()) == "red"
         assert stages.calls == calls
     assert stages.recomputed
+
+
+@pytest.mark.parametrize("fate", ["dies before", "dies between", "cancelled before"])
+async def test_a_death_while_the_prompt_is_rendered_costs_time_only(fate: Fate) -> None:
+    stages, sent = StandInStages(render=[fate]), request()
+    assert await ask(stages, sent) == "red"
+    assert stages.num_renderings == 2
+    assert stages.calls.count(E) == 1
+    assert sent.trace.prompt_token_ids == [1]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_prompt_that_is_refused_ends_the_request_while_its_items_are_encoded(has_begun: bool) -> None:
+    """Also where Generate has been called with a reference to the prompt, and fails for want of it."""
+    stages = StandInStages(render=[stage_error(InvalidRequestError("too long", field="messages"))])
+    stages.may_end.clear()
+    if has_begun:
+        stages.may_render.clear()
+    task = asyncio.create_task(ask(stages, request()))
+    if has_begun:
+        await until(lambda: bool(stages.handed_over))
+        stages.may_render.set()
+    with pytest.raises(InvalidRequestError, match="messages: too long"):
+        await asyncio.wait_for(task, 5)
+    assert stages.recomputed == []
 
 
 @pytest.mark.parametrize("stage", [P, E, G])
@@ -151,8 +186,8 @@ async def test_what_generate_refuses_of_an_item_has_the_clients_name(monkeypatch
     refusal = stage_error(InvalidRequestError("of another width", field="messages", item=0))
     stages = StandInStages(generate=[refusal])
 
-    async def render(prompt: object, mm_hashes: list[str], truncation: object, *infos: object) -> ProcessedPrompt:
-        return ProcessedPrompt([1], [], mm_hashes, item_order=[1, 0])
+    def render(prompt: object, mm_hashes: list[str], truncation: object, *infos: object) -> Objects:
+        return Objects("works", ProcessedPrompt([1], [], mm_hashes, item_order=[1, 0]), stages.may_render, *infos)
 
     monkeypatch.setattr(stages, "_render", render)
     with pytest.raises(InvalidRequestError) as caught:

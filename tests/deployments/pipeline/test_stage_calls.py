@@ -22,7 +22,7 @@ from deployments.pipeline.stage_calls import (
     StageError,
     StageFailedError,
     StageUnavailableError,
-    tensors_and_info,
+    objects_of,
     with_pending,
 )
 from deployments.ray_session import ray_session
@@ -36,6 +36,10 @@ class Counter:
 
     def inc(self, value: float = 1, tags: dict[str, str] | None = None) -> None:
         self.tags.append(tags or {})
+
+
+def ignore(*refs: Any) -> None:
+    pass
 
 
 def make_calls() -> tuple[StageCalls, Counter, list[str]]:
@@ -187,7 +191,7 @@ async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
     sent = [Cancelled(by_ray=True) for _ in range(4)]
     unsent = list[Any](sent)
     with pytest.raises(StageUnavailableError):
-        await calls.send("encode", lambda: tensors_and_info(unsent.pop()))
+        await calls.send("encode", lambda: objects_of(unsent.pop(), 2, ignore))
     assert [tags["reason"] for tags in recomputed.tags] == ["TaskCancelledError"] * 3
     assert all(one.is_cancelled for one in sent)
 
@@ -195,7 +199,7 @@ async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
 async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
     calls, recomputed, _ = make_calls()
     call: Any = Cancelled(by_ray=False)
-    task = asyncio.create_task(calls.send("encode", lambda: tensors_and_info(call)))
+    task = asyncio.create_task(calls.send("encode", lambda: objects_of(call, 2, ignore)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
@@ -207,7 +211,7 @@ async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
 
 async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:
     response: Any = Response("none")
-    tensors, info = await asyncio.wait_for(tensors_and_info(response), 60)
+    (tensors, _), info = await asyncio.wait_for(objects_of(response, 2, ignore), 60)
     assert info == "info"
     assert isinstance(tensors, ray.ObjectRef)
     del response
@@ -218,19 +222,20 @@ async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> 
 async def test_a_stage_that_ends_before_both_are_there_gives_none(local_ray: None, ending: str) -> None:
     response: Any = Response(ending)
     with pytest.raises(RayError, match=None if ending == "death" else "a bug"):
-        await asyncio.wait_for(tensors_and_info(response), 60)
+        await asyncio.wait_for(objects_of(response, 2, ignore), 60)
 
 
 @pytest.mark.parametrize("ending", ["none", "error at once"])
 async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(local_ray: None, ending: str) -> None:
     response: Any = Response(ending)
     pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
-    work = asyncio.create_task(tensors_and_info(response, lambda tensors, info: pending.set_result(tensors)))
+    work = asyncio.create_task(objects_of(response, 2, lambda tensors, info: pending.set_result(tensors)))
     received = actor(NextStage).receive.remote([await asyncio.wait_for(pending, 60)])
     assert not work.done()
     if ending == "none":
         assert await received == ["tensors"]
-        assert await work == (pending.result(), "info")
+        refs, info = await work
+        assert (refs[0], info) == (pending.result(), "info")
     else:
         for waiting in (received, work):
             with pytest.raises(RayError, match="a bug"):
@@ -317,7 +322,7 @@ async def test_a_caller_that_leaves_ends_a_call_with_pending_inputs() -> None:
     call: Any = Cancelled(by_ray=False)
 
     async def send(given: str) -> Any:
-        return await tensors_and_info(call)
+        return await objects_of(call, 2, ignore)
 
     task = asyncio.create_task(with_pending(making.inputs, making.finished, send))
     await asyncio.sleep(0.01)

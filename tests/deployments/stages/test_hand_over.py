@@ -28,7 +28,7 @@ async def test_what_is_there_comes_first_and_the_rest_one_by_one() -> None:
         ItemEmbeddings(reference(PackedTensor.pack(tensor), delay), is_pending=delay > 0)
         for tensor, delay in zip(tensors, (0.02, 0.0, 0.01), strict=True)
     ]
-    hand_over = HandOver(items, sent_at=0.0)
+    hand_over = HandOver(items, rendered_at=0.0)
     first, second, third = await hand_over.ready()
     assert (first, third) == (None, None)
     assert second is not None

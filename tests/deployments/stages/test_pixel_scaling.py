@@ -190,7 +190,8 @@ def process(handle: DeploymentHandle[Any], job: ItemJob) -> None:
 
 
 def render(handle: DeploymentHandle[Any]) -> None:
-    handle.render.remote(PROMPT, [], None).result(timeout_s=TIMEOUT)
+    for _ in handle.options(stream=True).render.remote(PROMPT, [], None):
+        pass
 
 
 @contextmanager
