@@ -81,8 +81,8 @@ class PromptRenderer:
         order.
 
         A prompt given as text and the same one given as the ids of that text come out the same. A `truncation` cuts a
-        prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, if the
-        context has no room left for an answer, or if the prompt has no token.
+        prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, or if
+        the context has no room left for an answer.
         """
         started = time.perf_counter()
         limit = None if truncation is None else self._limit(truncation)
@@ -96,8 +96,6 @@ class PromptRenderer:
                 self._check_items([items[number] for number in numbers])
             if len(ids) >= self._max_model_len:
                 raise self._no_room(len(ids))
-            if not len(ids):
-                raise InvalidRequestError("no token", field="prompt", code="empty_prompt")
         except InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
         if (shown := self._family.placeholder_id) is not None:

@@ -19,7 +19,15 @@ from deployments.stages.pixel_scaling import CALL_PIXELS, PendingWork
 from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
-from preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Prompt, PromptTruncation, TextPrompt
+from preprocess.schema import (
+    ChatPrompt,
+    InvalidRequestError,
+    ItemInfo,
+    ProcessedPrompt,
+    Prompt,
+    PromptTruncation,
+    TextPrompt,
+)
 
 if TYPE_CHECKING:
     from pipelines.interface import PipelineParams
@@ -78,9 +86,13 @@ class Preprocess:
         self, prompt: Prompt, mm_hashes: list[str], truncation: PromptTruncation | None, *items: ItemInfo
     ) -> AsyncGenerator[ProcessedPrompt]:
         """Yields what `PromptRenderer.render` returns. Each item is an argument of its own, so that the caller may give
-        a reference to it, and Ray makes the call when all of them are there."""
+        a reference to it, and Ray makes the call when all of them are there. Raises InvalidRequestError for a prompt
+        without a token, too."""
         prompts = self._processor.prompts
-        yield await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
+        rendered = await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
+        if not rendered.prompt_token_ids:
+            raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
+        yield rendered
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts

@@ -107,6 +107,12 @@ def test_a_prompt_over_the_context_is_refused_or_cut_from_the_left(client: OpenA
         complete(client, "word " * 320_000, extra_body={"truncate_prompt_tokens": -1})
 
 
+def test_a_prompt_without_a_token_is_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="the prompt has no token") as caught:
+        complete(client, [[]])
+    assert caught.value.code == "empty_prompt"
+
+
 def test_tokenize_and_detokenize(app_url: str) -> None:
     def post(path: str, body: dict[str, Any]) -> Any:
         return httpx.post(f"{app_url}{path}", json=body, timeout=60).json()
