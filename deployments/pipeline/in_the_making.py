@@ -1,4 +1,4 @@
-"""A stage's result in the making, which other calls are given a reference to before it is there."""
+"""What a stage is making, to which other stages get a reference before it is there."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -50,7 +50,13 @@ class InTheMaking(Generic[PendingT, ResultT]):
         """Raises what `make` raises."""
         return await asyncio.shield(self._task)
 
+    def result_or(self, pending: PendingT) -> ResultT | PendingT:
+        """Returns the result if it is there, else `pending`."""
+        is_there = self._task.done() and not self._task.cancelled() and self._task.exception() is None
+        return self._task.result() if is_there else pending
+
     async def aclose(self) -> None:
+        """Ends the making, unless it has ended."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -64,7 +64,7 @@ class Pipeline:
             AsyncExitStack() as opened,
         ):
             try:
-                begin = partial(self._begin, request, under_way, opened)
+                begin = partial(self._begin, request, under_way, rendering, opened)
                 ready, answers = await under_way.meanwhile(with_pending(rendering.pending, rendering.finished, begin))
                 await rendering.finished()
             except InvalidRequestError as error:
@@ -128,6 +128,7 @@ class Pipeline:
         self,
         request: PipelineRequest,
         under_way: ItemsUnderWay,
+        rendering: Rendering,
         opened: AsyncExitStack,
         prompt: ProcessedPrompt | ObjectRef,
     ) -> tuple[list[GeneratedText], AsyncGenerator[list[GeneratedText]]]:
@@ -135,7 +136,10 @@ class Pipeline:
         the others, which `opened` closes."""
         await under_way.started()
         answers = self._calls.stream(
-            "generate", lambda: self._answers(request, prompt, under_way.hand_over()), under_way.make_lost_again
+            "generate",
+            # Again with the prompt itself: what the reference is to may have gone with its node.
+            lambda: self._answers(request, rendering.result_or(prompt), under_way.hand_over()),
+            under_way.make_lost_again,
         )
         await opened.enter_async_context(aclosing(answers))
         ready = await anext(answers, None)

@@ -173,6 +173,7 @@ class StandInStages:
         self.calls: list[str] = []
         self.responses: list[Any] = []
         self.handed_over: list[list[bool]] = []
+        self.prompts: list[Any] = []
         self.recomputed: list[tuple[str, str]] = []
         self.num_renderings = 0
         self.may_process, self.may_render, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -199,6 +200,7 @@ class StandInStages:
         self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], address: PieceAddress, **_: Any
     ) -> Any:
         self.handed_over.append([item.is_pending for item in items])
+        self.prompts.append(prompt)
         return self._keep(Generation(self._next("generate"), prompt, items, address))
 
     def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, *infos: Any) -> Any:

@@ -106,6 +106,17 @@ async def test_a_death_while_the_prompt_is_rendered_costs_time_only(fate: Fate) 
     assert sent.trace.prompt_token_ids == [1]
 
 
+async def test_generate_gets_the_prompt_itself_when_it_is_called_again() -> None:
+    """What the reference is to may have gone with its node."""
+    stages = StandInStages(generate=["dies between"])
+    stages.may_render.clear()
+    task = asyncio.create_task(ask(stages, request()))
+    await until(lambda: len(stages.prompts) == 1)
+    stages.may_render.set()
+    assert await task == "red"
+    assert [isinstance(prompt, ProcessedPrompt) for prompt in stages.prompts] == [False, True]
+
+
 @pytest.mark.parametrize("has_begun", [True, False])
 async def test_a_prompt_that_is_refused_ends_the_request_while_its_items_are_encoded(has_begun: bool) -> None:
     """Also where Generate has been called with a reference to the prompt, and fails for want of it."""
