@@ -168,14 +168,15 @@ _OVER_A_SLOW_NETWORK = """() => {
 }"""
 
 
-def make_endless(page: Page, max_tokens: int) -> None:
+def make_endless(page: Page, max_tokens: int, **options: Any) -> None:
     """Answers are as long as they may be from now on. They come over a slow network until the page is loaded again,
-    for the server makes two thousand tokens in a second."""
+    for the server makes two thousand tokens in a second. The browser itself may have the whole answer before the page
+    does. `options` are further fields of the request: more answers to it take the server longer."""
     page.evaluate(_OVER_A_SLOW_NETWORK)
 
     def change(route: Route) -> None:
         body = route.request.post_data_json or {}
-        body |= {"ignore_eos": True, "max_tokens": max_tokens}
+        body |= {"ignore_eos": True, "max_tokens": max_tokens, **options}
         route.continue_(post_data=json.dumps(body))
 
     page.route(CHAT, change)
