@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from deployments.pipeline.stage_calls import has_result
+
 PendingT = TypeVar("PendingT")
 ResultT = TypeVar("ResultT")
 
@@ -52,8 +54,7 @@ class InTheMaking(Generic[PendingT, ResultT]):
 
     def result_or(self, pending: PendingT) -> ResultT | PendingT:
         """Returns the result if it is there, else `pending`."""
-        is_there = self._task.done() and not self._task.cancelled() and self._task.exception() is None
-        return self._task.result() if is_there else pending
+        return self._task.result() if has_result(self._task) else pending
 
     async def aclose(self) -> None:
         """Ends the making, unless it has ended."""
@@ -66,6 +67,6 @@ class InTheMaking(Generic[PendingT, ResultT]):
         self._on_known(pending)
 
     def _end(self, task: asyncio.Task[ResultT]) -> None:
-        if self.latest is None and not task.cancelled() and task.exception() is None:
+        if self.latest is None and has_result(task):
             self._note(self._announcement(task.result()))
         self._is_known.set()

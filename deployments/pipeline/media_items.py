@@ -67,8 +67,6 @@ class PendingItem:
     ref: ObjectRef | None
 
 
-_INLINE_BYTES = 2**18  # hashing this much takes less time than using a thread does
-
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
 
 
@@ -228,8 +226,7 @@ class MediaItems:
         processor: ProcessorIdentity,
     ) -> LoadedItem:
         if content is not None:
-            is_short = len(content) < _INLINE_BYTES
-            hashed_content = content_hash(content) if is_short else await asyncio.to_thread(content_hash, content)
+            hashed_content = await asyncio.to_thread(content_hash, content)
         else:
             assert source.uuid is not None
             found = self._named.find(request.cache_salt, source.uuid)

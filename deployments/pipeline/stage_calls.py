@@ -179,7 +179,7 @@ async def with_pending(
         making = asyncio.ensure_future(finished())
         try:
             await asyncio.wait([work, making], return_when=asyncio.FIRST_COMPLETED)
-            if not _has_result(work):
+            if not has_result(work):
                 await making
                 if await inputs() != given:
                     continue
@@ -190,7 +190,8 @@ async def with_pending(
             await asyncio.gather(work, making, return_exceptions=True)
 
 
-def _has_result(task: "asyncio.Future[Any]") -> bool:
+def has_result(task: "asyncio.Future[Any]") -> bool:
+    """Returns whether the task has ended well."""
     return task.done() and not task.cancelled() and task.exception() is None
 
 

@@ -96,7 +96,8 @@ class Generate:
         come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first.
         """
         connection = await self._connections.to(address)
-        hand_over = HandOver(prompt.placed(items), prompt.rendered_at)
+        items = prompt.placed(items)
+        hand_over = HandOver(items, prompt.rendered_at)
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
             # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.

@@ -79,7 +79,7 @@ def test_who_goes_away_leaves_nothing_to_encode(client: OpenAI, app_url: str) ->
     num_left = asyncio.run(
         ask_and_leave(client, [picture(100 + number) for number in range(num_pictures)], one_is_encoded)
     )
-    assert num_left > num_pictures // 4, "the others were answered before the metrics told of the first"
+    assert num_left > num_pictures // 2
     num_encoded = exported(app_url, "encoder_items_total", status="ok")
     ask(client, picture(1000))  # behind whatever is left
     num_more = exported(app_url, "encoder_items_total", status="ok") - num_encoded

@@ -114,6 +114,14 @@ class Objects:
         self.is_cancelled = True
 
 
+class Rendering(Objects):
+    """A response of Preprocess with a prompt. The call gets the metadata of all items."""
+
+    async def _to_object_ref_gen(self) -> Any:
+        assert all(isinstance(info, ItemInfo) for info in await arrived(self._arguments))
+        return await super()._to_object_ref_gen()
+
+
 class Generation:
     """A response of Generate. The call is made when its prompt is there; it reads its embeddings, then sends pieces."""
 
@@ -182,6 +190,9 @@ class StandInStages:
 
     def _next(self, stage: str) -> Fate:
         self.calls.append(stage)
+        return self._fate(stage)
+
+    def _fate(self, stage: str) -> Fate:
         left = self._fates.get(stage, [])
         return left.pop(0) if left else "works"
 
@@ -205,9 +216,8 @@ class StandInStages:
 
     def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, *infos: Any) -> Any:
         self.num_renderings += 1
-        told = self._fates.get("render", [])
         rendered = ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
-        return Objects(told.pop(0) if told else "works", rendered, self.may_render, *infos)
+        return Rendering(self._fate("render"), rendered, self.may_render, *infos)
 
     def pipeline(self) -> Pipeline:
         def handle(**methods: Any) -> Any:
