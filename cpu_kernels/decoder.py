@@ -139,6 +139,7 @@ class _StepRows(ctypes.Structure):
         ("token_ids", ctypes.c_void_p),
         ("logits_rows", ctypes.c_void_p),
         ("num_logits", ctypes.c_int64),
+        ("wants_all_hidden", ctypes.c_int64),
         ("hidden", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
     ]
@@ -190,13 +191,15 @@ class Decoder:
         token_ids: torch.Tensor | None = None,
         logits_rows: torch.Tensor | None = None,
         logits: torch.Tensor | None = None,
+        wants_all_hidden: bool = True,
     ) -> bool:
         """Fills `hidden`, (num_tokens, hidden_size), float32, with the hidden states behind the final norm.
 
         It holds the embeddings, or with `token_ids`, (num_tokens,) int64, the decoder looks them up. `positions`:
-        (axes, num_tokens), int64. With a head, the logits of the tokens `logits_rows`, (num_logits,) int64, go to
-        `logits`, (num_logits, vocab), float32. Returns False, and changes nothing, where a position lies beyond the
-        ropes' tables."""
+        (axes, num_tokens), int64. With a head, the logits of the tokens `logits_rows`, (num_logits,) int64, ascending,
+        go to `logits`, (num_logits, vocab), float32. Without `wants_all_hidden` only the rows `logits_rows` of `hidden`
+        are filled, which saves most of the last layer. Returns False, and changes nothing, where a position lies beyond
+        the ropes' tables."""
         assert hidden.is_contiguous(), "hidden states lie row by row"
         assert positions.stride(-1) == 1, "the positions of an axis lie one behind the other"
         step = _StepRows(
@@ -205,6 +208,7 @@ class Decoder:
             None if token_ids is None else token_ids.data_ptr(),
             None if logits_rows is None else logits_rows.data_ptr(),
             0 if logits_rows is None else len(logits_rows),
+            wants_all_hidden,
             hidden.data_ptr(),
             None if logits is None else logits.data_ptr(),
         )

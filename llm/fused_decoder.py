@@ -110,13 +110,14 @@ class FusedDecoder:
         return self._decoder.has_embedding
 
     def run(
-        self, chunks: StepChunks, step: StepInput, embeds: torch.Tensor | None
+        self, chunks: StepChunks, step: StepInput, embeds: torch.Tensor | None, *, wants_all_hidden: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Returns the hidden states behind the final norm, (num_tokens, hidden_size), and the logits of
         `step.logits_rows`, or None for the logits where the head is not part of the call. Both stay until the next run.
 
-        `embeds`: (num_tokens, hidden_size), or None to look up those of the tokens. Returns None for a step with a
-        position beyond those that the rotary tables hold."""
+        `embeds`: (num_tokens, hidden_size), or None to look up those of the tokens. Without `wants_all_hidden` only the
+        hidden states of `step.logits_rows` are computed. Returns None for a step with a position beyond those that the
+        rotary tables hold."""
         hidden = self._hidden[: len(step.token_ids)]
         if embeds is not None:
             hidden.copy_(embeds)
@@ -128,6 +129,7 @@ class FusedDecoder:
             token_ids=step.token_ids if embeds is None else None,
             logits_rows=step.logits_rows,
             logits=logits,
+            wants_all_hidden=wants_all_hidden,
         )
         return (hidden, logits) if is_done else None
 

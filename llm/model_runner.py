@@ -109,7 +109,7 @@ class ModelRunner:
             logger.info("the decoder's layers run one by one: it has %s", reason)
             return None
         is_same = agree(
-            lambda step: self._forward_fused(fused, step, attention.prepare(step)),
+            lambda step: self._forward_fused(fused, step, attention.prepare(step), wants_all_hidden=True),
             lambda step: self._forward_layers(step, attention.prepare(step)),
             self._builder,
             num_slots=attention.num_slots,
@@ -267,15 +267,15 @@ class ModelRunner:
 
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
-        float32."""
+        float32. Hidden states that no logits are made of may be anything."""
         if self._fused is not None and isinstance(attention, KernelStep):
-            done = self._forward_fused(self._fused, step, attention)
+            done = self._forward_fused(self._fused, step, attention, wants_all_hidden=bool(step.scored))
             if done is not None:
                 return done
         return self._forward_layers(step, attention)
 
     def _forward_fused(
-        self, fused: FusedDecoder, step: StepInput, attention: KernelStep
+        self, fused: FusedDecoder, step: StepInput, attention: KernelStep, *, wants_all_hidden: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Does what `forward` does in one call. Returns None for a step that has to go layer by layer: one with masks,
         with inputs that only transformers' layers know, or with a position beyond the call's tables."""
@@ -287,7 +287,7 @@ class ModelRunner:
             if len(inputs) > 1:
                 return None
             embeds = inputs["inputs_embeds"][0]
-        done = fused.run(attention.chunks, step, embeds)
+        done = fused.run(attention.chunks, step, embeds, wants_all_hidden=wants_all_hidden)
         if done is None:
             return None
         hidden, logits = done

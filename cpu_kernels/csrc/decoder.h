@@ -85,10 +85,11 @@ struct StepRows {
   const int64_t* positions;  // (axes, position_stride), of which num_tokens are used
   int64_t position_stride;
   const int64_t* token_ids;    // (num_tokens,), or null where `hidden` holds the embeddings
-  const int64_t* logits_rows;  // (num_logits,): the tokens whose logits are wanted
+  const int64_t* logits_rows;  // (num_logits,): the tokens whose logits are wanted, ascending
   int64_t num_logits;
-  float* hidden;  // (num_tokens, hidden_size)
-  float* logits;  // (num_logits, vocab), or null
+  int64_t wants_all_hidden;  // 0: only the hidden states of logits_rows are wanted
+  float* hidden;             // (num_tokens, hidden_size)
+  float* logits;             // (num_logits, vocab), or null
 };
 
 // A layer's rows of the step, each of another width.
@@ -123,15 +124,23 @@ class DecoderStep {
   void run() {
     if (step_.token_ids != nullptr) embed();
     look_up_ropes();
+    bool narrows = !step_.wants_all_hidden && step_.num_logits < num_tokens_;
     for (int64_t i = 0; i < decoder_.num_layers; i++) {
-      make_rows(decoder_.layers[i]);
-      attention(decoder_.layers[i]);
-      if (i + 1 < decoder_.num_layers) expect(decoder_.layers[i + 1]);
-      add_product(rows_.attended, decoder_.layers[i].output, decoder_.layers[i].attention_norm);
-      mlp(decoder_.layers[i]);
+      const DecoderLayer& layer = decoder_.layers[i];
+      bool is_last = i + 1 == decoder_.num_layers;
+      make_rows(layer);
+      AttentionArguments call = project(layer);
+      write_to_cache(*layer.cache, chunks_, call.keys, call.values);
+      if (is_last && narrows && step_.num_logits == 0) return;
+      attend(chunks_, *layer.cache, call, nullptr, threads_);
+      if (is_last && narrows) keep_wanted_rows(layer);
+      if (!is_last) expect(decoder_.layers[i + 1]);
+      add_product(rows_.attended, layer.output, layer.attention_norm);
+      mlp(layer);
     }
     int64_t size = decoder_.hidden_size;
     each_row([&](int64_t row) { decoder_.final_norm.apply(hidden_ + row * size, size, hidden_ + row * size); });
+    if (narrows) put_rows_back();
     if (step_.logits != nullptr && step_.num_logits > 0) logits();
   }
 
@@ -192,7 +201,26 @@ class DecoderStep {
     rows_.inner = take(inner);
   }
 
-  void attention(const DecoderLayer& layer) {
+  // Goes on with the wanted rows only: behind the attention of the last layer nothing needs the others.
+  void keep_wanted_rows(const DecoderLayer& layer) {
+    int64_t size = decoder_.hidden_size, attended = layer.output.weight->num_k;
+    num_tokens_ = step_.num_logits;
+    groups_ = RowGroups(num_tokens_);
+    for (int64_t i = 0; i < num_tokens_; i++) {  // no row goes behind its place, so none overwrites one still to come
+      std::copy_n(hidden_ + step_.logits_rows[i] * size, size, hidden_ + i * size);
+      std::copy_n(rows_.attended + step_.logits_rows[i] * attended, attended, rows_.attended + i * attended);
+    }
+  }
+
+  // Undoes what `keep_wanted_rows` did to the hidden states.
+  void put_rows_back() {
+    int64_t size = decoder_.hidden_size;
+    for (int64_t i = num_tokens_; i-- > 0;)
+      std::copy_n(hidden_ + i * size, size, hidden_ + step_.logits_rows[i] * size);
+  }
+
+  // Computes queries, keys and values, ready for attention.
+  AttentionArguments project(const DecoderLayer& layer) {
     const LayerCache& cache = *layer.cache;
     int64_t key_dim = cache.key_dim, heads = decoder_.heads;
     const float* x = normed_groups(layer.input_norm);
@@ -208,16 +236,14 @@ class DecoderStep {
       for (int64_t i = 0; i < cache.kv_heads; i++)
         finish(layer.key_norm, rows_.keys + (row * cache.kv_heads + i) * key_dim);
     });
-    AttentionArguments call{{rows_.queries, heads * key_dim, key_dim},
-                            {rows_.keys, cache.kv_heads * key_dim, key_dim},
-                            {rows_.values, cache.kv_heads * cache.value_dim, cache.value_dim},
-                            rows_.attended,
-                            heads,
-                            layer.window,
-                            layer.scaling,
-                            layer.softcap};
-    write_to_cache(cache, chunks_, call.keys, call.values);
-    attend(chunks_, cache, call, nullptr, threads_);
+    return {{rows_.queries, heads * key_dim, key_dim},
+            {rows_.keys, cache.kv_heads * key_dim, key_dim},
+            {rows_.values, cache.kv_heads * cache.value_dim, cache.value_dim},
+            rows_.attended,
+            heads,
+            layer.window,
+            layer.scaling,
+            layer.softcap};
   }
 
   // Has the products from here on bring the keys and values nearer that the decoding sequences attend over in `layer`.

@@ -107,8 +107,9 @@ class Model:
             window=sizes.window,
         )
 
-    def run(self, sequences: list["Told"], news: list[int]) -> list[torch.Tensor]:
-        """The hidden states of the next `news` tokens of each, of which decoding ones come first."""
+    def run(self, sequences: list["Told"], news: list[int], wanted: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """The hidden states of the next `news` tokens of each, of which decoding ones come first. Those of the step's
+        rows `wanted` only, where that is given."""
         order = sorted(range(len(news)), key=lambda index: news[index] > 1)
         slots, tables, ends, positions, hidden = [], [], [], [], []
         for index in order:
@@ -123,7 +124,13 @@ class Model:
         lengths = [news[index] for index in order]
         step = StepChunks(torch.cat(slots), tables, lengths, ends, num_decodes=lengths.count(1))
         rows = torch.cat(hidden)
-        assert self.decoder.run(step, torch.cat(positions, dim=1).contiguous(), rows)
+        assert self.decoder.run(
+            step,
+            torch.cat(positions, dim=1).contiguous(),
+            rows,
+            logits_rows=wanted,
+            wants_all_hidden=wanted is None,
+        )
         outputs = dict(zip(order, torch.split(rows, lengths), strict=True))
         return [outputs[index] for index in range(len(news))]
 
@@ -246,6 +253,34 @@ def test_any_steps_give_what_is_defined(
         told.num_done, told.blocks = 0, list(range(len(told.blocks)))
         (first,), (second,) = model.run([told], [cuts[index]]), model.run([told], [rests[index]])
         assert torch.equal(torch.cat([first, second]), output), "other than alone and on blocks in order"
+
+
+@EVERY_LIBRARY
+@given(
+    sizes=models(),
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    data=st.data(),
+    seed=st.integers(0, 2**32),
+)
+def test_wanted_rows_are_the_same_without_the_others(
+    library: KernelLibrary, sizes: Sizes, lengths: list[int], data: st.DataObject, seed: int
+) -> None:
+    """And the cache gets the keys and values of all rows, also where none is wanted."""
+    lengths.sort(key=lambda length: length > 1)  # in the order of the step's rows
+    model = Model(library, sizes, seed)
+    sequences = make_sequences(sizes, lengths, list(range(NUM_BLOCKS)), seed)
+    wanted = torch.tensor(sorted(data.draw(st.sets(st.integers(0, sum(lengths) - 1)))), dtype=torch.int64)
+    results = []
+    for own in (None, wanted):
+        for told in sequences:
+            told.num_done = 0
+        caches = [cache for layer in model.layers for cache in (layer.cache.keys, layer.cache.values)]
+        for cache in caches:
+            cache.fill_(7)
+        hidden = torch.cat(model.run(sequences, lengths, own))
+        results.append([hidden[wanted], *(cache.clone() for cache in caches)])
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(expected, found)
 
 
 def test_many_rows_and_a_deep_product(library: KernelLibrary) -> None:
