@@ -132,8 +132,11 @@ def test_masks_of_any_slowness_change_no_token(engine: LLMEngine, monkeypatch: p
     before = engine.stats.num_preemptions
     chance = random.Random(1)
     replace_mask(monkeypatch, lambda: time.sleep(chance.choice([0, 0, 0.012])))
-    assert everyone() == expected
-    assert engine.stats.num_preemptions > before
+    for _ in range(20):  # whether there is room for all depends on who waits when
+        assert everyone() == expected
+        if engine.stats.num_preemptions > before:
+            return
+    pytest.fail("no sequence was preempted")
 
 
 def test_one_that_is_given_up_leaves_nothing(engine: LLMEngine, gate: threading.Event) -> None:
