@@ -26,8 +26,12 @@ from typing import Any
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from deployments.stages.calls_ahead import NOT_ASKED, ReplicaForCallsAhead
+
 BALANCE_FACTOR = 1.25
 MIN_BOUND = 4
+_MAX_AGE_S = 0.5
+"""Of what a replica has told of its load, where there is a choice. A call that is sent ahead brings no news of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class RendezvousRouter(RequestRouter):
     reaches its caller, a cancellation ends it, and every call that was sent is counted when the next one chooses.
 
     Uses of the base class, privately: `_probe_queue_lens` (asks replicas for their loads, which go into the cache),
-    `_compute_backoff_s` and `_record_queue_wait_time`.
+    `_compute_backoff_s`, `_record_queue_wait_time` and `_get_curr_time_s`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -153,9 +157,19 @@ class RendezvousRouter(RequestRouter):
         self._routing_lock = OldestFirstLock()
         self._may_have_room = asyncio.Event()
         self._probes: dict[ReplicaID, asyncio.Task[Any]] = {}
+        self._told_at: dict[ReplicaID, float] = {}  # when a replica last told its load, or failed to
 
     def initialize_state(self, *, balance_factor: float = BALANCE_FACTOR, min_bound: int = MIN_BOUND) -> None:
         self._bound = LoadBound(balance_factor, min_bound)
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        return ReplicaForCallsAhead(replica_info)
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int | None) -> None:
+        """Ray calls this with every call that a replica takes."""
+        if num_ongoing_requests is not NOT_ASKED:
+            super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+            self._told_at[replica_id] = self._get_curr_time_s()
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._may_have_room.set()
@@ -176,7 +190,9 @@ class RendezvousRouter(RequestRouter):
             # Who is passed over sends no news of itself, and what is known of it may be seconds old.
             passed_over = ranked[: ranked.index(order[0][0])]
             unknown = [replica_id for replica_id in ranked[1:] if loads[replica_id].num_ongoing is None]
-            self._start_probes([replicas[replica_id] for replica_id in (*passed_over, *unknown)], 0)
+            likely = order[0] if len(ranked) > 1 else []
+            asked = [*passed_over, *unknown, *(one for one in likely if self._is_old(replicas[one].replica_id))]
+            self._start_probes([replicas[replica_id] for replica_id in asked], 0)
         return [[replicas[replica_id] for replica_id in group] for group in order]
 
     async def _choose_replica_for_request(
@@ -238,6 +254,11 @@ class RendezvousRouter(RequestRouter):
     def _load(self, replica: RunningReplica) -> Load:
         return Load(self.replica_queue_len_cache.get(replica.replica_id), replica.max_ongoing_requests)
 
+    def _is_old(self, replica_id: ReplicaID) -> bool:
+        """Returns whether the replica has not told its load for some time."""
+        now: float = self._get_curr_time_s()
+        return now - self._told_at.get(replica_id, -math.inf) > _MAX_AGE_S
+
     def _start_probes(self, replicas: list[RunningReplica], attempt: int) -> list[asyncio.Task[Any]]:
         """Asks each replica for its load, unless it is being asked already: any number of calls wait for one answer."""
         for replica in replicas:
@@ -249,6 +270,8 @@ class RendezvousRouter(RequestRouter):
 
     def _end_probe(self, replica_id: ReplicaID, probe: asyncio.Task[Any]) -> None:
         del self._probes[replica_id]
+        self._told_at[replica_id] = self._get_curr_time_s()
+        self._told_at = {known: at for known, at in self._told_at.items() if known in self.curr_replicas}
 
 
 def rendezvous_routing(*, balance_factor: float = BALANCE_FACTOR, min_bound: int = MIN_BOUND) -> RequestRouterConfig:

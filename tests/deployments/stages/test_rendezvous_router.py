@@ -316,6 +316,23 @@ async def test_calls_without_a_key_find_the_only_replica_with_room() -> None:
     assert other in answers
 
 
+async def test_a_replica_whose_calls_bring_no_news_is_asked_now_and_then() -> None:
+    made_up = Router()
+    first, second, _ = (made_up.replicas[name] for name in rank("key", "abc"))
+    made_up.end(await made_up.send("key"))
+    await made_up.forget_loads()
+    for _ in range(10):
+        made_up.end(await made_up.send("key"))
+        await asyncio.sleep(0.002)
+    assert first.num_probes == 1
+    first.num_ongoing = MAX_ONGOING - 1  # another router's calls
+    made_up.now += 1
+    assert await made_up.send("key") is first
+    await asyncio.sleep(0.01)
+    assert first.num_probes == 2
+    assert await made_up.send("key") is second
+
+
 async def test_an_error_of_the_choice_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = Router()
     monkeypatch.setattr(made_up.router, "choose_replicas", lambda *_: 1 / 0)
@@ -336,6 +353,9 @@ class Worker:
 
     async def who_after(self, argument: str) -> str:
         return await self.who()
+
+    async def stream_after(self, argument: str) -> AsyncGenerator[str]:
+        yield argument
 
     async def stream(self, num_items: int) -> AsyncGenerator[str]:
         for _ in range(num_items):
@@ -378,6 +398,17 @@ class Caller:
         overtaken = time.monotonic() - started
         await waiting
         return overtaken, time.monotonic() - started
+
+    async def send_ahead(self, seconds: float) -> tuple[float, float]:
+        """Makes a call whose argument takes `seconds` to come. Returns when there were references to the call's
+        results, and when these were there."""
+        started = time.monotonic()
+        argument = await self._worker.who.remote(seconds)._to_object_ref()
+        stream = await self._worker.options(stream=True).stream_after.remote(argument)._to_object_ref_gen()
+        (result,) = stream._get_next_ref_n(1)
+        referred = time.monotonic() - started
+        assert await result == await argument
+        return referred, time.monotonic() - started
 
     async def fan_out_streams(self, keys: list[str]) -> list[list[str]]:
         async def items(key: str) -> list[str]:
@@ -548,6 +579,12 @@ def test_calls_that_wait_for_their_arguments_hold_up_no_other(caller: Deployment
     overtaking, waiting = caller.overtake.remote(2.0).result(timeout_s=TIMEOUT)
     assert overtaking < 1.5
     assert waiting >= 2.0
+
+
+def test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on(caller: DeploymentHandle[Any]) -> None:
+    referred, ended = caller.send_ahead.remote(2.0).result(timeout_s=TIMEOUT)
+    assert referred < 1.0
+    assert ended >= 2.0
 
 
 def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any]) -> None:

@@ -1,0 +1,41 @@
+"""Calls that are sent ahead of their arguments: these are references to what other calls are still making.
+
+Ray Serve asks a replica with every call whether it has room, and the caller waits for the answer. The question travels
+with the call, and Ray holds a call back until its arguments exist. So the caller would wait for the arguments, too,
+before it could hand on references to the call's own results. A replica takes a call that was sent ahead unasked. If it
+is full when the arguments come, the call waits in the replica.
+
+This changes private classes of Ray, which is pinned; the tests run a real cluster."""
+
+from typing import Any
+
+from ray import ObjectRef
+from ray.serve._private.common import ReplicaQueueLengthInfo
+from ray.serve._private.replica_result import ActorReplicaResult, ReplicaResult
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+NOT_ASKED = None
+"""Stands for the number of a replica's calls where the replica has not told it."""
+
+
+class CallAhead(ActorReplicaResult):
+    """The result of a call that was sent ahead."""
+
+    async def get_rejection_response(self) -> ReplicaQueueLengthInfo:
+        return ReplicaQueueLengthInfo(accepted=True, num_ongoing_requests=NOT_ASKED)
+
+
+class ReplicaForCallsAhead(RunningReplica):
+    """A replica that is not asked whether it takes calls that are sent ahead."""
+
+    def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> ReplicaResult:
+        if not (with_rejection and pr.metadata._by_reference and _is_ahead(pr)):
+            return super().try_send_request(pr, with_rejection)
+        sent = super().try_send_request(pr, with_rejection=False)
+        return CallAhead(sent._obj_ref_gen or sent._obj_ref, pr.metadata)
+
+
+def _is_ahead(request: PendingRequest) -> bool:
+    """Returns whether an argument is a reference. Most of these are pending, and a router cannot tell."""
+    arguments: list[Any] = [*request.args, *request.kwargs.values()]
+    return any(isinstance(argument, ObjectRef) for argument in arguments)
