@@ -13,10 +13,8 @@ under the same load: nothing in it may work on media. The last line is one JSON 
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -36,6 +34,7 @@ import torch
 from openai import OpenAI
 from ray import serve
 
+from benchmarks.document import publish, this_machine
 from benchmarks.preprocess import photograph
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
@@ -280,11 +279,7 @@ def main() -> int:
         name: {"value": round(value, 4), "target": TARGETS[name], "ok": value <= TARGETS[name]}
         for name, value in values.items()
     }
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
-    document = json.dumps({"checks": checks, **measured, "machine": machine, "model": "shapes"})
-    if options.output:
-        options.output.write_text(document + "\n")
-    print(document)
+    publish({"checks": checks, **measured, "machine": this_machine(), "model": "shapes"}, options.output)
     return 0
 
 

@@ -63,28 +63,39 @@ def decode_step(engine: LLMEngine, num_sequences: int, position: int) -> Callabl
 
 
 @torch.inference_mode()
-def measure_steps(folder: Path, rounds: int, num_weight_bytes: int) -> dict[str, Any]:
-    """Milliseconds of steps with kernels and without them, best times in turns (ABBA). `num_weight_bytes`: what a step
-    reads of the weights."""
+def measure_steps(folder: Path, rounds: int, num_weight_bytes: int, max_threads: int) -> dict[str, Any]:
+    """Milliseconds of steps with kernels and without them, best times in turns (ABBA), by the number of threads from 1
+    to `max_threads`; a step with kernels may take fewer. A ratio is of the best numbers of each side.
+    `num_weight_bytes`: what a step reads of the weights."""
+    sides = {"kernels": "", "pytorch": "off"}
+    numbers = range(1, max_threads + 1)
     engines = {
-        "kernels": make_engine(folder, num_threads=torch.get_num_threads()),
-        "pytorch": make_engine(folder, "off"),
+        (side, threads): make_engine(folder, kernels, num_threads=threads)
+        for side, kernels in sides.items()
+        for threads in numbers
     }
     memory = torch.ones(num_weight_bytes // 4)
     measured: dict[str, Any] = {}
     for num_sequences, position in STEPS:
-        actions = {name: decode_step(engine, num_sequences, position) for name, engine in engines.items()}
-        actions["read"] = memory.sum
-        times: dict[str, list[float]] = {name: [] for name in actions}
+        actions: dict[tuple[str, int], Callable[[], object]] = {
+            key: decode_step(engine, num_sequences, position) for key, engine in engines.items()
+        }
+        actions |= {("read", threads): memory.sum for threads in numbers}
+        times: dict[tuple[str, int], list[float]] = {key: [] for key in actions}
         for turn in range(2 * rounds):
-            for name in sorted(actions, reverse=turn % 2 == 1):
-                actions[name]()  # what the others have left in the processor's caches is gone
+            for key in sorted(actions, reverse=turn % 2 == 1):
+                torch.set_num_threads(key[1])
+                actions[key]()  # what the others have left in the processor's caches is gone
                 start = time.perf_counter()
-                actions[name]()
-                times[name].append(time.perf_counter() - start)
-        best = {name: min(own) for name, own in times.items()}
+                actions[key]()
+                times[key].append(time.perf_counter() - start)
+        milliseconds = {
+            name: {threads: round(min(times[name, threads]) * 1e3, 3) for threads in numbers}
+            for name in (*sides, "read")
+        }
+        best = {name: min(own.values()) for name, own in milliseconds.items()}
         measured[f"{num_sequences}x{position}"] = {
-            **{f"{name}_ms": round(seconds * 1e3, 3) for name, seconds in best.items()},
+            **{f"{name}_ms": own for name, own in milliseconds.items()},
             "ratio": round(best["pytorch"] / best["kernels"], 3),
             "read_share": round(best["read"] / best["kernels"], 3),
         }

@@ -1,8 +1,12 @@
 """What a benchmark leaves: one JSON document, printed as its last line."""
 
 import json
+import os
+import platform
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 def publish(document: dict[str, Any], output: Path | None) -> None:
@@ -10,3 +14,25 @@ def publish(document: dict[str, Any], output: Path | None) -> None:
     if output is not None:
         output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
+
+
+def this_machine(**settings: Any) -> dict[str, Any]:
+    """Returns what a figure depends on besides the code: processor, system, and a benchmark's own `settings`."""
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        **settings,
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    """Returns the processor's name and generation, which the name of a virtual machine's does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return platform.processor()
+    fields = dict(line.replace("\t", "").split(": ", 1) for line in text.splitlines() if ": " in line)
+    names = [fields.get("model name", platform.machine())]
+    return ", ".join(names + [f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields])

@@ -15,8 +15,6 @@ before the language model begins, with all embeddings at hand. Medians. The last
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import tempfile
@@ -33,7 +31,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import deployments.app
 import deployments.pipeline.pipeline
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from deployments.config import AppConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.local_cluster import deployed_app, free_port, local_ray
@@ -273,14 +271,12 @@ def main() -> None:
         pipeline = measure_pipeline(str(Path(folder) / "qwen2_vl"), options.requests)
     for name, figures in pipeline.items():
         print(f"{name}: {figures}")
-    machine = {
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": options.threads,
-        "torch": torch.__version__,
-    }
     checks = checks_of(engine, pipeline)
-    document = {"checks": checks, "measured": {"engine": engine, "pipeline": pipeline}, "machine": machine}
+    document = {
+        "checks": checks,
+        "measured": {"engine": engine, "pipeline": pipeline},
+        "machine": this_machine(threads=options.threads),
+    }
     publish(document, options.output)
 
 

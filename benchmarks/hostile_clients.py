@@ -19,7 +19,6 @@ import io
 import json
 import multiprocessing
 import os
-import platform
 import socket
 import statistics
 import sys
@@ -36,7 +35,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.demo import picture_part
@@ -239,8 +238,7 @@ def main() -> None:
     for name, found in measured.items():
         if name != CONTROL:
             checks |= _checks(name, found)
-    machine = f"{platform.machine()}, {multiprocessing.cpu_count()} CPUs"
-    publish({"machine": machine, "measured": measured, "checks": checks}, args.output)
+    publish({"machine": this_machine(), "measured": measured, "checks": checks}, args.output)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
 """The decode engine against Hugging Face `generate`, on the CPU and on one checkpoint with random weights.
 
-    python -m benchmarks.llm [--rounds 10] [--threads 2] [--step-threads 1] [--output FILE]
+    python -m benchmarks.llm [--rounds 10] [--threads 2] [--output FILE]
 
 A language half of about 40 million parameters; prompts of 128 tokens, 64 new tokens each, greedy, float32. Both answer
 the same prompts in turns, in one run: 1 and 8 at a time, and 32 at once against `generate` called for one after
 another. `overhead` is what `LLMEngine.step` takes beyond the model's forward pass in a step that decodes 8 sequences:
 scheduling, the layout of the step, sampling. `steps` compares steps with Raylens' kernels and without them, in turns:
-so many sequences decode, each at such a position. `read_share` is how fast the step of one sequence reads the weights,
-compared with a plain sum over memory of that size, measured beside it. `threads` has steps with one thread and with
+so many sequences decode, each at such a position, and each side has as many of the threads as suit it best.
+`read_share` is how fast the step of one sequence reads the weights, compared with a plain sum over memory of that size,
+measured beside it. `threads` has steps with one thread and with
 two, on free and on busy cores. `prompt_lookup` has tokens a second with guessed tokens over those without. Neither side
 makes text of its tokens; who reads the engine's outputs does that beside its next step. The last line is one JSON
 document; a check is a ratio of the best times, for others use the machine too.
 """
 
 import argparse
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -27,7 +26,7 @@ from transformers import LlavaForConditionalGeneration, PreTrainedModel
 
 from benchmarks.answers import NEW_TOKENS, PARAMS, PROMPT_TOKENS, Prompts, answer, compare, make_prompts
 from benchmarks.decode_steps import make_engine, measure_prompt_lookup, measure_steps, measure_threads
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from llm.engine import LLMEngine
 from preprocess.schema import ProcessedPrompt
@@ -88,7 +87,7 @@ def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
     }
 
 
-def measure(folder: Path, rounds: int, step_threads: int) -> dict[str, Any]:
+def measure(folder: Path, rounds: int) -> dict[str, Any]:
     num_parameters = make_checkpoint(folder)
     model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     engine = make_engine(folder)
@@ -98,8 +97,7 @@ def measure(folder: Path, rounds: int, step_threads: int) -> dict[str, Any]:
     # Of the embedding a step reads a row for each token.
     num_weights = num_parameters - model.get_input_embeddings().weight.numel()
     threads = torch.get_num_threads()
-    torch.set_num_threads(step_threads)
-    steps = measure_steps(folder, rounds, num_weights * 4)
+    steps = measure_steps(folder, rounds, num_weights * 4, threads)
     torch.set_num_threads(threads)
     return {
         "parameters": num_parameters,
@@ -134,23 +132,15 @@ def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="how often each side answers; the best time counts")
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch, for both sides")
-    parser.add_argument("--step-threads", type=int, default=1, help="of PyTorch, for the comparison of steps")
+    parser.add_argument("--threads", type=int, default=2, help="for both sides")
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        measured = measure(Path(folder), options.rounds, options.step_threads)
+        measured = measure(Path(folder), options.rounds)
     for name, figures in measured.items():
         print(f"{name}: {figures}")
-    machine = {
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": options.threads,
-        "step_threads": options.step_threads,
-        "torch": torch.__version__,
-    }
-    document = {"checks": checks_of(measured), "measured": measured, "machine": machine}
+    document = {"checks": checks_of(measured), "measured": measured, "machine": this_machine(threads=options.threads)}
     publish(document, options.output)
 
 

@@ -7,13 +7,11 @@ picture` the same one in every request, so the difference is what the caches sav
 """
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 
+from benchmarks.document import publish, this_machine
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
@@ -63,11 +61,7 @@ def main() -> int:
     args = parser.parse_args()
     with running_app(AppConfig(model=str(BUNDLED_MODEL)), host="127.0.0.1", port=free_port()) as url:
         results = measure(url, args.requests)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
-    document = json.dumps({"machine": machine, "model": "shapes", "scenarios": results})
-    if args.output:
-        args.output.write_text(document + "\n")
-    print(document)
+    publish({"machine": this_machine(), "model": "shapes", "scenarios": results}, args.output)
     return 0
 
 

