@@ -13,6 +13,7 @@ from modeling.families import load_family
 from modeling.model_configs import load_model_config
 from pipelines.registry import PipelineChoice, find_pipeline
 from preprocess.hf_processor import ImageBackend, load_processor
+from preprocess.interleaved_pixels import keep_pixels_interleaved
 from preprocess.items import ItemProcessor
 from preprocess.media import MediaLimits
 from preprocess.models.family import HFProcessor, ProcessorFamily
@@ -52,6 +53,7 @@ class MultiModalProcessor:
         hf_config = load_model_config(config.model, config.revision)
         family = _family(config, hf_config.model_type)
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
+        keep_pixels_interleaved(getattr(processor, "image_processor", None))
         text_config = hf_config.get_text_config()
         self.max_model_len: int = config.max_model_len or text_config.max_position_embeddings
         # Tokenizers are not thread-safe: each half has its own.
