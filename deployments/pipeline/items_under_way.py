@@ -7,7 +7,8 @@ from typing import Self, TypeVar
 
 from ray import ObjectRef
 
-from deployments.pipeline.media_items import LoadedItem, MediaItems, PendingItem, StoredItem, all_or_none
+from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
+from deployments.pipeline.media_items import MediaItems, all_or_none
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import with_pending
 from deployments.stages.hand_over import ItemEmbeddings

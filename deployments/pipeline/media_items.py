@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.in_the_making import Announce, InTheMaking
+from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
 from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.named_contents import NamedContents
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -36,36 +36,6 @@ from preprocess.local_media import LocalMedia
 from preprocess.media_fetch import MediaFetcher
 from preprocess.pixel_count import work_pixels
 from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedItem:
-    """An item, the hash that names it in both caches, and its work in pixels. `content` is None where the client only
-    named the item: then it must be in a cache."""
-
-    source: MediaSource
-    content: bytes | None
-    num_pixels: int
-    hashed_content: str
-    mm_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredItem:
-    """What both caches hold: an item's metadata and the reference to its tensors or its embeddings."""
-
-    info: ItemInfo
-    ref: ObjectRef
-
-
-@dataclass(frozen=True, slots=True)
-class PendingItem:
-    """An item in the making. There may be nothing yet behind the references to its metadata, and to its tensors or its
-    embeddings. `ref` is None until a replica of Encode has taken the item."""
-
-    info: ItemInfo | ObjectRef
-    ref: ObjectRef | None
-
 
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
 

@@ -11,8 +11,9 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from deployments.config import AppConfig
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.in_the_making import Announce, InTheMaking
+from deployments.pipeline.item_states import LoadedItem
 from deployments.pipeline.items_under_way import Infos, ItemsUnderWay
-from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
+from deployments.pipeline.media_items import MediaItems, all_or_none
 from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.stage_calls import StageCalls, StageFailedError, objects_of, with_pending

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
 from deployments.pipeline.items_under_way import ItemsUnderWay
-from deployments.pipeline.media_items import LoadedItem, PendingItem, StoredItem
 from deployments.pipeline.media_source import MediaSource
 from tests.deployments.pipeline.stand_in_stages import Reference, request, stage_error
 from tests.waiting import until

@@ -10,7 +10,8 @@ import pytest
 
 from deployments.config import AppConfig
 from deployments.pipeline.in_the_making import Announce
-from deployments.pipeline.media_items import LoadedItem, MediaItems, PendingItem, StoredItem
+from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
+from deployments.pipeline.media_items import MediaItems
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
 from llm.sampling_params import SamplingParams
