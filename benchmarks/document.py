@@ -3,10 +3,9 @@
 import json
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 
 def publish(document: dict[str, Any], output: Path | None) -> None:
@@ -23,7 +22,7 @@ def this_machine(**settings: Any) -> dict[str, Any]:
         "processor": _processor(),
         "cpus": os.cpu_count(),
         **settings,
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
 
 

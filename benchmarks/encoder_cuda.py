@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers import LlavaConfig, PreTrainedConfig, PreTrainedModel, Qwen2VLConfig
 
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from benchmarks.llm_cuda import Limits, measure_limits, results_file, seconds_of
 from encoder.config import EncoderConfig, PartConfig
 from encoder.engine import EncoderEngine
@@ -224,7 +224,7 @@ def main() -> None:
     checks = checks_of(measured)
     print_table(checks, measured)
     name = torch.cuda.get_device_name(device)
-    machine = {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
+    machine = this_machine(gpu=name, transformers=transformers.__version__)
     document = {"checks": checks, "measured": measured, "machine": machine}
     publish(document, results_file(f"encoder {name}") if options.output == Path() else options.output)
 

@@ -8,10 +8,10 @@ another. `overhead` is what `LLMEngine.step` takes beyond the model's forward pa
 scheduling, the layout of the step, sampling. `steps` compares steps with Raylens' kernels and without them, in turns:
 so many sequences decode, each at such a position, and each side has as many of the threads as suit it best.
 `read_share` is how fast the step of one sequence reads the weights, compared with a plain sum over memory of that size,
-measured beside it. `threads` has steps with one thread and with
-two, on free and on busy cores. `prompt_lookup` has tokens a second with guessed tokens over those without. Neither side
-makes text of its tokens; who reads the engine's outputs does that beside its next step. The last line is one JSON
-document; a check is a ratio of the best times, for others use the machine too.
+measured beside it. `threads` has steps with one thread and with two, on free and on busy cores. `prompt_lookup` has
+tokens a second with guessed tokens over those without. Neither side makes text of its tokens; who reads the engine's
+outputs does that beside its next step. The last line is one JSON document; a check is a ratio of the best times, for
+others use the machine too.
 """
 
 import argparse

@@ -24,7 +24,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.document import publish
+from benchmarks.document import publish, this_machine
 from checkpoints import BUNDLED_MODEL
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import DtypeName, EngineConfig
@@ -317,7 +317,7 @@ def main() -> None:
     checks = checks_of(measured)
     print_table(checks, measured)
     name = torch.cuda.get_device_name(device)
-    machine = {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
+    machine = this_machine(gpu=name, transformers=transformers.__version__)
     document = {"checks": checks, "measured": measured, "machine": machine}
     publish(document, results_file(name) if options.output == Path() else options.output)
 

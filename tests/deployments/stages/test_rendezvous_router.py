@@ -390,7 +390,7 @@ class Caller:
     async def overtake(self, seconds: float) -> tuple[float, float]:
         """Makes a call after calls whose argument takes `seconds` to come. Returns when it and they ended."""
         started = time.monotonic()
-        argument = self._worker.options(session_id="").who.remote(seconds)
+        argument = await self._worker.options(session_id="").who.remote(seconds)._to_object_ref()
         worker = self._worker.options(session_id="one")
         waiting = asyncio.gather(*(worker.who_after.remote(argument) for _ in range(4 * MAX_ONGOING)))
         await asyncio.sleep(seconds / 4)
