@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cpu_kernels.library import kernel_library
+from cpu_kernels.thread_backoff import ThreadBackoff
 from cpu_kernels.threads import set_num_threads, usable_cores
 from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, worst_step
@@ -84,6 +85,7 @@ class ModelRunner:
         self._attention = self._make_attention(layers, self.num_blocks, config)
         has_kernels = isinstance(self._attention, KernelAttention)
         self._threads = StepThreads(_max_threads(config, group)) if has_kernels else None
+        self._prompt_threads = ThreadBackoff(_max_threads(config, group))
         self._fused = self._fuse(calls, config) if has_kernels else None
         # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
@@ -255,14 +257,20 @@ class ModelRunner:
     def _with_threads(
         self, threads: StepThreads, step: StepInput, run: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs a step with as many threads as suit it."""
-        if step.num_decodes < len(step.query_lengths):
+        """Runs a step with as many threads as suit it. One in which nothing decodes takes all: no stream waits for it,
+        and a first token does."""
+        if step.num_decodes == 0:
             set_num_threads(threads.most)
             return run()
-        set_num_threads(threads.next_number())
+        only_decodes = step.num_decodes == len(step.query_lengths)
+        set_num_threads(threads.next_number() if only_decodes else self._prompt_threads.next_number())
         started = time.perf_counter()
         done = run()
-        threads.note(step.num_decodes, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if only_decodes:
+            threads.note(step.num_decodes, seconds)
+        else:
+            self._prompt_threads.note(seconds)
         return done
 
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,7 @@
-"""Chooses how many threads a step on the CPU uses, by what was fastest lately.
+"""Chooses how many threads a step on the CPU uses that only decodes, by what was fastest lately.
 
-A step with chunks of prompts takes all threads: it computes more than it reads, and a thread that gets no core leaves
-its part to the others. A step that only decodes waits for memory. There another thread helps while its core is idle. It
-does harm when the core is busy: the step then waits until the thread has finished what it has begun.
+Such a step waits for memory. Another thread helps while its core is idle. It does harm when the core is busy: the step
+then waits until the thread has finished what it has begun.
 """
 
 _PERIOD = 16
