@@ -50,8 +50,8 @@ class EncoderConfig:
     `model`: a folder, or a name on the Hugging Face Hub.
     `tower`: the part that gets the pixels.
     `projector`: the part that brings the tower's features to the language model's size. Its dtype is the embeddings'.
-    `max_batch_patches`: the most patches in a batch of several items; an item with more is encoded alone. None stands
-    for a number that suits the tower's device.
+    `max_batch_patches`: the most patches in a batch. An item with more is encoded in several batches if its family
+    divides it, and otherwise alone. None stands for a number that suits the tower's device.
     `pipeline`: takes the place of a vision half, for a text model. It has devices and dtypes of its own.
     `pipeline_timeout_s`: how many seconds the pipeline may take for a batch.
     `num_threads`: of Raylens' kernels on the CPU. None stands for one for each core, but 16 at most.

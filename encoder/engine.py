@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cpu_kernels.thread_backoff import ThreadBackoff
 from cpu_kernels.threads import set_num_threads, usable_cores
 from encoder.accelerator import make_graphs, make_staging
 from encoder.activation_memory import peak_activation_bytes
@@ -18,7 +19,8 @@ from encoder.loader import load_vision_half
 from encoder.models.family import VisionModality
 from encoder.pipeline_half import PipelineHalf, load_pipeline_half
 from encoder.scheduler import EncoderScheduler
-from encoder.schema import EncodeOutput, EncodeRequest
+from encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
+from encoder.segments import divide, join
 from encoder.staging import PendingEmbeddings
 from preprocess.schema import InvalidRequestError, ItemTensors
 
@@ -28,16 +30,19 @@ _SHORT_BATCH_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A batch that has been launched, with each item's pending embeddings or the error that ended the item. `started`
-    is in seconds of `time.perf_counter`."""
+    """A batch that has been launched, with each segment's pending embeddings or the error that ended its item.
+    `started` is in seconds of `time.perf_counter`."""
 
-    batch: Sequence[EncodeRequest]
+    batch: Sequence[ScheduledSegment]
     results: Sequence[PendingEmbeddings | Exception]
     started: float
 
 
 class EncoderEngine:
-    """Batches the waiting items and runs the vision half over each batch."""
+    """Batches the waiting items and runs the vision half over each batch.
+
+    Items of more patches than a batch are divided into segments, if their family divides them. Other items are encoded
+    between the segments."""
 
     def __init__(self, config: EncoderConfig) -> None:
         self._device = torch.device(config.tower.device)
@@ -48,10 +53,10 @@ class EncoderEngine:
         else:
             self._pipeline, self._family = load_pipeline_half(config, config.pipeline)
             self._model = self._pipeline
-        self._num_threads = config.num_threads or usable_cores()
+        self._threads = ThreadBackoff(config.num_threads or usable_cores())
         self._seconds_per_patch = math.inf
         self._scheduler = EncoderScheduler(config.batch_patches)
-        self.max_item_patches: int | None = None
+        self.max_segment_patches: int | None = None
         self._staging = make_staging(config)
         self._graphs = make_graphs(self._model, self._family, config)
         self._launched: deque[_Launched] = deque()
@@ -60,42 +65,49 @@ class EncoderEngine:
         """Encodes one item to measure the memory of a patch, and bounds batches so that activations stay below
         `max_bytes`.
 
-        Sets `max_item_patches`, the most patches that an item may have from then on. CUDA graphs are recorded until
-        they hold as much again."""
-        request = self._request("", modality, tensors)
+        Sets `max_segment_patches`, the most patches that a segment of an item may have from then on. CUDA graphs are
+        recorded until they hold as much again."""
+        num_patches = self._rules(modality).num_patches(self._model.config, tensors)
         with (
             nullcontext() if self._graphs is None else self._graphs.paused(),
             nullcontext() if self._pipeline is None else self._pipeline.measured(),
         ):
-            num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode([request])], self._device)
+            num_bytes = peak_activation_bytes(
+                lambda: [get() for get in self._encode(modality, [tensors])], self._device
+            )
         if self._graphs is not None:
             self._graphs.max_bytes = min(self._graphs.max_bytes, max_bytes)
-        self.max_item_patches = max_bytes * request.num_patches // num_bytes
-        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_item_patches))
+        self.max_segment_patches = max_bytes * num_patches // num_bytes
+        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_segment_patches))
 
-    def num_patches(self, modality: str, tensors: ItemTensors) -> int:
-        """Returns the number of patches of an item, which is the measure of its cost."""
-        return self._request("", modality, tensors).num_patches
+    def largest_segment(self, modality: str, tensors: ItemTensors) -> int:
+        """Returns the most patches of an item that have to be encoded together: all of them, if its family does not
+        divide it."""
+        return _largest_segment(self._request("", modality, tensors))
 
     def add_request(self, request_id: str, modality: str, tensors: ItemTensors) -> None:
         """Queues one item in the form in which Preprocess makes it. A later `step` returns its embeddings.
 
-        Raises InvalidRequestError for a modality that the model does not take, and for an item of more patches than
-        `max_item_patches`.
+        Raises InvalidRequestError for a modality that the model does not take, and for an item with a segment of more
+        patches than `max_segment_patches`.
         """
         request = self._request(request_id, modality, tensors)
-        if self.max_item_patches is not None and request.num_patches > self.max_item_patches:
+        num_patches = _largest_segment(request)
+        if self.max_segment_patches is not None and num_patches > self.max_segment_patches:
             raise InvalidRequestError(
-                f"the {modality} has {request.num_patches} patches, more than the {self.max_item_patches} that this"
-                " server has the memory to encode",
+                f"the {modality} has {num_patches} patches that must be encoded together, more than the"
+                f" {self.max_segment_patches} that this server has the memory for",
                 field="media",
                 code="item_too_large",
             )
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Removes an item that still waits. Does nothing for an item that is being encoded, done or unknown."""
-        self._scheduler.abort(request_id)
+        """Removes an item of which something still waits; it gets no output. Does nothing for an item of which all is
+        being encoded, or done, and for an unknown one."""
+        request = self._scheduler.abort(request_id)
+        if request is not None:
+            request.is_over = True
 
     def has_unfinished(self) -> bool:
         return len(self._scheduler) > 0 or len(self._launched) > 0
@@ -111,8 +123,8 @@ class EncoderEngine:
         return not self.has_unfinished()
 
     def step(self) -> list[EncodeOutput]:
-        """Encodes the next batch. Each of its items gets exactly one output; the output of an item that failed carries
-        the error.
+        """Encodes the next batch. Each item gets exactly one output, with its last segment; the output of an item that
+        failed carries the error, and comes with the segment that failed.
 
         With both parts on one GPU a step launches a batch while the batch before it runs, and returns the outputs of
         that earlier batch. The first step then returns none.
@@ -123,43 +135,70 @@ class EncoderEngine:
                 return []
         return self._finish(self._launched.popleft()) if self._launched else []
 
-    def _launch(self, batch: list[EncodeRequest]) -> _Launched:
+    def _launch(self, batch: list[ScheduledSegment]) -> _Launched:
         started = time.perf_counter()
         is_short = self._seconds_per_patch * _num_patches(batch) < _SHORT_BATCH_S
-        set_num_threads(1 if is_short else self._num_threads)
+        number = self._threads.next_number()
+        set_num_threads(1 if is_short else number)
         try:
-            results: Sequence[PendingEmbeddings | Exception] = self._encode(batch)
+            results: Sequence[PendingEmbeddings | Exception] = self._encode(
+                batch[0].request.modality, [segment.tensors for segment in batch]
+            )
         except torch.AcceleratorError:
             raise  # the device itself has failed: every later step would, too
         except Exception as error:
             # One bad item must not fail the others of its batch: each is encoded alone.
-            results = [error] if len(batch) == 1 else [self._encode_alone(request) for request in batch]
+            results = [error] if len(batch) == 1 else [self._encode_alone(segment) for segment in batch]
         return _Launched(batch, results, started)
 
     def _finish(self, launched: _Launched) -> list[EncodeOutput]:
-        """Waits for the batch's embeddings and returns an output for each item."""
-        embeddings = [None if isinstance(result, Exception) else result() for result in launched.results]
-        seconds = time.perf_counter() - launched.started
-        self._seconds_per_patch = seconds / max(1, _num_patches(launched.batch))
-        return [
-            EncodeOutput(
-                request_id=request.request_id,
-                embeddings=own,
-                error=result if isinstance(result, Exception) else None,
-                queue_seconds=launched.started - request.arrival_time,
-                encode_seconds=seconds,
-                batch_size=len(launched.batch),
-            )
-            for request, own, result in zip(launched.batch, embeddings, launched.results, strict=True)
-        ]
+        """Waits for the batch's embeddings and returns an output for each item that is done or has failed."""
+        embeddings = [result if isinstance(result, Exception) else result() for result in launched.results]
+        finished = time.perf_counter()
+        seconds, num_patches = finished - launched.started, max(1, _num_patches(launched.batch))
+        self._seconds_per_patch = seconds / num_patches
+        if seconds >= _SHORT_BATCH_S:
+            self._threads.note(seconds)
+        outputs = []
+        for segment, own in zip(launched.batch, embeddings, strict=True):
+            request = segment.request
+            if request.is_over:
+                continue
+            # Two batches that overlap may each have a segment of the item.
+            request.encode_seconds += finished - max(launched.started, request.encoded_until)
+            request.encoded_until = finished
+            self._take_in(request, own)
+            if segment.is_last or request.is_over:
+                outputs.append(self._output(request, own, len(launched.batch)))
+        return outputs
+
+    def _take_in(self, request: EncodeRequest, embeddings: torch.Tensor | Exception) -> None:
+        """Adds a segment's embeddings to its item's, or ends the item where there are none."""
+        if isinstance(embeddings, Exception):
+            self.abort(request.request_id)
+            request.is_over = True
+        else:
+            request.embeddings.append(embeddings)
+
+    @torch.inference_mode()
+    def _output(self, request: EncodeRequest, last: torch.Tensor | Exception, batch_size: int) -> EncodeOutput:
+        """`last`: what the item's last batch made of it."""
+        error = last if isinstance(last, Exception) else None
+        return EncodeOutput(
+            request_id=request.request_id,
+            embeddings=join(self._rules(request.modality), request.embeddings) if error is None else None,
+            error=error,
+            queue_seconds=request.encoded_until - request.arrival_time - request.encode_seconds,
+            encode_seconds=request.encode_seconds,
+            batch_size=batch_size,
+        )
 
     def _request(self, request_id: str, modality: str, tensors: ItemTensors) -> EncodeRequest:
         rules = self._rules(modality)
         return EncodeRequest(
             request_id,
             modality,
-            tensors,
-            num_patches=rules.num_patches(self._model.config, tensors),
+            divide(rules, self._model.config, tensors, self._scheduler.max_batch_patches),
             batch_key=(modality, rules.batch_key(tensors)),
             arrival_time=time.perf_counter(),
         )
@@ -172,20 +211,23 @@ class EncoderEngine:
             )
         return self._family.modalities[modality]
 
-    def _encode_alone(self, request: EncodeRequest) -> PendingEmbeddings | Exception:
+    def _encode_alone(self, segment: ScheduledSegment) -> PendingEmbeddings | Exception:
         try:
-            return self._encode([request])[0]
+            return self._encode(segment.request.modality, [segment.tensors])[0]
         except torch.AcceleratorError:
             raise
         except Exception as error:
             return error
 
     @torch.inference_mode()
-    def _encode(self, batch: list[EncodeRequest]) -> list[PendingEmbeddings]:
-        rules = self._rules(batch[0].modality)
-        items = [request.tensors for request in batch]
+    def _encode(self, modality: str, items: list[ItemTensors]) -> list[PendingEmbeddings]:
+        rules = self._rules(modality)
         return self._staging.run(lambda moved: rules.encode(self._model, moved), items, rules.on_host)
 
 
-def _num_patches(batch: Sequence[EncodeRequest]) -> int:
-    return sum(request.num_patches for request in batch)
+def _num_patches(batch: Sequence[ScheduledSegment]) -> int:
+    return sum(segment.num_patches for segment in batch)
+
+
+def _largest_segment(request: EncodeRequest) -> int:
+    return max(segment.num_patches for segment in request.segments)

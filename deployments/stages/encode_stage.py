@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig, VisionPartConfig
@@ -12,7 +13,7 @@ from deployments.server_log import join_server_log
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
 from deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
 from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
@@ -64,7 +65,7 @@ class Encode:
             engine,
             name="encoder-engine",
             step_timeout_s=settings.step_timeout_s,
-            initializer=give_way_to_answers,
+            initializer=partial(give_way_to_answers, ENCODER_NICENESS),
         )
         self._metrics = EncodeMetrics()
         self._details = kernels_in_use(config.part_device(settings.tower))
@@ -111,12 +112,12 @@ class Encode:
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:
     """Says at the start when pictures that the model's processor makes will be refused for want of memory."""
-    num_patches = engine.num_patches("image", items.largest_item("image")[1])
-    if engine.max_item_patches is not None and num_patches > engine.max_item_patches:
+    num_patches = engine.largest_segment("image", items.largest_item("image")[1])
+    if engine.max_segment_patches is not None and num_patches > engine.max_segment_patches:
         logger.warning(
-            "encode.activation_bytes has room for pictures of up to %d patches; the model's largest has %d, and larger"
-            " pictures than there is room for are refused",
-            engine.max_item_patches,
+            "encode.activation_bytes has room to encode %d patches together; the model's largest picture needs %d, and"
+            " larger pictures than there is room for are refused",
+            engine.max_segment_patches,
             num_patches,
         )
 

@@ -23,6 +23,23 @@ def all_together(item: ItemTensors) -> Hashable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How an item is divided into stretches of units, such as frames or tiles, that the tower and the projector encode
+    independently of each other.
+
+    `num_units(item)`: returns the number of units. An item of one unit is not divided.
+    `take(item, start, stop)`: returns the units from `start` up to `stop` as an item of the same `batch_key`. Its
+    tensors may be views.
+    `join(stretches)`: returns the item's embeddings, given those of consecutive stretches, each (num_embeds,
+    embedding_size).
+    """
+
+    num_units: Callable[[ItemTensors], int]
+    take: Callable[[ItemTensors, int, int], ItemTensors]
+    join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisionModality:
     """How items of one kind are encoded. An item is a dictionary of tensors, as Preprocess makes it.
 
@@ -31,12 +48,14 @@ class VisionModality:
     `batch_key(item)`: returns a key. Items with equal keys may go through the tower together.
     `on_host`: names of the item's tensors that the model's Python code reads, such as sizes. They stay on the CPU: a
     read from a GPU would wait for all work that the GPU was given before.
+    `division`: how a large item is divided. None means that every item is encoded whole.
     """
 
     encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], list[torch.Tensor]]
     num_patches: Callable[[PreTrainedConfig, ItemTensors], int]
     batch_key: Callable[[ItemTensors], Hashable] = row_shapes
     on_host: frozenset[str] = frozenset()
+    division: Division | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """Idefics3 and SmolVLM: items are tiles or frames, and the model drops a tile whose pixels are all 0 as padding."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
-from encoder.models.pixels import count_patches, joined_tiles
+from encoder.models.pixels import by_tile, count_patches, joined_tiles
 from preprocess.schema import ItemTensors
 
 
@@ -25,8 +26,22 @@ def _tile_size(item: ItemTensors) -> Hashable:
     return tuple(item["pixel_values"].shape[-2:])
 
 
+def _num_units(item: ItemTensors) -> int:
+    """Returns the number of tiles, or 1 if one of them is blank: the model drops a blank tile beside others, and keeps
+    it alone."""
+    tiles = item["pixel_values"].flatten(0, -4)
+    # The first row tells of nearly all tiles that they are not blank.
+    is_blank = any(not tile[:, 0].any() and not tile.any() for tile in tiles)
+    return 1 if is_blank else len(tiles)
+
+
 _LANGUAGE = ("model.text_model", "lm_head")
-_MODALITY = VisionModality(encode=_encode, num_patches=count_patches("pixel_values"), batch_key=_tile_size)
+_MODALITY = VisionModality(
+    encode=_encode,
+    num_patches=count_patches("pixel_values"),
+    batch_key=_tile_size,
+    division=replace(by_tile("pixel_values", "pixel_attention_mask"), num_units=_num_units),
+)
 
 IDEFICS3 = VisionFamily(
     whole="Idefics3ForConditionalGeneration",

@@ -1,12 +1,13 @@
 """LLaVA-NeXT and LLaVA-OneVision: a picture's tiles are laid out as in the picture, and a mark ends each row."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality, row_shapes
-from encoder.models.pixels import count_patches, joined_tiles
+from encoder.models.pixels import by_tile, count_patches, joined_tiles
 from preprocess.schema import ItemTensors
 
 
@@ -45,6 +46,11 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
     return [torch.cat((own, mark)) for own in features.split([count * rows_per_frame for count in counts])]
 
 
+def _join_clips(stretches: list[torch.Tensor]) -> torch.Tensor:
+    """Keeps the mark of the last stretch only, which ends the whole clip."""
+    return torch.cat([*(frames[:-1] for frames in stretches[:-1]), stretches[-1]])
+
+
 _PROJECTOR = ("model.multi_modal_projector", "model.image_newline")
 
 LLAVA_NEXT = VisionFamily(
@@ -69,7 +75,11 @@ LLAVA_ONEVISION = VisionFamily(
             batch_key=_onevision_key,
             on_host=frozenset({"image_sizes", "batch_num_images"}),
         ),
-        "video": VisionModality(encode=_encode_clips, num_patches=count_patches("pixel_values_videos")),
+        "video": VisionModality(
+            encode=_encode_clips,
+            num_patches=count_patches("pixel_values_videos"),
+            division=replace(by_tile("pixel_values_videos"), join=_join_clips),
+        ),
     },
     has_tiles=True,
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality, all_together
+from encoder.models.family import Division, VisionFamily, VisionModality, all_together
 from preprocess.schema import ItemTensors
 
 
@@ -20,13 +20,24 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
     return int(item["target_sizes"].prod(-1).sum())
 
 
+def _take(item: ItemTensors, start: int, stop: int) -> ItemTensors:
+    """Returns the tiles from `start` up to `stop`. A patch takes as many columns of the pixels as it is wide."""
+    pixels, sizes = item["pixel_values"], item["target_sizes"]
+    before, own = (int(tiles.prod(-1).sum()) * pixels.shape[-2] for tiles in (sizes[:start], sizes[start:stop]))
+    return {**item, "pixel_values": pixels.narrow(-1, before, own), "target_sizes": sizes[start:stop]}
+
+
 MINICPMV4_6 = VisionFamily(
     whole="MiniCPMV4_6ForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.merger",),
     modalities={
         "image": VisionModality(
-            encode=_encode, num_patches=_num_patches, batch_key=all_together, on_host=frozenset({"target_sizes"})
+            encode=_encode,
+            num_patches=_num_patches,
+            batch_key=all_together,
+            on_host=frozenset({"target_sizes"}),
+            division=Division(num_units=lambda item: len(item["target_sizes"]), take=_take),
         )
     },
     is_packed=True,

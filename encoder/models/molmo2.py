@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality
+from encoder.models.family import Division, VisionFamily, VisionModality
 from preprocess.schema import ItemTensors
 
 
@@ -44,13 +44,34 @@ def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
     return item["pixel_values_videos"].shape[:2].numel()
 
 
+def _num_frames(item: ItemTensors) -> int:
+    return len(item["pixel_values_videos"])
+
+
+def _take_frames(item: ItemTensors, start: int, stop: int) -> ItemTensors:
+    """Returns the frames from `start` up to `stop`. Each frame's tokens are pooled from its own patches."""
+    frames, grid = item["pixel_values_videos"], item["video_grids"]
+    first, last = (frame * int(grid[1:].prod()) for frame in (start, stop))
+    pooling = item["video_token_pooling"][first:last]
+    return {
+        **item,
+        "pixel_values_videos": frames[start:stop],
+        "video_token_pooling": torch.where(pooling >= 0, pooling - start * frames.shape[1], pooling),
+        "video_grids": torch.cat((grid.new_tensor([stop - start]), grid[1:])),
+    }
+
+
 MOLMO2 = VisionFamily(
     whole="Molmo2ForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
     modalities={
         "image": VisionModality(encode=_encode_pictures, num_patches=_num_patches),
-        "video": VisionModality(encode=_encode_clips, num_patches=_num_clip_patches),
+        "video": VisionModality(
+            encode=_encode_clips,
+            num_patches=_num_clip_patches,
+            division=Division(num_units=_num_frames, take=_take_frames),
+        ),
     },
     has_tiles=True,
 )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from encoder.models.family import Division
 from preprocess.schema import ItemTensors
 
 
@@ -28,6 +29,20 @@ def joined_tiles(items: Sequence[ItemTensors], name: str) -> tuple[torch.Tensor,
     tile may lack the first axis."""
     tiles = [item[name].reshape(-1, *item[name].shape[-3:]) for item in items]
     return torch.cat(tiles), [len(own) for own in tiles]
+
+
+def by_tile(pixels: str, *others: str) -> Division:
+    """Divides items by their tiles or frames. `pixels`: the field of the tiles, (..., num_tiles, 3, height, width), or
+    (3, height, width) of one tile. `others`: fields with the same axes before the last three, or two, of their own."""
+
+    def num_tiles(item: ItemTensors) -> int:
+        return math.prod(item[pixels].shape[:-3])
+
+    def take(item: ItemTensors, start: int, stop: int) -> ItemTensors:
+        axis = item[pixels].ndim - 4
+        return {**item, **{name: item[name].narrow(axis, start, stop - start) for name in (pixels, *others)}}
+
+    return Division(num_units=num_tiles, take=take)
 
 
 def split_tiles(features: Any, counts: Sequence[int]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from encoder.models.family import VisionFamily, VisionModality
+from encoder.models.family import Division, VisionFamily, VisionModality
 from preprocess.schema import ItemTensors
 
 
@@ -79,6 +79,18 @@ def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
     return len(item["pixel_values_videos"])
 
 
+def _num_steps(item: ItemTensors) -> int:
+    """Returns the length of the grid's axis of time. Patches attend only to those of the same step of time."""
+    return int(item["video_grid_thw"][0])
+
+
+def _take_steps(item: ItemTensors, start: int, stop: int) -> ItemTensors:
+    grid = item["video_grid_thw"]
+    first, last = (step * int(grid[1:].prod()) for step in (start, stop))
+    own_grid = torch.cat((grid.new_tensor([stop - start]), grid[1:]))
+    return {**item, "pixel_values_videos": item["pixel_values_videos"][first:last], "video_grid_thw": own_grid}
+
+
 def _family(whole: str, *more_projector: str) -> VisionFamily:
     return VisionFamily(
         whole=whole,
@@ -89,7 +101,10 @@ def _family(whole: str, *more_projector: str) -> VisionFamily:
                 encode=_encode_pictures, num_patches=_num_patches, on_host=frozenset({"image_grid_thw"})
             ),
             "video": VisionModality(
-                encode=_encode_clips, num_patches=_num_clip_patches, on_host=frozenset({"video_grid_thw"})
+                encode=_encode_clips,
+                num_patches=_num_clip_patches,
+                on_host=frozenset({"video_grid_thw"}),
+                division=Division(num_units=_num_steps, take=_take_steps),
             ),
         },
         is_packed=True,

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from encoder.models.family import VisionFamily, VisionModality
-from encoder.models.pixels import count_patches, joined_tiles, split_tiles
+from encoder.models.pixels import by_tile, count_patches, joined_tiles, split_tiles
 from preprocess.schema import ItemTensors
 
 
@@ -18,7 +18,7 @@ def _tiles(name: str) -> VisionModality:
         pixels, counts = joined_tiles(items, name)
         return split_tiles(model.base_model.get_image_features(pixel_values=pixels).pooler_output, counts)
 
-    return VisionModality(encode=encode, num_patches=count_patches(name))
+    return VisionModality(encode=encode, num_patches=count_patches(name), division=by_tile(name))
 
 
 def _encode_masked(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
@@ -35,7 +35,13 @@ ARIA = VisionFamily(
     whole="AriaForConditionalGeneration",
     tower="model.vision_tower",
     projector=("model.multi_modal_projector",),
-    modalities={"image": VisionModality(encode=_encode_masked, num_patches=count_patches("pixel_values"))},
+    modalities={
+        "image": VisionModality(
+            encode=_encode_masked,
+            num_patches=count_patches("pixel_values"),
+            division=by_tile("pixel_values", "pixel_mask"),
+        )
+    },
 )
 BLIP_2 = VisionFamily(
     whole="Blip2ForConditionalGeneration",

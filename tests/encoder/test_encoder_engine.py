@@ -1,5 +1,6 @@
 """Embeddings equal those of the whole model, whatever is encoded beside them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from encoder.activation_memory import peak_activation_bytes
 from encoder.config import EncoderConfig, LinearForm, PartConfig
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
+from encoder.schema import EncodeOutput
 from preprocess.schema import InvalidRequestError, ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
+from tests.encoder.small_vision import Small
 
 NUM_PATCHES = 36  # 96 pixels a side, in squares of 16
 
@@ -89,13 +92,13 @@ def test_batches_keep_within_the_memory_there_is(
     peaks: list[int] = []
     encode = engine._encode
 
-    def measured(batch: Any) -> Any:
+    def measured(modality: str, items: list[ItemTensors]) -> Any:
         encoded: list[Any] = []
-        peaks.append(peak_activation_bytes(lambda: encoded.extend(encode(batch)), torch.device("cpu")))
+        peaks.append(peak_activation_bytes(lambda: encoded.extend(encode(modality, items)), torch.device("cpu")))
         return encoded
 
-    engine._encode([engine._request("", "image", item)])
-    alone = peak_activation_bytes(lambda: encode([engine._request("", "image", item)]), torch.device("cpu"))
+    encode("image", [item])
+    alone = peak_activation_bytes(lambda: encode("image", [item]), torch.device("cpu"))
     max_bytes = int(3.5 * alone)
     engine.bound_activations("image", item, max_bytes)
     monkeypatch.setattr(engine, "_encode", measured)
@@ -111,10 +114,116 @@ def test_an_item_that_there_is_no_memory_for_is_refused(shapes: str) -> None:
     engine = EncoderEngine(EncoderConfig(shapes))
     item = {"pixel_values": pixels(0)}
     engine.bound_activations("image", item, 1000)
-    with pytest.raises(InvalidRequestError, match=f"has {NUM_PATCHES} patches, more than the 0 that") as caught:
+    with pytest.raises(InvalidRequestError, match=f"has {NUM_PATCHES} patches that must .* the 0 that") as caught:
         engine.add_request("a", "image", item)
     assert (caught.value.field, caught.value.code) == ("media", "item_too_large")
     assert not engine.has_unfinished()
+
+
+def tiles(count: int, seed: int = 0) -> torch.Tensor:
+    """Returns a picture of several tiles. To this model's family, it may be divided."""
+    return torch.randn(count, 3, 96, 96, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_memory_limits_segments_not_items(shapes: str) -> None:
+    engine = EncoderEngine(EncoderConfig(shapes))
+    item = {"pixel_values": pixels(0)}
+    alone = peak_activation_bytes(lambda: engine._encode("image", [item]), torch.device("cpu"))
+    engine.bound_activations("image", item, int(2.5 * alone))
+    limit = engine.max_segment_patches
+    assert limit is not None
+    assert 2 * NUM_PATCHES <= limit < 3 * NUM_PATCHES
+    assert engine.largest_segment("image", {"pixel_values": tiles(7)}) == 2 * NUM_PATCHES
+    peaks: list[int] = []
+    engine.add_request("many tiles", "image", {"pixel_values": tiles(7)})
+    while engine.has_unfinished():
+        peaks.append(peak_activation_bytes(engine.step, torch.device("cpu")))
+    assert len(peaks) == 4
+    # The step adds the copies of the embeddings, and puts them together.
+    assert max(peaks) < 3 * alone
+    large = {"pixel_values": torch.randn(3, 384, 384)}
+    with pytest.raises(InvalidRequestError, match=f"the image has {16 * NUM_PATCHES} patches"):
+        engine.add_request("one tile", "image", large)
+
+
+@torch.inference_mode()
+def test_an_item_in_segments_equals_the_whole_models(engine: EncoderEngine, whole_model: Any) -> None:
+    engine.add_request("large", "image", {"pixel_values": tiles(10)})
+    engine.step()
+    engine.add_request("small", "image", {"pixel_values": pixels(1)})
+    outputs = run(engine)
+    assert list(outputs) == ["small", "large"], "the small one went between the segments"
+    expected = whole_model.get_image_features(pixel_values=tiles(10)).pooler_output
+    found = outputs["large"].embeddings
+    assert torch.equal(found, torch.cat(tuple(expected)))
+    assert found.untyped_storage().nbytes() == found.nbytes
+
+
+def test_all_items_of_every_family_in_the_smallest_segments_equal_the_whole_models(small: Small) -> None:
+    engine = EncoderEngine(EncoderConfig(small.checkpoint, max_batch_patches=1, num_threads=1))
+    expected: dict[str, torch.Tensor] = {}
+    for number, prompt in enumerate(small.prompts):
+        for place, (item, own) in enumerate(zip(prompt.tensors, prompt.expected, strict=True)):
+            engine.add_request(f"{number} {place}", prompt.modality, item)
+            expected[f"{number} {place}"] = own
+    outputs = run(engine)
+    assert outputs.keys() == expected.keys()
+    for name, output in outputs.items():
+        assert output.error is None
+        assert torch.equal(output.embeddings, expected[name]), name
+
+
+def test_the_times_of_an_item_in_segments_add_up(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, seconds = engine._encode, []
+
+    def measured(modality: str, items: list[ItemTensors]) -> Any:
+        started = time.perf_counter()
+        encoded = encode(modality, items)
+        time.sleep(0.01)
+        seconds.append(time.perf_counter() - started)
+        return encoded
+
+    monkeypatch.setattr(engine, "_encode", measured)
+    started = time.perf_counter()
+    engine.add_request("large", "image", {"pixel_values": tiles(10)})
+    outputs: list[EncodeOutput] = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+        time.sleep(0.02)  # in which none is being encoded
+    (output,) = outputs
+    assert len(seconds) == 3
+    assert sum(seconds) <= output.encode_seconds < sum(seconds) + 0.01
+    assert 0.04 <= output.queue_seconds <= time.perf_counter() - started - sum(seconds) - 0.02
+    assert output.batch_size == 1
+
+
+def test_an_error_in_a_segment_ends_its_item_only(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, num_encoded = engine._encode, []
+
+    def choking(modality: str, items: list[ItemTensors]) -> Any:
+        num_encoded.append(len(items))
+        if any(item["pixel_values"].isnan().any() for item in items):
+            raise RuntimeError("the model chokes on this segment")
+        return encode(modality, items)
+
+    monkeypatch.setattr(engine, "_encode", choking)
+    bad = tiles(16)
+    bad[5] = torch.nan  # in the second segment of four
+    engine.add_request("bad", "image", {"pixel_values": bad})
+    engine.add_request("good", "image", {"pixel_values": tiles(8, seed=1)})
+    outputs = run(engine)
+    assert num_encoded == [1] * 4, "two of the bad item, two of the good one"
+    assert outputs["bad"].embeddings is None
+    assert "chokes" in str(outputs["bad"].error)
+    assert outputs["good"].embeddings.shape == (8 * 36, 192)
+
+
+def test_an_item_that_is_aborted_between_its_segments_ends(engine: EncoderEngine) -> None:
+    engine.add_request("a", "image", {"pixel_values": tiles(16)})
+    assert engine.step() == []
+    engine.add_request("b", "image", {"pixel_values": pixels(0)})
+    engine.abort("a")
+    assert list(run(engine)) == ["b"]
 
 
 def test_a_kind_of_item_that_the_model_does_not_take_is_refused(shapes: str) -> None:

@@ -1,5 +1,6 @@
 """Copies beside the computation lose and mix up nothing. Without a GPU they are made as late as one may make them."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -146,6 +147,67 @@ def test_graphs_whose_outputs_the_next_batch_overwrites_change_nothing(shapes: s
     assert recorder.replayed == [2, 2, 1]
 
 
+def test_segments_of_an_item_in_two_batches_at_a_time_are_put_together(engine: EncoderEngine, whole_model: Any) -> None:
+    tiles = torch.stack([pixels(seed) for seed in range(5)])
+    started = time.perf_counter()
+    engine.add_request("large", "image", {"pixel_values": tiles})
+    assert [engine.step() for _ in range(3)] == [[], [], []]
+    (output,) = engine.step()
+    assert engine.is_idle
+    with torch.inference_mode():
+        expected = whole_model.get_image_features(pixel_values=tiles).pooler_output
+    assert output.embeddings is not None
+    assert torch.equal(output.embeddings, torch.cat(tuple(expected)))
+    assert output.queue_seconds >= 0
+    assert output.queue_seconds + output.encode_seconds <= time.perf_counter() - started
+
+
+def test_nothing_comes_of_an_item_that_is_aborted_while_a_segment_is_encoded(engine: EncoderEngine) -> None:
+    engine.add_request("large", "image", {"pixel_values": torch.stack([pixels(seed) for seed in range(5)])})
+    assert engine.step() == []
+    engine.abort("large")
+    add(engine, "0")
+    outputs: list[EncodeOutput] = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+    assert names(outputs) == ["0"]
+
+
+@pytest.fixture
+def choking(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> EncoderEngine:
+    """An engine whose model fails on pixels that are no numbers."""
+    encode = engine._encode
+
+    def choke(modality: str, items: list[ItemTensors]) -> list[PendingEmbeddings]:
+        if any(item["pixel_values"].isnan().any() for item in items):
+            raise RuntimeError("the model chokes on this segment")
+        return encode(modality, items)
+
+    monkeypatch.setattr(engine, "_encode", choke)
+    return engine
+
+
+@pytest.mark.parametrize("num_tiles", [4, 9])
+def test_an_item_that_fails_while_its_next_segment_is_encoded_has_one_output(
+    choking: EncoderEngine, num_tiles: int
+) -> None:
+    tiles = torch.stack([pixels(seed) for seed in range(num_tiles)])
+    tiles[0] = torch.nan
+    choking.add_request("bad", "image", {"pixel_values": tiles})
+    outputs = [choking.step() for _ in range(3)]
+    assert [names(one) for one in outputs] == [[], ["bad"], []]
+    assert "chokes" in str(outputs[1][0].error)
+    assert choking.is_idle, "no segment is left"
+
+
+def test_an_item_that_is_aborted_before_a_segment_fails_has_no_output(choking: EncoderEngine) -> None:
+    choking.add_request("bad", "image", {"pixel_values": torch.full((5, 3, 96, 96), torch.nan)})
+    assert choking.step() == []
+    choking.abort("bad")
+    assert choking.step() == []
+    assert choking.is_idle
+
+
 def test_an_item_is_in_work_until_its_embeddings_are_out(engine: EncoderEngine) -> None:
     add(engine, "0")
     assert engine.has_unfinished()
@@ -184,21 +246,23 @@ class Sums:
     look_ahead = 1
 
     def run(self, encode: Encode, items: Sequence[ItemTensors], on_host: frozenset[str]) -> list[PendingEmbeddings]:
-        return [item["pixel_values"].sum()[None].clone for item in items]
+        return [item["pixel_values"].sum(dim=(-1, -2, -3)).reshape(-1, 1).clone for item in items]
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from(["add", "step", "abort"]), max_size=25))
+@given(st.lists(st.sampled_from(["add", "add many tiles", "step", "abort"]), max_size=25))
 def test_every_item_taken_gets_one_output_in_any_traffic(loaded: EncoderEngine, actions: list[str]) -> None:
     direct, loaded._staging = loaded._staging, Sums()
-    sums: dict[str, float] = {}
+    sums: dict[str, list[float]] = {}
     gone: set[str] = set()
     outputs: list[EncodeOutput] = []
     engine = loaded
     for number, action in enumerate(actions):
-        if action == "add":
-            sums[str(number)] = float(number)
-            engine.add_request(str(number), "image", {"pixel_values": torch.full((3, 96, 96), number / (3 * 96 * 96))})
+        if action.startswith("add"):
+            # Of a picture of many tiles, which goes in three segments, each tile has a sum of its own.
+            sums[str(number)] = [float(number)] if action == "add" else [number + tile / 10 for tile in range(5)]
+            means = torch.tensor(sums[str(number)])[:, None, None, None] / (3 * 96 * 96)
+            engine.add_request(str(number), "image", {"pixel_values": means.expand(-1, 3, 96, 96)})
         elif action == "step":
             outputs += engine.step()
         elif sums:
@@ -212,7 +276,8 @@ def test_every_item_taken_gets_one_output_in_any_traffic(loaded: EncoderEngine, 
     assert sorted(names(outputs)) == sorted(sums.keys() - gone)
     for output in outputs:
         assert output.embeddings is not None
-        assert abs(float(output.embeddings) - sums[output.request_id]) < 1e-2
+        expected = torch.tensor(sums[output.request_id])[:, None]
+        torch.testing.assert_close(output.embeddings, expected, rtol=0, atol=1e-2)
 
 
 def test_there_is_nothing_of_this_on_the_cpu(loaded: EncoderEngine, shapes: str) -> None:

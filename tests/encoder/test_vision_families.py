@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from encoder.config import EncoderConfig
 from encoder.loader import load_vision_half
+from encoder.schema import Segment
+from encoder.segments import divide, join
 from llm.config import EngineConfig
 from llm.loader import load_language_half
 from modeling.families import SERVED_FAMILIES, known_to, load_family
@@ -88,6 +90,60 @@ def test_items_of_all_sizes_together_equal_each_alone(small: Small, half: PreTra
     # Nothing but OneVision's pictures with and without tiles has to be kept apart.
     numbers = {"image": 2 if small.model_type == "llava_onevision" else 1, "video": 1}
     assert len(found) == sum(numbers[modality] for modality in small.family.modalities)
+
+
+DIVIDED = {
+    ("idefics3", "image"),
+    ("internvl", "image"),
+    ("internvl", "video"),
+    ("llava_onevision", "video"),
+    ("minicpmv4_6", "image"),
+    ("molmo2", "video"),
+    ("qwen2_5_vl", "video"),
+    ("qwen2_vl", "video"),
+    ("qwen3_vl", "video"),
+    ("smolvlm", "image"),
+    ("smolvlm", "video"),
+}
+"""Whose items consist of several units, of those here, and may be divided."""
+
+
+def segments_of(small: Small, half: PreTrainedModel, prompt: Prompt, num_units: int) -> list[tuple[Segment, ...]]:
+    """Each item's, of about `num_units` of its units."""
+    modality = small.modality(prompt)
+    found = []
+    for item in prompt.tensors:
+        count = modality.division.num_units(item) if modality.division else 1
+        max_patches = -(-modality.num_patches(half.config, item) * num_units // count)
+        found.append(divide(modality, half.config, item, max_patches))
+    return found
+
+
+@pytest.mark.parametrize("num_units", [1, 2])
+@torch.inference_mode()
+def test_an_item_in_segments_equals_the_whole_models(small: Small, half: PreTrainedModel, num_units: int) -> None:
+    divided = set()
+    for prompt in small.prompts:
+        modality, found = small.modality(prompt), segments_of(small, half, prompt, num_units)
+        for item, segments, expected in zip(prompt.tensors, found, prompt.expected, strict=True):
+            rows = [encode(small, half, prompt, [segment.tensors])[0] for segment in segments]
+            assert_equal([join(modality, rows)], [expected])
+            costs = [modality.num_patches(half.config, segment.tensors) for segment in segments]
+            assert costs == [segment.num_patches for segment in segments]
+            assert sum(costs) == modality.num_patches(half.config, item)
+            assert {modality.batch_key(segment.tensors) for segment in segments} == {modality.batch_key(item)}
+            divided |= {(small.model_type, prompt.modality)} if len(segments) > 1 else set()
+    if num_units == 1:
+        assert divided == {pair for pair in DIVIDED if pair[0] == small.model_type}
+
+
+@torch.inference_mode()
+def test_segments_of_several_items_together_equal_the_whole_models(small: Small, half: PreTrainedModel) -> None:
+    for prompt in small.prompts:
+        found = segments_of(small, half, prompt, 1)
+        rows = iter(encode(small, half, prompt, [segment.tensors for segments in found for segment in segments]))
+        joined = [join(small.modality(prompt), [next(rows) for _ in segments]) for segments in found]
+        assert_equal(joined, prompt.expected)
 
 
 def test_pictures_that_stay_their_size_are_encoded_only_with_their_like() -> None:
@@ -222,6 +278,24 @@ def test_a_blank_tile_takes_no_rows_from_its_neighbours(tmp_path: Path, model_ty
         (alone,) = modality.encode(half, items[1:])
     assert torch.equal(other, alone)
     assert len(blank) == len(other) // 3 * 2
+    # Alone, the blank tile would have rows.
+    assert [len(divide(modality, half.config, item, 1)) for item in items] == [1, 3]
+
+
+@pytest.mark.parametrize("model_type", ["aria", "gemma3"])
+@torch.inference_mode()
+def test_tiles_of_a_picture_are_encoded_independently(tmp_path: Path, model_type: str) -> None:
+    """The pictures of the other tests are of one tile each."""
+    half, family = load_vision_half(EncoderConfig(make_checkpoint(model_type, tmp_path)))
+    modality, side = family.modalities["image"], half.config.vision_config.image_size
+    item = {"pixel_values": torch.randn(3, 3, side, side)}
+    if model_type == "aria":
+        item["pixel_mask"] = torch.ones(3, side, side, dtype=torch.bool)
+        item["pixel_mask"][1, side // 2 :] = False
+    segments = divide(modality, half.config, item, 1)
+    assert len(segments) == 3
+    rows = [modality.encode(half, [segment.tensors])[0] for segment in segments]
+    assert_equal([join(modality, rows)], modality.encode(half, [item]))
 
 
 def test_other_families_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Divides a large item into segments that are encoded one after another, so that other items get in between."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers import PreTrainedConfig
+
+from encoder.models.family import VisionModality
+from encoder.schema import Segment
+from preprocess.schema import ItemTensors
+
+
+def divide(
+    modality: VisionModality, config: PreTrainedConfig, item: ItemTensors, max_patches: int
+) -> tuple[Segment, ...]:
+    """Returns the item's segments, in their order. They are as long as `max_patches` allows.
+
+    An item of at most `max_patches`, and one that its family does not divide, is one segment. So is a single frame or
+    tile of more than `max_patches`."""
+    whole = Segment(item, modality.num_patches(config, item))
+    division = modality.division
+    if division is None or whole.num_patches <= max_patches or (num_units := division.num_units(item)) == 1:
+        return (whole,)
+    costs = [modality.num_patches(config, division.take(item, unit, unit + 1)) for unit in range(num_units)]
+    return tuple(
+        Segment(division.take(item, start, stop), sum(costs[start:stop]))
+        for start, stop in _stretches(costs, max_patches)
+    )
+
+
+def join(modality: VisionModality, embeddings: list[torch.Tensor]) -> torch.Tensor:
+    """Returns an item's embeddings, (num_embeds, embedding_size), given those of its segments in their order."""
+    if len(embeddings) == 1:
+        return embeddings[0]
+    assert modality.division is not None, "only a divided item has several segments"
+    return modality.division.join(embeddings)
+
+
+def _stretches(costs: Sequence[int], max_cost: int) -> Iterator[tuple[int, int]]:
+    """Yields the start and the end of each stretch of units: as long as they cost no more than `max_cost`, or of one
+    unit that costs more."""
+    start, cost = 0, 0
+    for unit, own in enumerate(costs):
+        if unit > start and cost + own > max_cost:
+            yield start, unit
+            start, cost = unit, 0
+        cost += own
+    yield start, len(costs)
