@@ -1,12 +1,21 @@
-"""A LLaVA checkpoint of random weights, of a size at which the weights do not fit into a processor's caches."""
+"""Checkpoints of random weights, of a size at which the weights do not fit into a processor's caches."""
 
+import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoProcessor,
+    LlavaForConditionalGeneration,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLForConditionalGeneration,
+)
 
 from checkpoints import BUNDLED_MODEL
+from tests.preprocess.small_processors import save_processor
 
 TEXT_CONFIG = {
     "hidden_size": 512,
@@ -18,30 +27,69 @@ TEXT_CONFIG = {
     "vocab_size": 16384,
     "tie_word_embeddings": False,
 }
+_QWEN_VISION = {
+    "depth": 4,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "out_hidden_size": TEXT_CONFIG["hidden_size"],
+    "window_size": 112,
+    "fullatt_block_indexes": [3],
+}
+_QWEN_MAX_PIXELS = 1280 * 28 * 28  # the number that Qwen recommends; a large square becomes 35 x 35 tokens
 
 
-def make_checkpoint(folder: Path) -> int:
-    """Writes the checkpoint and the bundled model's processor to `folder`. Returns how many parameters the language
-    half has, about 40 million.
+def make_checkpoint(folder: Path, *, image_size: int | None = None) -> int:
+    """Writes a LLaVA and the bundled model's processor to `folder`. Returns how many parameters the language half has,
+    about 40 million.
 
-    The weights are spread out so that answers depend on the prompt. Each token of an answer is visible text, so that
-    a client sees when it comes.
+    The weights are spread out so that answers depend on the prompt. Each token of an answer is visible text, so that a
+    client sees when it comes. `image_size`: pixels of a picture's side instead of the bundled model's 96, in patches of
+    14 pixels instead of 16, each of which is a token.
     """
     config = AutoConfig.from_pretrained(BUNDLED_MODEL)
     for name, value in TEXT_CONFIG.items():
         setattr(config.text_config, name, value)
     config.tie_word_embeddings = False
     processor = AutoProcessor.from_pretrained(BUNDLED_MODEL)
+    if image_size is not None:
+        config.vision_config.image_size, config.vision_config.patch_size = image_size, 14
+        config.image_seq_length = (image_size // 14) ** 2
+        square = {"height": image_size, "width": image_size}
+        processor.image_processor.size, processor.image_processor.crop_size = square, square
+        processor.patch_size = 14
     torch.manual_seed(0)
-    model = LlavaForConditionalGeneration(config)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.5 if "embed_tokens" in name else 0.05)
-    with torch.no_grad():
-        model.lm_head.weight[~_is_visible(processor.tokenizer, model.lm_head.out_features)] = 0.0
-    model.save_pretrained(folder)
+    count = _save(LlavaForConditionalGeneration(config), processor.tokenizer, folder)
     _name_as_published(folder / "model.safetensors")
     processor.save_pretrained(folder)
+    return count
+
+
+def make_qwen_checkpoint(folder: Path) -> int:
+    """Writes a Qwen2.5-VL with a language half of the same size. A large square picture has 1,225 tokens."""
+    save_processor("qwen2_5_vl", "byte_level", folder)
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor["size"] = {"shortest_edge": 56 * 56, "longest_edge": _QWEN_MAX_PIXELS}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    settings = json.loads((folder / "config.json").read_text())
+    settings["text_config"] |= TEXT_CONFIG
+    del settings["text_config"]["layer_types"]
+    settings["text_config"]["rope_parameters"]["mrope_section"] = [8, 12, 12]
+    settings["vision_config"] |= _QWEN_VISION
+    (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
+    config = AutoConfig.from_pretrained(folder)
+    torch.manual_seed(0)
+    tokenizer = AutoProcessor.from_pretrained(folder).tokenizer
+    return _save(Qwen2_5_VLForConditionalGeneration(config), tokenizer, folder)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
+    """Draws the weights, writes them and returns the parameters of the language half."""
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.5 if "embed_tokens" in parameter_name else 0.05)
+    with torch.no_grad():
+        model.lm_head.weight[~_is_visible(tokenizer, model.lm_head.out_features)] = 0.0
+    model.save_pretrained(folder)
     parts = (model.model.language_model, model.lm_head)
     return sum(parameter.numel() for part in parts for parameter in part.parameters())
 

@@ -62,6 +62,20 @@ class BlockManager:
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
         return -(-sequence.num_tokens // self.block_size) - len(cached) <= self.num_free_blocks - num_revived
 
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Returns how many tokens of a waiting sequence's beginning the findable blocks hold. Asked again, this looks
+        only at what may have changed: prefixes grow and shrink at their ends."""
+        if not sequence.reuses_prefix:
+            return 0
+        extend_block_hashes(sequence, self.block_size)
+        hashes, found = sequence.block_hashes, sequence.num_found_blocks
+        while found > 0 and hashes[found - 1] not in self._block_of:
+            found -= 1
+        while found < (sequence.num_tokens - 1) // self.block_size and hashes[found] in self._block_of:
+            found += 1
+        sequence.num_found_blocks = found
+        return found * self.block_size
+
     def take_prefix(self, sequence: Sequence) -> None:
         """Gives a sequence without blocks the blocks that hold its beginning. Their tokens count as computed."""
         assert not sequence.block_table

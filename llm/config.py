@@ -57,7 +57,29 @@ class EngineSettings:
         ),
     ] = None
     max_num_seqs: Annotated[int, Field(ge=1, description="sequences running at once")] = 64
-    max_num_batched_tokens: Annotated[int, Field(ge=1, description="tokens of one step")] = 512
+    max_num_batched_tokens: Annotated[int, Field(ge=1, description="tokens of one step at most")] = 512
+    max_decode_slowdown: Annotated[
+        float | None,
+        Field(
+            gt=1,
+            description="how many times as long as a step that only decodes a step may take that also computes prompts;"
+            " the engine measures both and takes up as many tokens of prompts; null: as many as"
+            " max_num_batched_tokens allows",
+        ),
+    ] = 8.0
+    target_step_ms: Annotated[
+        float | None,
+        Field(gt=0, description="milliseconds that such a step may take, in place of max_decode_slowdown"),
+    ] = None
+    short_prompt_share: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.9,
+            description="share of a step's prompt tokens for the prompts that lack the fewest; the rest go to prompts"
+            " by arrival; 0: all by arrival",
+        ),
+    ] = 0.5
 
     @model_validator(mode="after")
     def _budget_covers_every_sequence(self) -> Self:

@@ -33,6 +33,7 @@ from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
 from llm.sequence import FinishReason, Sequence
+from llm.step_budget import StepBudget
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class LLMEngine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             max_draft_rows=_MAX_DRAFT_ROWS if self._looks_up else 0,
+            step_budget=_step_budget(config),
+            short_prompt_share=config.short_prompt_share,
         )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
         # The key is whether the decoder leaves special tokens out.
@@ -210,8 +213,10 @@ class LLMEngine:
             logger.exception("step failed for requests %s", request_ids)
             outputs = [output for request_id in request_ids for output in self._fail(request_id)]
         self._check_nothing_is_left()
+        seconds = time.perf_counter() - started
+        self._scheduler.note_step(chunks, seconds)
         self._num_steps += 1
-        self._step_seconds += time.perf_counter() - started
+        self._step_seconds += seconds
         return outputs
 
     def check_integrity(self) -> None:
@@ -370,6 +375,12 @@ class LLMEngine:
         for sequence in request.answers:
             self._scheduler.finish(sequence, reason)
         return [RequestOutput.of(sequence, None) for sequence in request.answers]
+
+
+def _step_budget(config: EngineConfig) -> StepBudget:
+    if config.target_step_ms is not None:
+        return StepBudget(target_seconds=config.target_step_ms / 1e3)
+    return StepBudget(max_decode_slowdown=config.max_decode_slowdown)
 
 
 def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
+from llm.step_budget import StepBudget
 
 _MIN_TOKENS_BEFORE_MISSING = 32
 """How many tokens are worth a step before the embeddings behind them have arrived."""
@@ -58,21 +59,33 @@ class ScheduledChunk:
 class Scheduler:
     """Divides each step's token budget among sequences.
 
-    Running sequences come first. Among them decoding sequences come before prefilling ones, so that no prompt keeps a
-    stream waiting, then a lower `priority` goes first, then the sequence that started first. Waiting sequences follow,
-    by priority and then in order of arrival. When blocks run out, the running sequence that is last by priority and
-    arrival is preempted and recomputed later.
+    Decoding sequences come first, with one token each, so that no prompt keeps a stream waiting. `step_budget` says how
+    many tokens of prompts the step takes up beside them.
+
+    Prompts, begun or not, share these tokens. A lower `priority` goes first. Among equals, `short_prompt_share` of the
+    tokens go to the prompts that lack the fewest, so that a short one does not wait behind long ones. The rest go by
+    arrival, so that each gets on. A prompt begins only if all its blocks find room. Until a prompt finds room, later
+    ones may take room before it that have no more tokens than it has, all of them together. When blocks run out, the
+    running sequence that is last by priority and arrival is preempted and recomputed later.
 
     A chunk ends before the first position whose embedding has not arrived, and waits with that position where it would
     be very short. It never ends within a bidirectional span. A span that is longer than the budget goes in a step in
-    which each other sequence has one token. In that step decoding sequences go on and no other prompt does. Sequences
-    that wait for embeddings may start in up to half of the places, so that other sequences get the rest.
+    which each other sequence has one token. In that step decoding sequences go on and no other prompt does. What the
+    span takes beyond its share goes to short prompts later. Sequences that wait for embeddings may start in up to half
+    of the places, so that other sequences get the rest.
 
     Decoding sequences that have guesses of their next tokens share what is left of `max_draft_rows` rows.
     """
 
     def __init__(
-        self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int, max_draft_rows: int = 0
+        self,
+        block_manager: BlockManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_draft_rows: int = 0,
+        *,
+        step_budget: StepBudget | None = None,
+        short_prompt_share: float = 0.5,
     ) -> None:
         """`max_draft_rows`: tokens of a step that decode, guesses included, up to which sequences get guesses. A step
         of so many takes hardly longer than one of a single token."""
@@ -80,7 +93,11 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_draft_rows = min(max_draft_rows, max_num_seqs)
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._step_budget = step_budget or StepBudget()
+        self._short_prompt_share = short_prompt_share
         self._budget = 0
+        self._arrival_credit = 0
+        self._num_decodes = 0
         self._num_arrived = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -101,14 +118,57 @@ class Scheduler:
         """
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
-        # Decoding sequences come first: they need one token each, and no stream waits for a prompt.
-        for sequence in sorted(self.running, key=_decodes_first):
+        for sequence in [running for running in self.running if running.num_uncomputed_tokens == 1]:
             if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence, chunks)):
                 self._take(sequence, num_tokens, chunks)
-        self._start_waiting(chunks)
+        self._num_decodes = len(chunks)
+        if self.waiting or len(self.running) > self._num_decodes:
+            self._take_up_prompts(chunks)
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         return list(chunks.values())
+
+    def note_step(self, chunks: list[ScheduledChunk], seconds: float) -> None:
+        """Takes how long the step took, whose chunks `schedule` has returned last."""
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        self._step_budget.note(self._num_decodes, num_tokens - self._num_decodes, seconds)
+
+    def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
+        """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""
+        prompts = [running for running in self.running if running.num_uncomputed_tokens > 1]
+        prompts += [waiting for waiting in self.waiting if self._may_start(waiting)]
+        room = self._step_budget.prompt_tokens(self._num_decodes, self._budget) if prompts else 0
+        if room <= 0:
+            return
+        self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
+        if self._budget > 0 and len(prompts) > 1:
+            self._serve(sorted(prompts, key=self._lack), chunks)
+
+    def _by_arrival(self, prompts: list[Sequence], room: int, chunks: dict[Sequence, ScheduledChunk]) -> int:
+        """Gives prompts their share of the step's `room` in their order, and returns how much of it is left.
+
+        A span may take more than the share. The next steps then give less."""
+        if len(prompts) == 1 or self._short_prompt_share == 0:
+            self._arrival_credit = room
+        else:
+            share = room - int(room * self._short_prompt_share)
+            self._arrival_credit = min(self._arrival_credit + share, share)
+        if self._arrival_credit <= 0:
+            return room
+        self._budget = limit = min(room, self._arrival_credit)
+        self._serve(prompts, chunks)
+        self._arrival_credit -= limit - self._budget
+        return room - (limit - self._budget)
+
+    def _serve(self, prompts: list[Sequence], chunks: dict[Sequence, ScheduledChunk]) -> None:
+        """Takes up the prompts in this order, as far as there is budget."""
+        for sequence in prompts:
+            if self._budget <= 0:
+                return
+            if sequence.status is SequenceStatus.WAITING:
+                self._start(sequence, chunks)
+            elif num_tokens := self._chunk_size(sequence, chunks):
+                self._take(sequence, num_tokens, chunks)
 
     def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
         """Gives decode chunks their guesses, as far as there are rows and free blocks. Nothing is preempted for
@@ -124,20 +184,6 @@ class Scheduler:
                 chunk.draft = draft
                 room -= len(draft)
 
-    def _start_waiting(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        if not self.waiting:
-            return
-        num_awaiting = sum(sequence.awaits_embeddings for sequence in self.running)
-        for sequence in list(self.waiting):
-            if len(self.running) == self._max_num_seqs:
-                return
-            awaits = sequence.awaits_embeddings
-            if not self._may_start(sequence) or (awaits and num_awaiting >= self._max_num_seqs // 2):
-                continue
-            if not self._start(sequence, chunks):
-                return
-            num_awaiting += awaits and sequence.status is SequenceStatus.RUNNING
-
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends an unfinished sequence at once and frees its blocks."""
         (self.running if sequence.status is SequenceStatus.RUNNING else self.waiting).remove(sequence)
@@ -146,48 +192,59 @@ class Scheduler:
         sequence.finish_reason = reason
 
     def _chunk_size(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:
+        """Returns how many tokens of the sequence the step takes up now, besides those that it has taken up already."""
         budget = max(0, self._budget)  # below 0 in a step with a span that is longer than the budget
         if sequence.is_prompt_computed:
-            return min(sequence.num_uncomputed_tokens, budget)
-        start, num_ready = sequence.num_computed_tokens, _end_of_ready(sequence)
+            return min(sequence.num_uncomputed_tokens - _num_scheduled(sequence, chunks), budget)
+        start, num_ready = sequence.num_computed_tokens + _num_scheduled(sequence, chunks), _end_of_ready(sequence)
         end = sequence.last_whole(min(start + budget, num_ready))
-        if end <= start and all(chunk.num_tokens == 1 for chunk in chunks.values()):
+        if end <= start and sequence not in chunks and all(chunk.num_tokens == 1 for chunk in chunks.values()):
             end = sequence.end_of_span(start)
         return max(0, end - start) if end <= num_ready else 0
 
     def _take(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Schedules the next tokens of a running sequence. While there are too few blocks, this preempts the running
         sequence of the highest rank, which may in the end be `sequence` itself."""
-        while not self._block_manager.allocate(sequence, sequence.num_computed_tokens + num_tokens):
-            victim = max(self.running, key=lambda running: running.rank)
+        in_chunk = _num_scheduled(sequence, chunks) + num_tokens
+        while not self._block_manager.allocate(sequence, sequence.num_computed_tokens + in_chunk):
+            victim = max(self.running, key=_rank)
             if victim in chunks:
                 self._budget += chunks.pop(victim).num_tokens
             self._preempt(victim)
             if victim is sequence:
                 return
-        chunks[sequence] = ScheduledChunk(sequence, num_tokens)
+        chunks[sequence] = ScheduledChunk(sequence, in_chunk)
         self._budget -= num_tokens
 
     def _may_start(self, sequence: Sequence) -> bool:
-        """Returns whether a waiting sequence lacks nothing but room: it waits neither for its first embeddings nor for
-        its parent to compute the prompt that they share."""
+        """Returns whether a waiting sequence lacks nothing but room. It waits neither for its first embeddings nor for
+        its parent to compute the prompt that they share, and those that wait for embeddings leave it a place."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
-        return not waits_for_parent and sequence.last_whole(_end_of_ready(sequence)) > 0
-
-    def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
-        """Starts a waiting sequence if all its tokens have room now. With less room it would soon be preempted again.
-
-        Returns False where the sequences behind it have to wait, too.
-        """
-        if not self._block_manager.can_start(sequence):
+        if waits_for_parent or sequence.last_whole(_end_of_ready(sequence)) <= 0:
             return False
+        if not sequence.awaits_embeddings:
+            return True
+        return sum(running.awaits_embeddings for running in self.running) < self._max_num_seqs // 2
+
+    def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
+        """Starts a waiting sequence if all its tokens have room now. With less room it would soon be preempted
+        again."""
+        if len(self.running) == self._max_num_seqs or not self._may_start(sequence):
+            return
+        first = next(waiting for waiting in self.waiting if waiting is sequence or self._may_start(waiting))
+        is_charged = sequence is not first and not self._has_room_beside(first)
+        if is_charged and not self._may_overtake(sequence, first):
+            return
+        if not self._block_manager.can_start(sequence):
+            return
         self._block_manager.take_prefix(sequence)
         num_tokens = self._chunk_size(sequence, chunks)
         if num_tokens == 0:
-            waits_for_embeddings = sequence.last_whole(_end_of_ready(sequence)) <= sequence.num_computed_tokens
             self._block_manager.free(sequence)
-            return waits_for_embeddings
+            return
+        if is_charged:
+            first.num_overtaking_tokens += sequence.num_uncomputed_tokens
         self.waiting.remove(sequence)
         self.running.append(sequence)
         sequence.status = SequenceStatus.RUNNING
@@ -195,21 +252,47 @@ class Scheduler:
             sequence.times.first_scheduled = time.perf_counter()
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._take(sequence, num_tokens, chunks)
-        return True
+
+    def _has_room_beside(self, first: Sequence) -> bool:
+        """Returns whether another sequence may start without `first` losing its place."""
+        return len(self.running) + 2 <= self._max_num_seqs and self._block_manager.can_start(first)
+
+    def _may_overtake(self, sequence: Sequence, first: Sequence) -> bool:
+        """Returns whether `sequence` may take room that `first` waits for, which comes before it by rank.
+
+        Without a limit, a large prompt might never find room beside ever new small ones. Nobody overtakes a preempted
+        sequence whose client has read some of the answer."""
+        is_within = first.num_overtaking_tokens + self._num_lacking(sequence) <= first.num_tokens
+        return is_within and first.num_output_tokens == 0
 
     def _preempt(self, sequence: Sequence) -> None:
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.WAITING
+        sequence.num_overtaking_tokens = 0
         self.running.remove(sequence)
         self._wait(sequence)
         self.num_preemptions += 1
 
     def _wait(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=lambda waiting: waiting.rank)
+        insort(self.waiting, sequence, key=_rank)
+
+    def _lack(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Returns the key that orders prompts by what is left to compute of them, within a priority."""
+        return sequence.priority, self._num_lacking(sequence), sequence.arrival_number
+
+    def _num_lacking(self, sequence: Sequence) -> int:
+        """Returns how many tokens are left to compute of a prompt, begun or not."""
+        if sequence.status is SequenceStatus.RUNNING:
+            return sequence.num_uncomputed_tokens
+        return sequence.num_tokens - self._block_manager.num_cached_tokens(sequence)
 
 
-def _decodes_first(sequence: Sequence) -> tuple[bool, int]:
-    return sequence.num_uncomputed_tokens > 1, sequence.priority
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
+
+
+def _num_scheduled(sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:
+    return chunks[sequence].num_tokens if sequence in chunks else 0
 
 
 def _end_of_ready(sequence: Sequence) -> int:

@@ -82,6 +82,8 @@ class Sequence:
     `num_prompt_logprobs`: how many of the likeliest tokens to name at each position of the prompt. None: the prompt is
     not scored. The first `num_scored_tokens` positions have been scored already.
     `priority`: sequences of a lower priority go first.
+    `num_found_blocks`: how many blocks of its beginning the cache had when it was last asked, while it waits.
+    `num_overtaking_tokens`: the tokens of later sequences that have started while it was the first to wait for room.
     `lookup`: guesses its next tokens. None: its tokens are computed one by one.
     """
 
@@ -100,6 +102,8 @@ class Sequence:
     priority: int = 0
     lookup: PromptLookup | None = None
     arrival_number: int = 0
+    num_found_blocks: int = 0
+    num_overtaking_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0

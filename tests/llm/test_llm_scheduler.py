@@ -22,8 +22,13 @@ def sequence(name: str, num_prompt_tokens: int, num_output_tokens: int, **settin
     return replace(made, **{"prefix_root": name.encode(), **settings})
 
 
-def make(num_blocks: int = 100, max_num_seqs: int = 8, budget: int = 16) -> Scheduler:
-    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE), max_num_seqs, budget)
+def make(num_blocks: int = 100, max_num_seqs: int = 8, budget: int = 16, **settings: Any) -> Scheduler:
+    return Scheduler(BlockManager(num_blocks, BLOCK_SIZE), max_num_seqs, budget, **settings)
+
+
+def by_arrival(**settings: Any) -> Scheduler:
+    """One in which prompts share no step unless tokens are left."""
+    return make(short_prompt_share=0.0, **settings)
 
 
 def run_step(scheduler: Scheduler) -> list[ScheduledChunk]:
@@ -320,7 +325,7 @@ def test_those_that_decode_go_on_beside_a_long_span_and_other_prompts_wait_for_i
 
 
 def test_a_long_span_waits_for_an_older_prompt_and_goes_before_younger_ones() -> None:
-    scheduler = make(budget=16)
+    scheduler = by_arrival(budget=16)
     scheduler.add(sequence("older", 40, 1))
     scheduler.add(with_span("long", 60, range(4, 44)))
     for index in range(3):
@@ -361,7 +366,7 @@ def test_a_long_span_that_is_preempted_is_computed_again_in_one_step() -> None:
 
 def test_nobody_waits_behind_a_span_of_which_a_part_has_not_arrived() -> None:
     """As where all of a prompt sees itself, and one of its pictures is late."""
-    scheduler = make(budget=16)
+    scheduler = by_arrival(budget=16)
     items = [PromptItem("first", range(4), torch.zeros(4, 1)), PromptItem("late", range(4, 8), None)]
     late = with_span("late", 12, range(12), items=items)
     scheduler.add(late)
@@ -370,9 +375,9 @@ def test_nobody_waits_behind_a_span_of_which_a_part_has_not_arrived() -> None:
         scheduler.add(one)
     assert sizes(run_step(scheduler)) == {"other 0": 12, "other 1": 4}
     items[1].embeddings = torch.zeros(4, 1)
-    # It goes before those that came later.
-    assert sizes(run_step(scheduler)) == {"other 1": 8}
-    assert sizes(run_step(scheduler)) == {"late": 12, "other 2": 4}
+    # It goes before those that came later, begun or not.
+    assert sizes(run_step(scheduler)) == {"late": 12, "other 1": 4}
+    assert sizes(run_step(scheduler)) == {"late": 1, "other 1": 4, "other 2": 11}
 
 
 def test_nobody_waits_behind_a_span_that_is_late_where_blocks_are_few() -> None:

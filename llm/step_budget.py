@@ -1,0 +1,83 @@
+"""How many tokens of prompts a step computes beside the sequences that decode, so that no stream halts for long.
+
+The engine tells how long its steps took. A step that only decodes is the measure: a step with prompts may take so many
+times as long, or so many seconds. What a prompt's token costs follows from the steps with prompts.
+
+Steps take longer, sometimes several times as long, when the system gives their cores to somebody else. So what a token
+costs is the median of the latest steps. Decoding is measured less often, and short steps suffer most. Of their times
+the lower quartile counts.
+"""
+
+from collections import deque
+from statistics import median
+
+_NUM_DECODE_STEPS = 8
+_NUM_MIXED_STEPS = 9
+_PERIOD = 20
+"""After so many steps in a row with prompts in them, one only decodes, so that the measure stays up to date. This takes
+less than a fiftieth of the time."""
+_FIRST_TOKENS = 32
+"""A step with prompts may always have so many if its time allows, and at most that many when no such step has been
+measured yet."""
+_MAX_GROWTH = 2
+"""How many times as many tokens a step with prompts may have as the one before: few tokens cost less each than many."""
+_LEAST_TOKENS = 16
+"""A step with prompts takes at least so many, so that prompts get on even if decoding alone takes all the time."""
+_ROWS = 8
+"""A step has a multiple of so many tokens: the kernels compute so many rows at once."""
+
+
+class StepBudget:
+    """The number of prompt tokens in a step in which sequences decode."""
+
+    def __init__(self, *, max_decode_slowdown: float | None = None, target_seconds: float | None = None) -> None:
+        """`max_decode_slowdown`: how many times as long as a decoding step a step with prompts may take.
+        `target_seconds`: how long it may take, instead. With neither, the number has no bound."""
+        self._max_decode_slowdown = max_decode_slowdown
+        self._target_seconds = target_seconds
+        self._decode_seconds: deque[float] = deque(maxlen=_NUM_DECODE_STEPS)
+        self._seconds_per_token: deque[float] = deque(maxlen=_NUM_MIXED_STEPS)
+        self._num_steps_with_prompts = 0
+        self._num_last_tokens = 0
+
+    def prompt_tokens(self, num_decodes: int, room: int) -> int:
+        """Returns how many tokens of prompts, up to `room`, the next step may compute beside `num_decodes` sequences
+        that decode. It is 0 where the step has to show how long decoding takes."""
+        if num_decodes == 0 or (self._max_decode_slowdown is None and self._target_seconds is None):
+            return room
+        if not self._decode_seconds or self._num_steps_with_prompts >= _PERIOD:
+            return 0
+        total = num_decodes + max(_LEAST_TOKENS, self._tokens_in_time())
+        return min(room, total // _ROWS * _ROWS - num_decodes)
+
+    def note(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Takes how long the last step took, and what it computed."""
+        if num_decodes == 0:
+            return
+        if num_prompt_tokens == 0:
+            self._num_steps_with_prompts = 0
+            self._decode_seconds.append(seconds)
+            return
+        self._num_steps_with_prompts += 1
+        self._num_last_tokens = num_prompt_tokens
+        if self._decode_seconds:
+            self._seconds_per_token.append((seconds - self._decoding()) / num_prompt_tokens)
+
+    def _tokens_in_time(self) -> int:
+        most = max(_FIRST_TOKENS, _MAX_GROWTH * self._num_last_tokens)
+        if not self._seconds_per_token:
+            return _FIRST_TOKENS
+        seconds = self._seconds_beside(self._decoding())
+        each = median(self._seconds_per_token)
+        return most if seconds >= each * most else int(seconds / each)
+
+    def _seconds_beside(self, decode_seconds: float) -> float:
+        """Returns how long prompts may take in a step whose decoding takes `decode_seconds`."""
+        if self._target_seconds is not None:
+            return self._target_seconds - decode_seconds
+        assert self._max_decode_slowdown is not None
+        return (self._max_decode_slowdown - 1) * decode_seconds
+
+    def _decoding(self) -> float:
+        """Returns how long a step takes that only decodes, undisturbed."""
+        return sorted(self._decode_seconds)[len(self._decode_seconds) // 4]
