@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from deployments.api.completions import Completion, CompletionRequest
-from deployments.api.generation import AnyGenerationFields
+from deployments.api.generation import AnyGenerationFields, GenerationFields
 from deployments.api.responses import ResponseObject, ResponsesRequest
 from deployments.endpoint.accounting import RequestAccount
 from deployments.endpoint.answer import Answer, Pieces
@@ -122,7 +122,15 @@ class GenerationRoutes:
         params: SamplingParams,
         prompt_and_media: tuple[Prompt, list[MediaSource]],
     ) -> PipelineRequest:
-        return self._weighed(call, request_id, body, params, prompt_and_media, priority=_priority(call, body))
+        return self._weighed(
+            call,
+            request_id,
+            body,
+            params,
+            prompt_and_media,
+            priority=_priority(call, body),
+            returns_prompt_ids=isinstance(body, GenerationFields) and body.return_token_ids,
+        )
 
     async def _echoes(self, body: CompletionRequest) -> list[str]:
         """Returns the text of each prompt, as the client sent it."""

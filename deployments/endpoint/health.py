@@ -9,10 +9,12 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.stages.stage_messages import Heartbeat, ServedModel
 
+_STARTING_PERIOD_SECONDS = 0.1
+
 
 class StageMonitor:
-    """Asks each stage for its heartbeat every `period_s`. A stage is ready while its last heartbeat is recent and its
-    engine was moving then. Create the monitor on a running event loop."""
+    """Asks each stage for its heartbeat every `period_s`, and more often before its first one. A stage is ready while
+    its last heartbeat is recent and its engine was moving then. Create the monitor on a running event loop."""
 
     def __init__(self, stages: dict[str, DeploymentHandle[Any]], *, period_s: float, timeout_s: float) -> None:
         self._period_s = period_s
@@ -59,4 +61,5 @@ class StageMonitor:
                 self._details[name] = beat.details
             except Exception:  # whatever it is, the stage did not answer
                 pass
-            await asyncio.sleep(self._period_s)
+            is_starting = self._last_seen[name] is None
+            await asyncio.sleep(min(_STARTING_PERIOD_SECONDS, self._period_s) if is_starting else self._period_s)

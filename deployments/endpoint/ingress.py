@@ -45,6 +45,10 @@ class Ingress:
         generate: DeploymentHandle[Any],
     ) -> None:
         join_server_log("ingress")
+        for handle in (preprocess, encode, generate):
+            if not handle.is_initialized:  # an inline encoder's is that of Generate
+                # Calls are routed on this process's only loop. On a loop of its own, each would wait for two more hops.
+                handle._init(_run_router_in_separate_loop=False)
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._metrics = IngressMetrics()

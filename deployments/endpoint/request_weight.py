@@ -8,16 +8,15 @@ from deployments.endpoint.admission import Weight
 from deployments.endpoint.call import Call
 from deployments.pipeline.last_picture import with_last_picture
 from deployments.pipeline.media_source import MediaSource
-from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.pipeline.pipeline_request import CHARS_PER_TOKEN, PipelineRequest, estimated_tokens
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
 from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt
+from preprocess.schema import Prompt
 
 _UNKNOWN_MAX_TOKENS = 1024
 """The tokens that count for an answer which may be as long as the context has room for."""
 
-_CHARS_PER_TOKEN = 4
 _SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
 """Bytes of an item that are looked at, the second for a picture whose header is longer. Every other request waits
 meanwhile: for the first some microseconds, for the second milliseconds."""
@@ -40,6 +39,7 @@ class WeighedRequests:
         prompt_and_media: tuple[Prompt, list[MediaSource]],
         *,
         priority: int = 0,
+        returns_prompt_ids: bool = False,
     ) -> PipelineRequest:
         """Returns the pipeline's request. For each item that was not in the body it takes more of the call's budgets,
         once the item is fetched."""
@@ -53,6 +53,7 @@ class WeighedRequests:
             cache_salt=call.cache_salt,
             priority=priority,
             truncation=body.prompt_truncation(params.max_tokens),
+            returns_prompt_ids=returns_prompt_ids,
             on_fetched=lambda num_bytes, num_pixels: call.ticket.take(Weight(bytes=num_bytes, pixels=num_pixels)),
         )
 
@@ -61,7 +62,7 @@ class WeighedRequests:
         answer counts at most `max_model_len` tokens, however many the client asks for: the engine refuses more and says
         why."""
         tokens = sum(
-            _num_prompt_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
+            estimated_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
         )
         pixels = sum(source.num_pixels for request in requests for source in request.media)
         return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
@@ -72,24 +73,12 @@ class WeighedRequests:
 
 def weigh_text(num_chars: int) -> Weight:
     """Returns the weight of tokenising a text."""
-    return Weight(requests=1, tokens=num_chars // _CHARS_PER_TOKEN)
+    return Weight(requests=1, tokens=num_chars // CHARS_PER_TOKEN)
 
 
 def _num_answer_tokens(request: PipelineRequest, max_model_len: int) -> int:
     most = _UNKNOWN_MAX_TOKENS if request.params.max_tokens is None else request.params.max_tokens
     return request.params.n * min(most, max_model_len)
-
-
-def _num_prompt_tokens(prompt: Prompt) -> int:
-    if isinstance(prompt, ChatPrompt):
-        num_chars = prompt.num_chars
-    elif isinstance(prompt, TextPrompt):
-        num_chars = len(prompt.text)
-    elif isinstance(prompt, InterleavedPrompt):
-        num_chars = sum(len(part or "") for part in prompt.parts)
-    else:
-        return len(prompt.token_ids)
-    return num_chars // _CHARS_PER_TOKEN
 
 
 def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from ray.serve.handle import DeploymentResponse
 from ray.util import get_node_ip_address
 
+from deployments.pipeline.stage_calls import cancel_call
 from deployments.stages.piece_connection import PieceAddress, PiecesLostError
 from deployments.stages.piece_messages import read_message
 from deployments.stages.stage_messages import GeneratedText
@@ -120,7 +121,7 @@ class AnswerStream:
     def cancel(self) -> None:
         """Ends the call, if it has begun."""
         if self._response is not None:
-            self._response.cancel()
+            cancel_call(self._response)
 
     async def _wait(self, seconds: float | None) -> None:
         try:

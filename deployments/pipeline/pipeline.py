@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
@@ -20,11 +19,15 @@ from deployments.pipeline.stage_calls import StageCalls, StageFailedError, objec
 from deployments.pipeline.uploads import Uploads
 from deployments.stages.hand_over import ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress
-from deployments.stages.stage_messages import GeneratedText
+from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
 from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 Rendering = InTheMaking[ProcessedPrompt | ObjectRef, ProcessedPrompt]
 """A request's prompt, and before it is there a reference to it."""
+GivenPrompt: TypeAlias = UnrenderedPrompt | ProcessedPrompt | ObjectRef
+"""What Generate may be given of a prompt."""
+Begun: TypeAlias = tuple[list[GeneratedText], AsyncGenerator[list[GeneratedText]]]
+"""The first pieces of a request's answers, and a generator of the others."""
 
 
 class Pipeline:
@@ -42,6 +45,8 @@ class Pipeline:
     ) -> None:
         self._preprocess = preprocess
         self._generate = generate
+        # By gRPC, which is faster, and carries no references.
+        self._generate_text = generate.options(_by_reference=False)
         self._calls = StageCalls(metrics, on_reply)
         self._receiver = PieceReceiver()
         self.items = MediaItems(config, preprocess, encode, self._calls, metrics, uploads)
@@ -59,19 +64,12 @@ class Pipeline:
         Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
         """
         items = await self.items.load(request, processor)
-        async with (
-            ItemsUnderWay(self.items, request, items) as under_way,
-            aclosing(self._rendering(request, items, under_way)) as rendering,
-            AsyncExitStack() as opened,
-        ):
-            try:
-                begin = partial(self._begin, request, under_way, rendering, opened)
-                ready, answers = await under_way.meanwhile(with_pending(rendering.pending, rendering.finished, begin))
-                await rendering.finished()
-            except InvalidRequestError as error:
-                if error.item is None:
-                    raise
-                raise error.for_field((await rendering.finished()).placed(items)[error.item].source.field) from error
+        async with ItemsUnderWay(self.items, request, items) as under_way, AsyncExitStack() as opened:
+            if request.is_short_text:
+                unrendered = UnrenderedPrompt(request.prompt, request.truncation)
+                ready, answers = await self._begin(request, under_way, lambda: unrendered, opened)
+            else:
+                ready, answers = await self._render_and_begin(request, items, under_way, opened)
             while ready:
                 for piece in ready:
                     for stage, seconds in piece.seconds.items():
@@ -125,21 +123,38 @@ class Pipeline:
         request.trace.prompt_token_ids = prompt.prompt_token_ids
         return prompt
 
+    async def _render_and_begin(
+        self, request: PipelineRequest, items: list[LoadedItem], under_way: ItemsUnderWay, opened: AsyncExitStack
+    ) -> Begun:
+        """Has Preprocess render the prompt. See `_begin` for the rest."""
+        rendering = await opened.enter_async_context(aclosing(self._rendering(request, items, under_way)))
+
+        async def begin(prompt: ProcessedPrompt | ObjectRef) -> Begun:
+            # Again with the prompt itself: what the reference is to may have gone with its node.
+            return await self._begin(request, under_way, lambda: rendering.result_or(prompt), opened)
+
+        try:
+            begun = await under_way.meanwhile(with_pending(rendering.pending, rendering.finished, begin))
+            await rendering.finished()
+        except InvalidRequestError as error:
+            if error.item is None:
+                raise
+            raise error.for_field((await rendering.finished()).placed(items)[error.item].source.field) from error
+        return begun
+
     async def _begin(
         self,
         request: PipelineRequest,
         under_way: ItemsUnderWay,
-        rendering: Rendering,
+        prompt: Callable[[], GivenPrompt],
         opened: AsyncExitStack,
-        prompt: ProcessedPrompt | ObjectRef,
-    ) -> tuple[list[GeneratedText], AsyncGenerator[list[GeneratedText]]]:
-        """Calls Generate once all items are being encoded. Returns the first pieces of the answers and a generator of
-        the others, which `opened` closes."""
+    ) -> Begun:
+        """Calls Generate once all items are being encoded. `prompt` is called for each attempt. `opened` closes the
+        generator that is returned."""
         await under_way.started()
         answers = self._calls.stream(
             "generate",
-            # Again with the prompt itself: what the reference is to may have gone with its node.
-            lambda: self._answers(request, rendering.result_or(prompt), under_way.hand_over()),
+            lambda: self._answers(request, prompt(), under_way.hand_over()),
             under_way.make_lost_again,
         )
         await opened.enter_async_context(aclosing(answers))
@@ -148,11 +163,11 @@ class Pipeline:
             raise StageFailedError("generate", "the generate stage gave no answer")
         return ready, answers
 
-    def _answers(
-        self, request: PipelineRequest, prompt: ProcessedPrompt | ObjectRef, embeddings: list[ItemEmbeddings]
-    ) -> AnswerStream:
+    def _answers(self, request: PipelineRequest, prompt: GivenPrompt, embeddings: list[ItemEmbeddings]) -> AnswerStream:
+        handle = self._generate_text if isinstance(prompt, UnrenderedPrompt) else self._generate
+
         def start(address: PieceAddress) -> DeploymentResponse[None]:
-            return self._generate.generate.remote(
+            return handle.generate.remote(
                 request.request_id,
                 prompt,
                 request.params,

@@ -6,13 +6,17 @@ from typing import Any
 
 from deployments.pipeline.media_source import MediaSource
 from llm.sampling_params import SamplingParams
-from preprocess.schema import Prompt, PromptTruncation
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, TextPrompt
+
+CHARS_PER_TOKEN = 4
+"""About so many characters of a text are a token."""
+_SHORT_TEXT_TOKENS = 2048
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What happened to a request: the ids of its rendered prompt, the seconds that each stage took, and how many of its
-    items each cache held. The pipeline fills it in."""
+    """What happened to a request: the ids of its rendered prompt if they were asked for, the seconds that each stage
+    took, and how many of its items each cache held. The pipeline fills it in."""
 
     prompt_token_ids: list[int] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -30,6 +34,7 @@ class PipelineRequest:
 
     `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
     with different ones share neither items nor prefixes. `priority`: requests with a lower one go first.
+    `returns_prompt_ids`: whether `trace` is to have the ids of the prompt's tokens.
     `on_fetched` is told the bytes and the pixels of each item that had to be fetched; what it raises ends the request.
     """
 
@@ -41,9 +46,30 @@ class PipelineRequest:
     cache_salt: str = ""
     priority: int = 0
     truncation: PromptTruncation | None = None
+    returns_prompt_ids: bool = False
     on_fetched: Callable[[int, int], None] = lambda num_bytes, num_pixels: None
     trace: RequestTrace = field(default_factory=RequestTrace)
+
+    @property
+    def is_short_text(self) -> bool:
+        """Returns whether Generate renders the prompt itself, which saves a call. A long text would take time of the
+        interpreter that Generate decodes with."""
+        is_short = estimated_tokens(self.prompt) <= _SHORT_TEXT_TOKENS
+        return is_short and not self.media and not self.returns_prompt_ids
 
     def num_alike(self, source: MediaSource) -> int:
         """The number of items of the source's modality in the request, the source's own included."""
         return sum(other.modality == source.modality for other in self.media)
+
+
+def estimated_tokens(prompt: Prompt) -> int:
+    """Returns about how many tokens the prompt has besides those of its items."""
+    if isinstance(prompt, ChatPrompt):
+        num_chars = prompt.num_chars
+    elif isinstance(prompt, TextPrompt):
+        num_chars = len(prompt.text)
+    elif isinstance(prompt, InterleavedPrompt):
+        num_chars = sum(len(part or "") for part in prompt.parts)
+    else:
+        return len(prompt.token_ids)
+    return num_chars // CHARS_PER_TOKEN

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentResponseGenerator
+from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
 
 from deployments.metrics import IngressMetrics
 from deployments.stages.engine_loop import EngineDiedError
@@ -106,7 +106,7 @@ class StageCalls:
                             has_started = True
                             yield one
                 return
-            except _CALL_ERRORS as error:
+            except Exception as error:  # by gRPC the stage's own errors come as they are
                 if has_started:
                     raise _translated(error, stage) from error
                 await self._recover(error, stage, attempt, make_lost_again)
@@ -124,7 +124,7 @@ class StageCalls:
         """
         cause = _cause(error)
         is_lost = isinstance(cause, _LOSSES)
-        has_died = not isinstance(error, RayTaskError) or isinstance(cause, _ENDS)
+        has_died = not _is_own(error) or isinstance(cause, _ENDS)
         can_help = make_lost_again is not None if is_lost else has_died
         if not can_help or attempt == _MAX_ATTEMPTS - 1:
             raise _translated(error, stage) from error
@@ -208,11 +208,29 @@ def _own_cancellation_only() -> Iterator[None]:
         raise TaskCancelledError from None
 
 
+def cancel_call(response: DeploymentResponse[Any] | DeploymentResponseGenerator[Any]) -> None:
+    """Ends a call whose answer this process no longer waits for.
+
+    A replica may have taken the call without anybody having asked yet. Ray's own `cancel` then does nothing, because it
+    looks only at what was asked for."""
+    response.cancel()
+    routed = response._replica_result_future
+    if routed.done() and not routed.cancelled() and routed.exception() is None:
+        routed.result().cancel()
+
+
 def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
-    """Ends a call whose answer this process no longer waits for."""
     # If the call never reached a replica, cancelling it raises the reason.
     with contextlib.suppress(Exception):
-        response.cancel()
+        if isinstance(response, DeploymentResponseGenerator):
+            cancel_call(response)
+        else:
+            response.cancel()
+
+
+def _is_own(error: Exception) -> bool:
+    """Returns whether the stage's code has raised the error, and not Ray."""
+    return isinstance(error, RayTaskError) or not isinstance(error, (RayError, RayServeException))
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -234,6 +252,6 @@ def _translated(error: Exception, stage: str) -> Exception:
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
     if isinstance(cause, PipelineError):
         return PlugInFailedError(stage, str(cause))
-    if isinstance(error, RayTaskError) and not isinstance(cause, _ENDS):
+    if _is_own(error) and not isinstance(cause, _ENDS):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -17,8 +18,8 @@ from deployments.stages.generate_ranks import RankActors
 from deployments.stages.hand_over import HandOver, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.pieces import PieceMaker
-from deployments.stages.preprocess_stage import load_model_processor
-from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
+from deployments.stages.preprocess_stage import load_model_processor, rendered
+from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from llm.config import EngineConfig
@@ -27,6 +28,7 @@ from preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:
     from llm.outputs import RequestOutput
+    from preprocess.items import ItemProcessor
 
 
 class Generate:
@@ -47,6 +49,7 @@ class Generate:
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from llm.engine import LLMEngine
 
+        processor = load_model_processor(config)
         engine_config = EngineConfig(
             model=config.model,
             revision=config.revision,
@@ -54,9 +57,11 @@ class Generate:
             device=config.generate_device,
             reserved_bytes=reserved_bytes,
             max_model_len=config.max_model_len,
-            largest_item_tokens=_largest_picture_tokens(config),
+            largest_item_tokens=_largest_picture_tokens(processor.items),
             **asdict(settings.engine),
         )
+        self._prompts = processor.prompts
+        self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
         self._engine = engine
         self._loop: EngineLoop[RequestOutput] = EngineLoop(
@@ -80,7 +85,7 @@ class Generate:
     async def generate(
         self,
         request_id: str,
-        prompt: ProcessedPrompt,
+        prompt: ProcessedPrompt | UnrenderedPrompt,
         params: SamplingParams,
         items: list[ItemEmbeddings],
         address: PieceAddress,
@@ -88,14 +93,18 @@ class Generate:
         cache_salt: str,
         priority: int,
     ) -> None:
-        """Sends the answers to `address` piece by piece: tokens that are ready together go together, the first one at
-        once. Returns when all of them are sent.
+        """Renders the prompt, if nobody has, and sends the answers to `address` piece by piece: tokens that are ready
+        together go together, the first one at once. Returns when all of them are sent.
 
         `items` are the request's. Generate waits for those that are still being encoded one by one, and meanwhile
         computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
         come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first.
         """
         connection = await self._connections.to(address)
+        first_seconds: dict[str, float] = {}
+        if isinstance(prompt, UnrenderedPrompt):
+            prompt = await self._rendered(prompt)
+            first_seconds["render"] = prompt.render_seconds
         items = prompt.placed(items)
         hand_over = HandOver(items, prompt.rendered_at)
         embeddings = await hand_over.ready()
@@ -126,12 +135,20 @@ class Generate:
                     raise error
                 pieces = pieces_of(outputs)
                 if is_first and items:
-                    pieces[0].seconds["transfer_embeddings"] = hand_over.transfer_seconds
+                    first_seconds["transfer_embeddings"] = hand_over.transfer_seconds
+                if is_first:
+                    pieces[0].seconds.update(first_seconds)
                 is_first = False
                 num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
                 connection.send(address.number, pieces, is_last=num_unfinished == 0)
                 if num_unfinished == 0:
                     return
+
+    async def _rendered(self, unrendered: UnrenderedPrompt) -> ProcessedPrompt:
+        """Raises InvalidRequestError, see `rendered`."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._prompt_thread, lambda: rendered(self._prompts, unrendered.prompt, [], [], unrendered.truncation)
+        )
 
     def _spell(self, words: Sequence[str]) -> None:
         """Finds the words' spellings before the engine asks for them, so that the engine's thread does not wait."""
@@ -162,8 +179,7 @@ class Generate:
             await asyncio.sleep(1.0)
 
 
-def _largest_picture_tokens(config: AppConfig) -> int:
+def _largest_picture_tokens(items: "ItemProcessor") -> int:
     """Returns how many positions the model's largest picture takes in a prompt, as its processor is set."""
-    items = load_model_processor(config).items
     options = items.rules("image").largest_options
     return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

@@ -4,7 +4,7 @@ A replica imports the library when it starts, so the controller and the ingress 
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipelines.interface import PipelineParams
     from pipelines.registry import PipelineChoice
     from preprocess.processor import MultiModalProcessor
+    from preprocess.prompts import PromptRenderer
     from preprocess.schema import ItemTensors
 
 ResultT = TypeVar("ResultT")
@@ -86,13 +87,9 @@ class Preprocess:
         self, prompt: Prompt, mm_hashes: list[str], truncation: PromptTruncation | None, *items: ItemInfo
     ) -> AsyncGenerator[ProcessedPrompt]:
         """Yields what `PromptRenderer.render` returns. Each item is an argument of its own, so that the caller may give
-        a reference to it, and Ray makes the call when all of them are there. Raises InvalidRequestError for a prompt
-        without a token, too."""
+        a reference to it, and Ray makes the call when all of them are there."""
         prompts = self._processor.prompts
-        rendered = await self._on_prompt_thread(lambda: prompts.render(prompt, items, mm_hashes, truncation=truncation))
-        if not rendered.prompt_token_ids:
-            raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
-        yield rendered
+        yield await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts
@@ -115,6 +112,20 @@ class Preprocess:
         tool_calls = processor.prompts.tool_calls
         served = ServedModel(processor.identity, processor.max_model_len, processor.items.modalities, tool_calls)
         return Heartbeat(served=served)
+
+
+def rendered(
+    prompts: "PromptRenderer",
+    prompt: Prompt,
+    items: Sequence[ItemInfo],
+    mm_hashes: Sequence[str],
+    truncation: PromptTruncation | None,
+) -> ProcessedPrompt:
+    """Returns what `PromptRenderer.render` returns. Raises InvalidRequestError for a prompt without a token, too."""
+    processed = prompts.render(prompt, items, mm_hashes, truncation=truncation)
+    if not processed.prompt_token_ids:
+        raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
+    return processed
 
 
 def load_model_processor(config: AppConfig) -> "MultiModalProcessor":

@@ -6,6 +6,9 @@ room. A replica that has far more to do than the others counts as full ("consist
 Mirrokni et al., 2016), so a popular key spills to the second of its ranking. A call without a key goes to the less
 loaded of two random replicas.
 
+Methods may have limits of their own, below that of the replica. Then calls of one method wait for room, and those of
+another go past them.
+
     serve.deployment(Encode, ..., request_router_config=rendezvous_routing())
     handle.options(session_id=key, stream=True).encode.remote(...)
 
@@ -21,6 +24,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 from ray.serve.config import RequestRouterConfig
@@ -141,7 +145,7 @@ class OldestFirstLock:
 
 
 class RendezvousRouter(RequestRouter):
-    """Routes by `session_id`; takes LoadBound's fields as `request_router_kwargs`.
+    """Routes by `session_id`; takes LoadBound's fields and `limits` as `request_router_kwargs`.
 
     Replaces one private method, `_choose_replica_for_request`, and with it the queues, routing tasks and index of the
     base class. In those a call is known by its internal request id, which all calls share that one request makes in
@@ -159,8 +163,15 @@ class RendezvousRouter(RequestRouter):
         self._probes: dict[ReplicaID, asyncio.Task[Any]] = {}
         self._told_at: dict[ReplicaID, float] = {}  # when a replica last told its load, or failed to
 
-    def initialize_state(self, *, balance_factor: float = BALANCE_FACTOR, min_bound: int = MIN_BOUND) -> None:
+    def initialize_state(
+        self,
+        *,
+        balance_factor: float = BALANCE_FACTOR,
+        min_bound: int = MIN_BOUND,
+        limits: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._bound = LoadBound(balance_factor, min_bound)
+        self._limits = limits
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
         return ReplicaForCallsAhead(replica_info)
@@ -179,7 +190,7 @@ class RendezvousRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Lists of replicas, to be tried one after the other; of one list the least loaded replica is taken."""
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        loads = {replica_id: self._load(replica) for replica_id, replica in replicas.items()}
+        loads = {replica_id: self._load(replica, pending_request) for replica_id, replica in replicas.items()}
         if pending_request is not None and pending_request.metadata.session_id:
             ranked = rank(pending_request.metadata.session_id, replicas)
             order = spill_order(ranked, loads, self._bound)
@@ -198,9 +209,12 @@ class RendezvousRouter(RequestRouter):
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """The replica for this call; waits until one has room, behind older calls that wait too."""
+        """The replica for this call; waits until one has room, behind older calls that wait too.
+
+        A call of a method without a limit does not wait behind those that have one."""
         replica = None
-        if not self._routing_lock.is_taken:
+        is_limited = pending_request.metadata.call_method in self._limits
+        if not self._routing_lock.is_taken or (self._limits and not is_limited):
             replica = await self._try_once(pending_request, attempt=0)
         if replica is None:
             # One call at a time asks the full replicas again and again, however many wait.
@@ -231,7 +245,7 @@ class RendezvousRouter(RequestRouter):
         while True:
             unasked: list[RunningReplica] = []
             for candidates in await self.choose_replicas(list(self.curr_replicas.values()), pending_request):
-                replica = self._least_loaded(candidates)
+                replica = self._least_loaded(candidates, pending_request)
                 if replica is not None:
                     return replica
                 unasked = [replica for replica in candidates if replica.replica_id not in asked]
@@ -242,17 +256,21 @@ class RendezvousRouter(RequestRouter):
             asked.update(replica.replica_id for replica in unasked)
             await asyncio.wait(self._start_probes(unasked, attempt))
 
-    def _least_loaded(self, candidates: list[RunningReplica]) -> RunningReplica | None:
+    def _least_loaded(self, candidates: list[RunningReplica], pending_request: PendingRequest) -> RunningReplica | None:
         """The one with the fewest calls of those that are known to have room."""
         best, fewest = None, math.inf
         for replica in candidates:
-            num_ongoing = self._load(replica).num_ongoing
-            if num_ongoing is not None and num_ongoing < min(fewest, replica.max_ongoing_requests):
-                best, fewest = replica, num_ongoing
+            load = self._load(replica, pending_request)
+            if load.num_ongoing is not None and load.num_ongoing < min(fewest, load.limit):
+                best, fewest = replica, load.num_ongoing
         return best
 
-    def _load(self, replica: RunningReplica) -> Load:
-        return Load(self.replica_queue_len_cache.get(replica.replica_id), replica.max_ongoing_requests)
+    def _load(self, replica: RunningReplica, pending_request: PendingRequest | None) -> Load:
+        """The replica's calls, and up to how many of them it takes this one."""
+        limit: int = replica.max_ongoing_requests
+        if pending_request is not None:
+            limit = min(limit, self._limits.get(pending_request.metadata.call_method, limit))
+        return Load(self.replica_queue_len_cache.get(replica.replica_id), limit)
 
     def _is_old(self, replica_id: ReplicaID) -> bool:
         """Returns whether the replica has not told its load for some time."""
@@ -274,8 +292,18 @@ class RendezvousRouter(RequestRouter):
         self._told_at = {known: at for known, at in self._told_at.items() if known in self.curr_replicas}
 
 
-def rendezvous_routing(*, balance_factor: float = BALANCE_FACTOR, min_bound: int = MIN_BOUND) -> RequestRouterConfig:
-    """What a deployment takes as `request_router_config` to route by key. Raises ValueError, see LoadBound."""
+def rendezvous_routing(
+    *,
+    balance_factor: float = BALANCE_FACTOR,
+    min_bound: int = MIN_BOUND,
+    limits: Mapping[str, int] = MappingProxyType({}),
+) -> RequestRouterConfig:
+    """What a deployment takes as `request_router_config` to route by key.
+
+    `limits`: how many calls of any kind a replica may have for it to get one of this method. Raises ValueError, see
+    LoadBound."""
     # Checked here: an error in the router itself shows only in a log, and every call waits for ever.
     bound = LoadBound(balance_factor, min_bound)
-    return RequestRouterConfig(request_router_class=RendezvousRouter, request_router_kwargs=asdict(bound))
+    return RequestRouterConfig(
+        request_router_class=RendezvousRouter, request_router_kwargs={**asdict(bound), "limits": dict(limits)}
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pickle import PickleBuffer
 from typing import Any, SupportsIndex
 
-from preprocess.schema import ProcessorIdentity, ToolCallFormat
+from preprocess.schema import ProcessorIdentity, Prompt, PromptTruncation, ToolCallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,14 @@ class ItemJob:
 
 def _item_job(modality: str, content: memoryview, *rest: Any) -> ItemJob:
     return ItemJob(modality, bytes(content), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class UnrenderedPrompt:
+    """A prompt without items that Generate renders itself, see `PromptRenderer.render`."""
+
+    prompt: Prompt
+    truncation: PromptTruncation | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: 
 def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: OpenAI, app_url: str) -> None:
     """They share the connection from the replica to the ingress."""
     (pid,) = replica_pids("Generate")
-    begun = threading.Barrier(13)
+    begun = threading.Barrier(33)
 
     def read(number: int) -> str:
         stream: Any = client.completions.create(
@@ -174,11 +174,11 @@ def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: 
             return error.message
         return "came to its end"
 
-    with ThreadPoolExecutor(12) as pool:
-        reads = [pool.submit(read, number) for number in range(12)]
+    with ThreadPoolExecutor(32) as pool:
+        reads = [pool.submit(read, number) for number in range(32)]
         begun.wait(60)
         os.kill(pid, signal.SIGKILL)
-        assert [one.result() for one in reads] == ["the generate stage is not available, try again"] * 12
+        assert [one.result() for one in reads] == ["the generate stage is not available, try again"] * 32
     wait_for_new_replica("Generate", pid)
     wait_until_healthy(app_url)
 

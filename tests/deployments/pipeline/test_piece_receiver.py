@@ -47,6 +47,7 @@ class Response:
     def __init__(self, work: Coroutine[Any, Any, None], on_cancel: Callable[[], None]) -> None:
         self._task = asyncio.ensure_future(work)
         self._on_cancel = on_cancel
+        self._replica_result_future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._task.__await__()

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
-from deployments.stages.stage_messages import GeneratedText
-from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from deployments.stages.engine_loop import EngineDiedError
+from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
+from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt
 from tests.deployments.pipeline.stand_in_stages import Fate, Objects, StandInStages, answer, ask, request, stage_error
 from tests.waiting import until
 
@@ -229,3 +231,44 @@ async def test_a_deadline_ends_what_is_under_way() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(pieces), 0.05)
     assert all(response.is_cancelled for response in stages.responses[1:])
+
+
+async def test_a_short_text_is_one_call() -> None:
+    stages, sent = StandInStages(), request(0)
+    assert await ask(stages, sent) == "red"
+    assert (stages.calls, stages.num_renderings) == ([G], 0)
+    assert stages.prompts == [UnrenderedPrompt(sent.prompt, sent.truncation)]
+
+
+@pytest.mark.parametrize("fate", ["dies before", "cancelled before"])
+async def test_a_short_text_is_sent_again_when_its_replica_dies(fate: Fate) -> None:
+    stages = StandInStages(generate=[fate])
+    assert await ask(stages, request(0)) == "red"
+    assert (stages.calls, stages.num_renderings) == ([G, G], 0)
+
+
+async def test_a_long_text_is_rendered_where_no_stream_waits_for_it() -> None:
+    stages = StandInStages()
+    sent = replace(request(0), prompt=ChatPrompt([{"role": "user", "content": "a" * 10_000}]))
+    assert await ask(stages, sent) == "red"
+    assert (stages.calls, stages.num_renderings) == ([G], 1)
+
+
+async def test_a_text_whose_token_ids_are_asked_for_has_them_in_its_trace() -> None:
+    stages, sent = StandInStages(), replace(request(0), returns_prompt_ids=True)
+    assert await ask(stages, sent) == "red"
+    assert (stages.num_renderings, sent.trace.prompt_token_ids) == (1, [1])
+
+
+async def test_an_engine_s_death_is_known_where_its_error_comes_as_it_is() -> None:
+    """By gRPC, nothing of Ray is wrapped around it."""
+    stages = StandInStages(generate=[EngineDiedError("the engine has stopped")])
+    assert await ask(stages, request(0)) == "red"
+    assert stages.calls == [G, G]
+
+
+async def test_a_stage_s_own_error_is_final_where_it_comes_as_it_is() -> None:
+    stages = StandInStages(generate=[RuntimeError("broken")])
+    with pytest.raises(StageFailedError, match="the generate stage failed"):
+        await ask(stages, request(0))
+    assert stages.calls == [G]

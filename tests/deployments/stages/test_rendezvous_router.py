@@ -215,7 +215,7 @@ class Replica:
 class Router:
     """A RendezvousRouter over three made-up replicas; `send` does what Ray does with a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: int) -> None:
         self.now = 0.0
         self.router = RendezvousRouter(
             DeploymentID("Worker"),
@@ -225,12 +225,12 @@ class Router:
             initial_backoff_s=60,
             max_backoff_s=60,
         )
-        self.router.initialize_state(min_bound=2)
+        self.router.initialize_state(min_bound=2, limits=limits)
         self.replicas = {name: Replica(name) for name in "abc"}
         self.router.update_replicas(list(self.replicas.values()))
 
-    async def send(self, key: str, created_at: float = 0.0) -> Replica:
-        metadata = SimpleNamespace(session_id=key)
+    async def send(self, key: str, created_at: float = 0.0, method: str = "who") -> Replica:
+        metadata = SimpleNamespace(session_id=key, call_method=method)
         request = PendingRequest([], {}, metadata, created_at=created_at)
         replica: Replica = await self.router._choose_replica_for_request(request)
         replica.num_ongoing += 1
@@ -331,6 +331,18 @@ async def test_a_replica_whose_calls_bring_no_news_is_asked_now_and_then() -> No
     await asyncio.sleep(0.01)
     assert first.num_probes == 2
     assert await made_up.send("key") is second
+
+
+async def test_calls_without_a_limit_go_past_those_that_wait_for_theirs() -> None:
+    made_up = Router(slow=1)
+    busy = [await made_up.send("", method="slow") for _ in range(3)]
+    waiting = asyncio.create_task(made_up.send("", method="slow"))
+    await asyncio.sleep(0.01)
+    quick = await asyncio.wait_for(made_up.send(""), 1)
+    assert not waiting.done()
+    made_up.end(quick)
+    made_up.end(busy[0])
+    assert await asyncio.wait_for(waiting, 5) is busy[0]
 
 
 async def test_an_error_of_the_choice_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
