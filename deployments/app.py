@@ -9,32 +9,28 @@ from ray.serve.config import AutoscalingConfig
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.stages.encode_stage import Encode
+from deployments.stages.free_memory import MALLOC_VARIABLES
 from deployments.stages.generate_stage import Generate
 from deployments.stages.pixel_scaling import pixel_scaling
 from deployments.stages.preprocess_stage import Preprocess
 from deployments.stages.rendezvous_router import rendezvous_routing
+from deployments.start_worker import FORKED
+from deployments.worker_template import NUM_THREADS
 
 # Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
 _HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0, "graceful_shutdown_timeout_s": 10.0}
-
-# Settings of glibc: the ingress uses the memory of bodies and pictures again. By default that memory goes back to the
-# kernel each time. To get five megabytes anew, page by page, takes 4 ms, on virtual machines sometimes 100. Meanwhile
-# the ingress answers no other request.
-_MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
-}
 
 
 def build_app(config: AppConfig) -> Application:
     """Builds the application of `config`, ready for `serve.run`. `serve.yaml` names this function as its import
     path."""
+    most_items = config.admission.total.requests * (1 + config.media.limits.max_items)
     preprocess = serve.deployment(
         Preprocess,
         name="Preprocess",
-        ray_actor_options={"num_cpus": config.preprocess.num_cpus},
-        max_ongoing_requests=config.preprocess.max_ongoing_requests,
+        ray_actor_options=_process(config.preprocess.num_cpus),
+        # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
+        max_ongoing_requests=most_items,
         autoscaling_config=AutoscalingConfig(
             min_replicas=config.preprocess.min_replicas,
             max_replicas=config.preprocess.max_replicas,
@@ -44,16 +40,15 @@ def build_app(config: AppConfig) -> Application:
             look_back_period_s=3.0,
             policy=pixel_scaling(config.preprocess.target_megapixels),
         ),
-        request_router_config=rendezvous_routing(),
+        request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
         **_HEALTH,
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
-        room = config.admission.total.requests * (1 + config.media.limits.max_items)
         generate = _engine_stage(
             Generate,
             config,
-            config.generate.model_copy(update={"max_ongoing_requests": room}),
+            config.generate.model_copy(update={"max_ongoing_requests": most_items}),
             request_router_config=rendezvous_routing(),
             **_bundles(config.generate),
         )
@@ -64,7 +59,7 @@ def build_app(config: AppConfig) -> Application:
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
-        ray_actor_options={"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": _MALLOC}},
+        ray_actor_options={"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
         max_ongoing_requests=config.max_ingress_calls,
         **_HEALTH,
     ).bind(config, preprocess, encode, generate)
@@ -77,11 +72,18 @@ def _engine_stage(
         stage,
         name=stage.__name__,
         num_replicas=settings.num_replicas,
-        ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
+        ray_actor_options=_process(settings.num_cpus, settings.num_gpus),
         max_ongoing_requests=settings.max_ongoing_requests,
         **_HEALTH,
         **options,
     ).bind(config)
+
+
+def _process(num_cpus: float, num_gpus: float = 0) -> dict[str, Any]:
+    """Returns how Ray starts a process of a stage: on one machine it is forked from the template that fits it."""
+    can_fork = num_gpus == 0 and max(1, int(num_cpus)) == NUM_THREADS
+    variables = MALLOC_VARIABLES | ({FORKED: "1"} if can_fork else {})
+    return {"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": {"env_vars": variables}}
 
 
 def _bundles(settings: GenerateConfig) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class IngressConfig(Settings):
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
     max_named_items: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept")
-    health_period_s: float = Field(1.0, gt=0, description="seconds between two looks at the stages")
+    health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at the stages")
     first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
     health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
 
@@ -98,7 +98,9 @@ class PreprocessConfig(Settings):
     target_megapixels: float = Field(
         17.0, gt=0, description="10^6 pixels in work per replica that scaling aims at; a 4K picture has 8.3"
     )
-    max_ongoing_requests: int = Field(16, ge=1, description="requests in work per replica at most")
+    max_ongoing_items: int = Field(
+        16, ge=1, description="items in work per replica at most; others wait, and prompts go past them"
+    )
 
 
 class VisionPartConfig(Settings):
@@ -124,7 +126,8 @@ class EncodeConfig(Settings):
     max_batch_patches: int | None = Field(
         None,
         ge=1,
-        description="patches encoded together, of several items; one with more goes alone; null: 1024, 16384 on GPUs",
+        description="patches encoded together; a longer video is divided, a larger picture goes alone; null: 1024,"
+        " 16384 on GPUs",
     )
     num_threads: int | None = Field(
         None,

@@ -21,6 +21,7 @@ from deployments.pipeline.uploads import FOLDER_VARIABLE
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_session import ray_session
 from deployments.server_log import FILE_VARIABLE, shown
+from deployments.worker_template import worker_template
 
 # Ray's processes read these when they start. A reference that leaves Ray's sight would be pinned for ever, so Ray
 # raises an error instead. Metrics reach /metrics within seconds. HAProxy speaks HTTP instead of Ray's own proxy in
@@ -33,14 +34,24 @@ RAY_ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Ray's 0.1 costs an idle controller as much as all it does otherwise
 }
+_RARELY = {
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "REPORTER_UPDATE_INTERVAL_MS": "10000",
+    "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
+}
+"""What Ray does more often by default, also while nobody asks anything. One machine needs no more."""
+_NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
+"""Ray sends what becomes of each call to its dashboard."""
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
 """The logging of replicas. Ray Serve's access log is off: the ingress has its own log of requests, and each stage gets
-several calls for a request and one every second for its heartbeat."""
+several calls for a request and one every two seconds for its heartbeat."""
 LOOPBACK = "127.0.0.1"
 HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
+_POLL_SECONDS = 0.1
 _LOG_FILE = "server.log"
 
 
@@ -89,10 +100,12 @@ def local_ray(
     keep_ray_token_private(Path.home())
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
-        stack.enter_context(_environment(_variables(folder, host)))
+        variables = _variables(folder, host) | ({} if dashboard else _NO_TASK_EVENTS)
+        stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
         say("starting Ray")
+        stack.enter_context(_environment(stack.enter_context(worker_template(folder))))
         offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
         stack.enter_context(ray_session(offered, dashboard=dashboard, temp_dir=folder / "ray"))
         from ray import serve
@@ -135,6 +148,7 @@ def _variables(folder: Path, host: str) -> dict[str, str]:
     """
     variables = {
         **RAY_ENVIRONMENT,
+        **_RARELY,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
         FOLDER_VARIABLE: str(folder),
@@ -251,5 +265,5 @@ def _wait_until_ready(url: str) -> None:
             with urllib.request.urlopen(f"{url}/health", timeout=5):
                 return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.2)
+            time.sleep(_POLL_SECONDS)
     raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s")

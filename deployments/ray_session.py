@@ -43,15 +43,18 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
     RuntimeError."""
     import ray
 
+    from deployments.ray_node import one_machine
+
     try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=dashboard,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=None if temp_dir is None else str(temp_dir),
-        )
+        with one_machine():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=dashboard,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=None if temp_dir is None else str(temp_dir),
+            )
     except Exception as error:
         raise RuntimeError(f"Ray did not start: {error}") from error
 

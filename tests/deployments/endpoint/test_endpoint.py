@@ -21,7 +21,7 @@ from cpu_kernels.library import kernel_library
 from deployments.demo import picture_part
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids
+from tests.replicas import parent, replica_pids
 
 EXAMPLES = json.loads((PICTURES / "questions.json").read_text())
 RED, BLUE = encoded(disc("red", (96, 96), (36, 36))), encoded(disc("blue", (96, 96), (36, 36)))
@@ -66,6 +66,13 @@ def test_the_stream_ends_with_done(app_url: str) -> None:
     events = [event for event in response.text.split("\n\n") if event]
     assert events[-1] == "data: [DONE]"
     assert all(event.startswith("data: {") for event in events[:-1])
+
+
+def test_stages_are_forked_from_the_process_that_has_imported_their_libraries(app_url: str) -> None:
+    pids = [pid for stage in ("Preprocess", "Encode", "Generate") for pid in replica_pids(stage)]
+    assert len(pids) >= 3
+    for pid in pids:
+        assert "deployments.worker_template" in Path(f"/proc/{parent(pid)}/cmdline").read_text()
 
 
 def test_models_are_listed(client: OpenAI) -> None:
