@@ -36,6 +36,7 @@ from ray import serve
 
 from benchmarks.document import publish, this_machine
 from benchmarks.preprocess import photograph
+from benchmarks.server_process import cpu_seconds
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
@@ -170,11 +171,6 @@ def descendants(pid: int) -> list[int]:
 def pin(pid: int, core: int) -> None:
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {core})
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def profile(pid: int, duration: float, file: str) -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,12 +21,13 @@ Content = list[dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
     """One answer of `num_tokens` tokens: seconds from the request to its first text, to its last text, and the gaps
-    between its pieces of text."""
+    between its pieces of text. `timings`: the server's own, if the request has `stage_timings`."""
 
     num_tokens: int
     first: float
     last: float
     gaps: list[float]
+    timings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def time_per_output_token(self) -> float:
@@ -45,9 +46,9 @@ def picture(number: int) -> bytes:
     return buffer.getvalue()
 
 
-def ask(url: str, model: str, content: Content, num_tokens: int) -> StreamedAnswer:
-    """Streams a greedy answer of exactly `num_tokens` tokens. Raises RuntimeError for an answer of another kind."""
-    body = {
+def chat_body(model: str, content: Content, num_tokens: int) -> dict[str, Any]:
+    """Returns a request for a stream: a greedy answer of exactly `num_tokens` tokens."""
+    return {
         "model": model,
         "messages": [{"role": "user", "content": content}],
         "stream": True,
@@ -56,13 +57,19 @@ def ask(url: str, model: str, content: Content, num_tokens: int) -> StreamedAnsw
         "temperature": 0.0,
         "ignore_eos": True,
     }
+
+
+def ask(url: str, model: str, content: Content, num_tokens: int, **fields: Any) -> StreamedAnswer:
+    """Streams a greedy answer of exactly `num_tokens` tokens. `fields` are further ones of the request. Raises
+    RuntimeError for an answer of another kind."""
+    body = chat_body(model, content, num_tokens) | fields
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_SECONDS)
     started = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"{url} answers {response.status}: {response.read().decode()}")
-    times, generated = [], None
+    times, generated, timings = [], None, dict[str, Any]()
     for line in response:
         now = time.perf_counter() - started
         if not line.startswith(b"data: {"):
@@ -72,11 +79,12 @@ def ask(url: str, model: str, content: Content, num_tokens: int) -> StreamedAnsw
             times.append(now)
         if usage := chunk.get("usage"):
             generated = usage["completion_tokens"]
+        timings = chunk.get("stage_timings", timings)
     connection.close()
     if generated != num_tokens or not times:
         raise RuntimeError(f"{url} made {generated} tokens in {len(times)} pieces of text, not {num_tokens}")
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    return StreamedAnswer(num_tokens, times[0], times[-1], gaps)
+    return StreamedAnswer(num_tokens, times[0], times[-1], gaps, timings)
 
 
 def ask_all(

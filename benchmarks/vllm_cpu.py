@@ -17,23 +17,22 @@ import itertools
 import json
 import os
 import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from benchmarks.document import publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
+from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
 from deployments.config import AppConfig, GenerateConfig
 from deployments.demo import picture_part
@@ -62,10 +61,9 @@ TARGETS = {
 }
 """Ratios: of times at most, of throughputs at least."""
 STEP_RATIO = 1.1
-_START_SECONDS = 900.0
-_END_SECONDS = 20.0
 _REST_SECONDS = 2.0  # for a second after its last request, vLLM's worker keeps a core busy waiting for the next
-_REPORT_SECONDS = 5.0  # until the engine's counters are in /metrics
+REPORT_SECONDS = 5.0
+"""Until the engine's counters are in /metrics."""
 
 Measured = dict[str, Any]
 _numbers = itertools.count()
@@ -79,43 +77,9 @@ def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", str(port)]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     path = f"{executable.parent}:{os.environ['PATH']}"
-    with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(
-            command,
-            env={**os.environ, **settings, "PATH": path},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            await_health(url, server, log)
-            yield url
-        finally:
-            end(server)
-
-
-def end(server: subprocess.Popen[bytes]) -> None:
-    """Ends vLLM and its processes, which do not always obey the polite signal."""
-    server.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(_END_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
-
-
-def await_health(url: str, server: subprocess.Popen[bytes], log: Any) -> None:
-    """Raises RuntimeError when the server ends instead of serving, or takes too long."""
-    deadline = time.monotonic() + _START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5.0):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1.0)
-    log.seek(0)
-    raise RuntimeError(f"vLLM does not serve:\n{log.read()[-4000:]}")
+    url = f"http://127.0.0.1:{port}"
+    with running_server(command, url, environment={**settings, "PATH": path}):
+        yield url
 
 
 def new_content(kind: str) -> Content:
@@ -165,8 +129,7 @@ def ratios_of(figures: dict[str, list[dict[str, float]]]) -> Measured:
 
 
 def engine_counts(url: str, *names: str) -> list[float]:
-    """Returns the server's counters of these names."""
-    time.sleep(_REPORT_SECONDS)
+    """Returns the server's counters of these names, as they were REPORT_SECONDS ago or later."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
         text = response.read().decode()
     return [
@@ -174,20 +137,36 @@ def engine_counts(url: str, *names: str) -> list[float]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """How many steps a server's engine has made, and their seconds."""
+
+    seconds: float
+    number: float
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        return cls(*engine_counts(url, "engine_step_seconds", "engine_steps"))
+
+    def mean_since(self, before: "StepCounts") -> float:
+        """Returns milliseconds of the mean step."""
+        return (self.seconds - before.seconds) / (self.number - before.number) * 1e3
+
+
 def step_in_server(url: str) -> float:
     """Returns milliseconds of the mean step while 8 streams of text are answered."""
-    names = ("engine_step_seconds", "engine_steps")
-    before = engine_counts(url, *names)
+    time.sleep(REPORT_SECONDS)
+    before = StepCounts.of(url)
     ask_all(url, MODEL, [new_content("text") for _ in range(8)], STEP_TOKENS, concurrency=8)
-    seconds, count = (after - one for after, one in zip(engine_counts(url, *names), before, strict=True))
-    return seconds / count * 1e3
+    time.sleep(REPORT_SECONDS)
+    return StepCounts.of(url).mean_since(before)
 
 
-def step_alone(engine: LLMEngine, num_prompt_tokens: int) -> float:
-    """Returns milliseconds of the mean step of an engine that answers 8 prompts."""
-    params = SamplingParams(max_tokens=STEP_TOKENS, temperature=0.0, ignore_eos=True)
+def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int = 8, num_tokens: int = STEP_TOKENS) -> float:
+    """Returns milliseconds of the mean step of an engine that answers prompts."""
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     before = engine.stats
-    for index in range(8):
+    for index in range(num_streams):
         first = 10 + next(_numbers) % 200
         prompt = ProcessedPrompt([first, *range(10, 9 + num_prompt_tokens)], [], [])
         engine.add_request(str(index), prompt, [], params)
@@ -256,6 +235,7 @@ def main() -> int:
             running_app(config, host="127.0.0.1", port=free_port()) as raylens,
         ):
             scenarios = compare({"raylens": raylens, "vllm": vllm}, options.rounds)
+            time.sleep(REPORT_SECONDS)
             guessed, *made = engine_counts(raylens, "spec_decode_num_accepted_tokens", "generation_tokens")
         alone = config.model_copy(update={"generate": GenerateConfig(engine=EngineSettings(num_threads=1))})
         with running_app(alone, host="127.0.0.1", port=free_port()) as raylens:

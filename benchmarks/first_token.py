@@ -1,0 +1,182 @@
+"""Where the time of a first token goes: what of it is computation, and what is transport between processes.
+
+    python -m benchmarks.first_token [--rounds 6] [--output FILE]
+
+A LLaVA of random weights, with 40 million parameters in its language half, and the server's defaults. One client asks
+one question after the other, each with an answer of one token. `unique` brings another picture of 1024 x 768 pixels
+with each question, `repeated` the same picture with other questions, and `text` none. The kinds take turns. The client
+rests before each request, so that what the server does after an answer is over. Figures are medians of all requests, in
+milliseconds.
+
+The parts are those of docs/metrics.md, as the answer tells them. `computation` is what they take on the way to the
+first token, one behind the other: `media_fetch`, `media_decode`, `processor`, then the longer one of `render` and
+`encode`, which run side by side, then `prefill`. The rest of the TTFT is `transport`: calls from process to process,
+threads that hand over to others, queues, and HTTP. Of it, `http` is what the client waits longer than the ingress does,
+which counts from the arrival of the request to its first token. `transport_trips` is transport in bare round trips of
+an actor.
+
+A prompt does not begin before its picture is encoded, because it has few tokens in front of the picture. So `prefill`
+has no wait for the encoder in it, and `llm_queue` has: of the queues' times, none counts as computation.
+
+Beside this, in the same cluster, the bare round trips: from a replica of Ray Serve to an async method of an actor that
+returns 1 KB, the same to a method of a deployment through its handle, and from this process by HTTP through HAProxy to
+the ingress's `/ping`. The last line is one JSON document.
+"""
+
+import argparse
+import http.client
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from benchmarks.document import publish, this_machine
+from benchmarks.random_checkpoint import make_checkpoint
+from benchmarks.streaming_client import Content, StreamedAnswer, ask
+from benchmarks.vllm_cpu import MODEL, new_content
+from deployments.config import AppConfig
+from deployments.local_cluster import LOGGING, free_port, running_app
+
+KINDS = ("unique", "repeated", "text")
+PARTS = (
+    "media_fetch",
+    "media_decode",
+    "processor",
+    "render",
+    "transfer_pixels",
+    "encode_queue",
+    "encode",
+    "transfer_embeddings",
+    "llm_queue",
+    "prefill",
+)
+TARGETS = {"unique": 20.0, "text": 8.0}
+"""Milliseconds of transport."""
+REQUESTS, TRIPS = 12, 50
+"""In a round: requests of each kind, and bare round trips of each kind."""
+_REST_SECONDS = 0.03
+
+Figures = dict[str, float]
+
+
+class Empty:
+    """What a bare round trip goes to."""
+
+    async def reply(self) -> bytes:
+        return bytes(1024)
+
+
+class Caller:
+    """Makes bare round trips from the event loop of a replica, as the ingress makes its calls."""
+
+    def __init__(self, deployment: DeploymentHandle[Any]) -> None:
+        self._deployment = deployment
+        self._actor = ray.remote(num_cpus=0)(Empty).remote()
+
+    async def trips(self, count: int) -> dict[str, list[float]]:
+        """Returns the seconds of each."""
+        calls: dict[str, Callable[[], Any]] = {
+            "actor": self._actor.reply.remote,
+            "serve_handle": self._deployment.reply.remote,
+        }
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(count):
+            for name, call in calls.items():
+                started = time.perf_counter()
+                await call()
+                times[name].append(time.perf_counter() - started)
+        return times
+
+
+def start_caller() -> DeploymentHandle[Any]:
+    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
+    caller = serve.deployment(Caller, **options).bind(serve.deployment(Empty, **options).bind())
+    return serve.run(caller, name="bare", route_prefix=None, logging_config=LOGGING)
+
+
+def ping(url: str) -> float:
+    """Returns the seconds of a request on a connection of its own."""
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    connection.request("GET", "/ping")
+    connection.getresponse().read()
+    connection.close()
+    return time.perf_counter() - started
+
+
+def ask_rested(url: str, content: Content) -> StreamedAnswer:
+    time.sleep(_REST_SECONDS)
+    return ask(url, MODEL, content, 1, stage_timings=True)
+
+
+def figures_of(answer: StreamedAnswer) -> Figures:
+    """Returns the parts of one TTFT, in milliseconds."""
+    seconds = answer.timings["seconds"]
+    parts = {name: seconds[name] * 1e3 for name in PARTS if name in seconds}
+    side_by_side = max(parts["render"], parts.get("encode", 0.0))
+    in_a_row = sum(parts.get(name, 0.0) for name in ("media_fetch", "media_decode", "processor", "prefill"))
+    ttft = answer.first * 1e3
+    return {
+        "ttft": ttft,
+        **parts,
+        "computation": side_by_side + in_a_row,
+        "transport": ttft - side_by_side - in_a_row,
+        "http": ttft - answer.timings["time_to_first_token"] * 1e3,
+    }
+
+
+def measure(url: str, rounds: int) -> dict[str, Figures]:
+    """Returns the medians of each kind, and of the bare round trips as `bare`."""
+    caller = start_caller()
+    answers: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
+    trips: dict[str, list[float]] = {"actor": [], "serve_handle": [], "http": []}
+    for turn in range(rounds + 1):
+        for kind in sorted(KINDS, reverse=turn % 2 == 1):
+            asked = [ask_rested(url, new_content(kind)) for _ in range(REQUESTS)]
+            if turn > 0:  # the first round warms up
+                answers[kind] += [figures_of(one) for one in asked]
+        bare = {**caller.trips.remote(TRIPS).result(), "http": [ping(url) for _ in range(TRIPS)]}
+        if turn > 0:
+            for name, seconds in bare.items():
+                trips[name] += seconds
+    medians = {
+        kind: {name: statistics.median(one[name] for one in own) for name in own[0]} for kind, own in answers.items()
+    }
+    medians["bare"] = {name: statistics.median(seconds) * 1e3 for name, seconds in trips.items()}
+    for kind in KINDS:
+        medians[kind]["transport_trips"] = medians[kind]["transport"] / medians["bare"]["actor"]
+    return medians
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder))
+        config = AppConfig(model=folder, served_model_name=MODEL)
+        with running_app(config, host="127.0.0.1", port=free_port()) as url:
+            measured = measure(url, options.rounds)
+    measured = {kind: {name: round(value, 2) for name, value in own.items()} for kind, own in measured.items()}
+    for kind, own in measured.items():
+        print(f"{kind}: {own}")
+    transport = {kind: measured[kind]["transport"] for kind in TARGETS}
+    checks = {
+        f"transport, {kind}, ms": {"value": value, "target": TARGETS[kind], "ok": value <= TARGETS[kind]}
+        for kind, value in transport.items()
+    }
+    publish({"checks": checks, "measured_ms": measured, "machine": this_machine()}, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Servers that a benchmark runs as processes of their own, and the processor time that processes take."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from deployments.local_cluster import APP_NAME, free_port
+from tests.replicas import worker_pids
+
+_START_SECONDS = 900.0
+_END_SECONDS = 20.0
+_CPUCLOCK_SCHED = 2  # Linux: with the bits of ~pid above it, the clock that counts what a process has computed
+
+Server = subprocess.Popen[bytes]
+
+
+@contextmanager
+def running_server(
+    command: Sequence[str], url: str, *, environment: Mapping[str, str], folder: Path | None = None
+) -> Iterator[Server]:
+    """Runs the server in `folder` and yields it once `url` has a `/health`. `environment` comes on top of this
+    process's. Raises RuntimeError, with the end of the server's log, when the server does not serve."""
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _await_health(url, server, log)
+            yield server
+        finally:
+            end(server)
+
+
+@contextmanager
+def running_tree(tree: Path, config: Path) -> Iterator[tuple[str, Server]]:
+    """Serves by the config file with the code of `tree`, a checked-out and built tree of this project. Yields the URL
+    and the process of `raylens serve`."""
+    port = free_port()
+    command = [sys.executable, "-m", "deployments", "serve", "--config", str(config), "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with running_server(command, url, environment={"PYTHONPATH": str(tree)}, folder=tree) as server:
+        yield url, server
+
+
+def replica_of(server: Server, deployment: str) -> int:
+    """Returns the process of the only replica of a deployment that `server` has started."""
+    (pid,) = worker_pids(f"ServeReplica:{APP_NAME}:{deployment}", server.pid)
+    return pid
+
+
+def cpu_seconds(pid: int) -> float:
+    """Returns the processor time of all threads of a process, those that have ended included, to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+
+
+def thread_cpu_seconds(pid: int) -> dict[int, float]:
+    """Returns the processor time of each thread that a process has now, by the thread's id."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return {int(file.parent.name): int(file.read_text().split()[0]) / 1e9 for file in files}
+
+
+def end(server: Server) -> None:
+    """Ends a server and its processes, which do not always obey the polite signal."""
+    server.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(_END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def _await_health(url: str, server: Server, log: Any) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5.0):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1.0)
+    log.seek(0)
+    raise RuntimeError(f"{' '.join(server.args)} does not serve:\n{log.read()[-4000:]}")  # type: ignore[arg-type]
