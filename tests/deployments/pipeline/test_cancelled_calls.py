@@ -40,11 +40,15 @@ class Caller:
         self._worker = worker
 
     async def leave(self) -> list[str]:
-        """Leaves as soon as a replica has taken the call, and returns what became of the call."""
+        """Leaves when the replica works on the call, which nobody has awaited. Returns what became of the call."""
         response = self._worker.work.remote()
         await asyncio.wait([response._replica_result_future])
+        await self._until_states(1)
         cancel_call(response)
-        while len(states := await self._worker.states.remote()) < 2:
+        return await self._until_states(2)
+
+    async def _until_states(self, count: int) -> list[str]:
+        while len(states := await self._worker.states.remote()) < count:
             await asyncio.sleep(0.05)
         return list(states)
 
