@@ -36,7 +36,7 @@ from ray import serve
 
 from benchmarks.document import publish, this_machine
 from benchmarks.preprocess import photograph
-from benchmarks.server_process import cpu_seconds
+from benchmarks.server_process import cpu_seconds, tree_of
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, free_port, running_app
@@ -158,14 +158,8 @@ def keep_preprocess_busy(core: int, may_work: str) -> Any:
 def share_out_cores() -> None:
     """Core 0 for the path of tokens: Generate, ingress, proxy and the clients. Core 1 for everything else."""
     on_path = {os.getpid(), *replica_pids("Generate"), *replica_pids("Ingress"), *proxy_pids()}
-    for pid in [os.getpid(), *descendants(os.getpid())]:
+    for pid in tree_of(os.getpid()):
         pin(pid, 0 if pid in on_path else 1)
-
-
-def descendants(pid: int) -> list[int]:
-    listed = [Path(f"/proc/{pid}/task/{task.name}/children") for task in Path(f"/proc/{pid}/task").iterdir()]
-    children = [int(child) for file in listed for child in file.read_text().split()]
-    return children + [found for child in children for found in descendants(child)]
 
 
 def pin(pid: int, core: int) -> None:

@@ -15,6 +15,16 @@ def publish(document: dict[str, Any], output: Path | None) -> None:
     print(json.dumps(document))
 
 
+def at_most(value: float, target: float) -> dict[str, Any]:
+    """Returns a check that the value is the target or less."""
+    return {"value": value, "target": target, "ok": value <= target}
+
+
+def at_least(value: float, target: float) -> dict[str, Any]:
+    """Returns a check that the value is the target or more."""
+    return {"value": value, "target": target, "ok": value >= target}
+
+
 def this_machine(**settings: Any) -> dict[str, Any]:
     """Returns what a figure depends on besides the code: processor, system, and a benchmark's own `settings`."""
     return {

@@ -31,7 +31,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import deployments.app
 import deployments.pipeline.pipeline
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_least, publish, this_machine
 from deployments.config import AppConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.local_cluster import deployed_app, free_port, local_ray
@@ -255,7 +255,7 @@ def checks_of(engine: dict[str, dict[str, float]], pipeline: dict[str, dict[str,
         f"time to embeddings, {name} over seen": (round(one["embeddings_new_s"] / one["embeddings_seen_s"], 3), 1.0)
         for name, one in pipeline.items()
     }
-    return {name: {"value": value, "target": target, "ok": value >= target} for name, (value, target) in checks.items()}
+    return {name: at_least(*one) for name, one in checks.items()}
 
 
 def main() -> None:

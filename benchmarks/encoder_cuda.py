@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers import LlavaConfig, PreTrainedConfig, PreTrainedModel, Qwen2VLConfig
 
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_least, publish, this_machine
 from benchmarks.llm_cuda import Limits, measure_limits, results_file, seconds_of
 from encoder.config import EncoderConfig, PartConfig
 from encoder.engine import EncoderEngine
@@ -197,10 +197,7 @@ def measure(device: torch.device, rounds: int) -> dict[str, Any]:
 
 def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
     shares = {name: measured[name]["share_of_limit"] for name in TARGETS}
-    return {
-        name: {"value": shares[name], "target": target, "ok": shares[name] >= target}
-        for name, target in TARGETS.items()
-    }
+    return {name: at_least(shares[name], target) for name, target in TARGETS.items()}
 
 
 def print_table(checks: dict[str, dict[str, Any]], measured: dict[str, Any]) -> None:

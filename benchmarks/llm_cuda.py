@@ -24,7 +24,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_least, publish, this_machine
 from checkpoints import BUNDLED_MODEL
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import DtypeName, EngineConfig
@@ -284,10 +284,7 @@ def measure(device: torch.device, rounds: int) -> dict[str, Any]:
 
 def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
     shares = {name: measured[name]["share_of_limit"] for name in TARGETS}
-    return {
-        name: {"value": shares[name], "target": target, "ok": shares[name] >= target}
-        for name, target in TARGETS.items()
-    }
+    return {name: at_least(shares[name], target) for name, target in TARGETS.items()}
 
 
 def print_table(checks: dict[str, dict[str, Any]], measured: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.local_cluster import APP_NAME, free_port
-from tests.replicas import worker_pids
+from tests.replicas import parent, worker_pids
 
 _START_SECONDS = 900.0
 _END_SECONDS = 20.0
@@ -60,6 +60,18 @@ def replica_of(server: Server, deployment: str) -> int:
     """Returns the process of the only replica of a deployment that `server` has started."""
     (pid,) = worker_pids(f"ServeReplica:{APP_NAME}:{deployment}", server.pid)
     return pid
+
+
+def tree_of(pid: int) -> list[int]:
+    """Returns the process and all that descend from it."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            parents[int(folder.name)] = parent(int(folder.name))
+    found = [pid]
+    for one in found:
+        found += [child for child, its_parent in parents.items() if its_parent == one]
+    return found
 
 
 def cpu_seconds(pid: int) -> float:

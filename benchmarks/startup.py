@@ -23,16 +23,17 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
+from benchmarks.server_process import tree_of
 from deployments.local_cluster import free_port
-from tests.replicas import parent, replica_log
+from tests.replicas import replica_log
 
 THIS_TREE = Path(__file__).parents[1]
 SETTLE_SECONDS = 20.0
@@ -136,18 +137,6 @@ def logged_at(pid: int, message: str) -> float:
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").timestamp() + int(found[2]) / 1000
 
 
-def tree_of(pid: int) -> list[int]:
-    """Returns the process and all that descend from it."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            parents[int(folder.name)] = parent(int(folder.name))
-    found = [pid]
-    for one in found:
-        found += [child for child, its_parent in parents.items() if its_parent == one]
-    return found
-
-
 def process_name(pid: int) -> str:
     """Returns Ray's title of the process, or what it runs."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
@@ -229,9 +218,7 @@ def main() -> int:
                 print(name, overview(runs[name][-1]), flush=True)
     results = {name: medians(of_tree) for name, of_tree in runs.items()}
     values = dict(zip(TARGETS, [results["now"]["seconds"], results["now"]["idle_percent"]], strict=True))
-    checks = {
-        name: {"value": value, "target": TARGETS[name], "ok": value <= TARGETS[name]} for name, value in values.items()
-    }
+    checks = {name: at_most(value, TARGETS[name]) for name, value in values.items()}
     each_run = {name: [overview(run) for run in of_tree] for name, of_tree in runs.items()}
     settings = this_machine(turns=options.turns, settle_seconds=SETTLE_SECONDS, idle_seconds=options.idle)
     publish({"checks": checks, **results, "each_run": each_run, "machine": settings}, options.output)

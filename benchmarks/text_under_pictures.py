@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.preprocess import photograph
 from benchmarks.random_checkpoint import make_checkpoint, make_qwen_checkpoint
 from benchmarks.streaming_client import Content, StreamedAnswer, ask, ask_all
@@ -209,8 +209,8 @@ def checks_of(results: dict[str, dict[str, dict[str, Figures]]]) -> dict[str, di
     for shape, load in itertools.product(results, map(str, LOADS)):
         for metric, target in TARGETS.items():
             value = results[shape][load]["ratio"][metric]
-            is_ok = value >= target if metric.endswith("per_second") else value <= target
-            checks[f"{shape}, load {load}: {metric}"] = {"value": value, "target": target, "ok": is_ok}
+            check = at_least if metric.endswith("_per_second") else at_most
+            checks[f"{shape}, load {load}: {metric}"] = check(value, target)
     return checks
 
 

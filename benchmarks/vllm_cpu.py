@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import torch
 
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
@@ -211,10 +211,9 @@ def checks_of(scenarios: Measured, steps: Measured) -> dict[str, Measured]:
     checks = {}
     for (name, metric), target in TARGETS.items():
         value = scenarios[name]["ratio"][metric]
-        is_rate = metric.endswith("_per_second")
-        is_ok = value >= target if is_rate else value <= target
-        checks[f"{name}: {metric}"] = {"value": value, "target": target, "ok": is_ok}
-    checks["step in the server"] = {"value": steps["ratio"], "target": STEP_RATIO, "ok": steps["ratio"] <= STEP_RATIO}
+        check = at_least if metric.endswith("_per_second") else at_most
+        checks[f"{name}: {metric}"] = check(value, target)
+    checks["step in the server"] = at_most(steps["ratio"], STEP_RATIO)
     return checks
 
 
