@@ -28,7 +28,7 @@ class ThreadBackoff:
     many when cores have become free, between 1 and `most`."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self._most = most
         self._number = most
         self._num_switches = 0
         self._watched_since = 0.0
@@ -36,7 +36,7 @@ class ThreadBackoff:
 
     def next_number(self) -> int:
         """Returns the number for the next piece of work. Tell `note` how long it took."""
-        if self._number < self.most:
+        if self._number < self._most:
             self._take_free_cores()
         self._num_switches = _involuntary_switches()
         return self._number
@@ -55,7 +55,7 @@ class ThreadBackoff:
         if watched < _WATCH_SECONDS:
             return
         num_free = (_idle_core_seconds() - self._idle_before) / watched
-        more = min(self.most, 2 * self._number)
+        more = min(self._most, 2 * self._number)
         if num_free >= _IDLE_SHARE * (more - self._number):
             self._number = more
         self._watch()

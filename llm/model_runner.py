@@ -84,8 +84,9 @@ class ModelRunner:
         self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         has_kernels = isinstance(self._attention, KernelAttention)
-        self._threads = StepThreads(_max_threads(config, group)) if has_kernels else None
-        self._prompt_threads = ThreadBackoff(_max_threads(config, group))
+        max_threads = _max_threads(config, group)
+        self._threads = StepThreads(max_threads) if has_kernels else None
+        self._prompt_threads = ThreadBackoff(max_threads)
         self._fused = self._fuse(calls, config) if has_kernels else None
         # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None

@@ -54,8 +54,8 @@ class PipelineRequest:
     def is_short_text(self) -> bool:
         """Returns whether Generate renders the prompt itself, which saves a call. A long text would take time of the
         interpreter that Generate decodes with."""
-        is_short = estimated_tokens(self.prompt) <= _SHORT_TEXT_TOKENS
-        return is_short and not self.media and not self.returns_prompt_ids
+        is_text = not self.media and not self.returns_prompt_ids
+        return is_text and estimated_tokens(self.prompt) <= _SHORT_TEXT_TOKENS
 
     def num_alike(self, source: MediaSource) -> int:
         """The number of items of the source's modality in the request, the source's own included."""

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 InputT = TypeVar("InputT")
 # What a failed call raises. RayServeException is no RayError: it says that there is no replica or no room in the queue,
 # or that a call whose result this one needs has failed.
-_CALL_ERRORS = (RayError, RayServeException, PiecesLostError)
+_CALL_ERRORS = (RayError, RayServeException)
 # The data behind a reference is lost: with the node that held it, or with the replica that was making it.
 _LOSSES = (ObjectLostError, EmbeddingsLostError)
 # What a replica raises that cannot go on; another one can take its calls.
@@ -108,7 +108,7 @@ class StageCalls:
                 return
             except Exception as error:  # by gRPC the stage's own errors come as they are
                 if has_started:
-                    raise _translated(error, stage) from error
+                    _raise_translated(error, stage)
                 await self._recover(error, stage, attempt, make_lost_again)
                 attempt += 1
             except BaseException:
@@ -127,7 +127,7 @@ class StageCalls:
         has_died = not _is_own(error) or isinstance(cause, _ENDS)
         can_help = make_lost_again is not None if is_lost else has_died
         if not can_help or attempt == _MAX_ATTEMPTS - 1:
-            raise _translated(error, stage) from error
+            _raise_translated(error, stage)
         name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
         self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": name})
@@ -230,7 +230,7 @@ def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
 
 def _is_own(error: Exception) -> bool:
     """Returns whether the stage's code has raised the error, and not Ray."""
-    return isinstance(error, RayTaskError) or not isinstance(error, (RayError, RayServeException))
+    return isinstance(error, RayTaskError) or not isinstance(error, _CALL_ERRORS)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -241,6 +241,13 @@ def _cause(error: BaseException) -> BaseException:
     elif isinstance(error, RayServeException):
         cause = error.__cause__
     return error if cause is None else cause
+
+
+def _raise_translated(error: Exception, stage: str) -> NoReturn:
+    translated = _translated(error, stage)
+    if translated is error:  # it came as it is, and is not its own cause
+        raise error
+    raise translated from error
 
 
 def _translated(error: Exception, stage: str) -> Exception:

@@ -272,3 +272,10 @@ async def test_a_stage_s_own_error_is_final_where_it_comes_as_it_is() -> None:
     with pytest.raises(StageFailedError, match="the generate stage failed"):
         await ask(stages, request(0))
     assert stages.calls == [G]
+
+
+async def test_a_client_s_mistake_is_not_its_own_cause_where_it_comes_as_it_is() -> None:
+    stages = StandInStages(generate=[InvalidRequestError("too long", field="prompt")])
+    with pytest.raises(InvalidRequestError, match="too long") as caught:
+        await ask(stages, request(0))
+    assert caught.value.__cause__ is None
