@@ -5,8 +5,10 @@ wants is another matter: the work waits until the thread on it has finished what
 less of the core meanwhile. Two processes with two threads each on two cores did a fifth less than with one thread each,
 and the slowest steps took three times as long.
 
-The system tells when a core was wanted: it counts how often it has taken one from a thread that was not done
-(involuntary context switches). It also tells how long cores were idle.
+The system tells when a core was wanted: it has taken cores from threads that were not done (involuntary context
+switches), and the threads have computed for less time than the work took. Either alone says little. Short tasks of
+other processes take a core hundreds of times a second, for a few hundredths of the time. And threads also compute for
+less time where a part of the work is for one of them. The system also tells how long cores were idle.
 """
 
 import os
@@ -15,7 +17,10 @@ import time
 from pathlib import Path
 
 _SWITCHES_PER_SECOND = 60.0
-"""Of a thread. On free cores there are about 15, for what the system itself does; beside another process 100 to 200."""
+"""Of a thread. On an idle machine there are about 15, for what the system itself does."""
+_COMPUTING_SHARE = 0.75
+"""Of the time of all threads. Two threads on two cores compute for 0.8 to 0.97 of a step beside short tasks of others,
+and for 0.3 to 0.5 beside a thread of another process that computes, too."""
 _WATCH_SECONDS = 0.1
 """How long cores are watched for idle time, which the system counts in hundredths of a second."""
 _IDLE_SHARE = 0.6
@@ -31,6 +36,7 @@ class ThreadBackoff:
         self._most = most
         self._number = most
         self._num_switches = 0
+        self._cpu_seconds = 0.0
         self._watched_since = 0.0
         self._idle_before = 0.0
 
@@ -38,15 +44,16 @@ class ThreadBackoff:
         """Returns the number for the next piece of work. Tell `note` how long it took."""
         if self._number < self._most:
             self._take_free_cores()
-        self._num_switches = _involuntary_switches()
+        self._num_switches, self._cpu_seconds = _involuntary_switches(), _cpu_seconds()
         return self._number
 
     def note(self, seconds: float) -> None:
         """Takes how long the work took since `next_number`."""
         if self._number == 1:
             return
-        each = (_involuntary_switches() - self._num_switches) / seconds / self._number
-        if each > _SWITCHES_PER_SECOND:
+        thread_seconds = self._number * seconds
+        were_taken = _involuntary_switches() - self._num_switches > _SWITCHES_PER_SECOND * thread_seconds
+        if were_taken and _cpu_seconds() - self._cpu_seconds < _COMPUTING_SHARE * thread_seconds:
             self._number //= 2
             self._watch()
 
@@ -66,6 +73,11 @@ class ThreadBackoff:
 
 def _now() -> float:
     return time.perf_counter()
+
+
+def _cpu_seconds() -> float:
+    """Returns for how long this process's threads have computed, all together."""
+    return time.process_time()
 
 
 def _involuntary_switches() -> int:
