@@ -56,7 +56,7 @@ class LLMEngine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             max_draft_rows=_MAX_DRAFT_ROWS if self._looks_up else 0,
-            step_budget=_step_budget(config),
+            step_budget=_step_budget(config, self._runner),
             short_prompt_share=config.short_prompt_share,
         )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
@@ -377,10 +377,12 @@ class LLMEngine:
         return [RequestOutput.of(sequence, None) for sequence in request.answers]
 
 
-def _step_budget(config: EngineConfig) -> StepBudget:
-    if config.target_step_ms is not None:
-        return StepBudget(target_seconds=config.target_step_ms / 1e3)
-    return StepBudget(max_decode_slowdown=config.max_decode_slowdown)
+def _step_budget(config: EngineConfig, runner: ModelRunner) -> StepBudget:
+    return StepBudget(
+        max_decode_slowdown=config.max_decode_slowdown,
+        target_seconds=None if config.target_step_ms is None else config.target_step_ms / 1e3,
+        num_threads=runner.num_prompt_threads,
+    )
 
 
 def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:

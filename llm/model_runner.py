@@ -224,6 +224,10 @@ class ModelRunner:
             logger.warning("this model cannot run as CUDA graphs; decoding will be slower", exc_info=True)
             return None
 
+    def num_prompt_threads(self) -> int:
+        """Returns how many threads the next step with prompts has on the CPU, if sequences decode in it."""
+        return self._prompt_threads.next_number()
+
     @property
     def has_kernels(self) -> bool:
         """Returns whether Raylens' own kernels compute the model: a row is then the same alone and among others."""
@@ -264,7 +268,7 @@ class ModelRunner:
             set_num_threads(threads.most)
             return run()
         only_decodes = step.num_decodes == len(step.query_lengths)
-        set_num_threads(threads.next_number() if only_decodes else self._prompt_threads.next_number())
+        set_num_threads(threads.next_number() if only_decodes else self.num_prompt_threads())
         started = time.perf_counter()
         done = run()
         seconds = time.perf_counter() - started

@@ -4,11 +4,13 @@ The engine tells how long its steps took. A step that only decodes is the measur
 times as long, or so many seconds. What a prompt's token costs follows from the steps with prompts.
 
 Steps take longer, sometimes several times as long, when the system gives their cores to somebody else. So what a token
-costs is the median of the latest steps. Decoding is measured less often, and short steps suffer most. Of their times
-the lower quartile counts.
+costs is the median of the latest steps with as many threads. Decoding is measured less often, and short steps suffer
+most. Of their times the lower quartile counts.
 """
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 _NUM_DECODE_STEPS = 8
@@ -30,13 +32,24 @@ _ROWS = 8
 class StepBudget:
     """The number of prompt tokens in a step in which sequences decode."""
 
-    def __init__(self, *, max_decode_slowdown: float | None = None, target_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_decode_slowdown: float | None = None,
+        target_seconds: float | None = None,
+        num_threads: Callable[[], int] = lambda: 1,
+    ) -> None:
         """`max_decode_slowdown`: how many times as long as a decoding step a step with prompts may take.
-        `target_seconds`: how long it may take, instead. With neither, the number has no bound."""
+        `target_seconds`: how long it may take, instead. With neither, the number has no bound. `num_threads` returns
+        how many threads the next step with prompts has."""
         self._max_decode_slowdown = max_decode_slowdown
         self._target_seconds = target_seconds
+        self._next_num_threads = num_threads
+        self._num_threads = 1
+        self._measured_num_threads = 1
         self._decode_seconds: deque[float] = deque(maxlen=_NUM_DECODE_STEPS)
-        self._seconds_per_token: deque[float] = deque(maxlen=_NUM_MIXED_STEPS)
+        self._seconds_per_token: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_NUM_MIXED_STEPS))
+        """By the number of threads."""
         self._num_steps_with_prompts = 0
         self._num_last_tokens = 0
 
@@ -47,6 +60,7 @@ class StepBudget:
             return room
         if not self._decode_seconds or self._num_steps_with_prompts >= _PERIOD:
             return 0
+        self._num_threads = self._next_num_threads()
         total = num_decodes + max(_LEAST_TOKENS, self._tokens_in_time())
         return min(room, total // _ROWS * _ROWS - num_decodes)
 
@@ -61,15 +75,26 @@ class StepBudget:
         self._num_steps_with_prompts += 1
         self._num_last_tokens = num_prompt_tokens
         if self._decode_seconds:
-            self._seconds_per_token.append((seconds - self._decoding()) / num_prompt_tokens)
+            each = (seconds - self._decoding()) / num_prompt_tokens
+            self._seconds_per_token[self._num_threads].append(each)
+            self._measured_num_threads = self._num_threads
 
     def _tokens_in_time(self) -> int:
         most = max(_FIRST_TOKENS, _MAX_GROWTH * self._num_last_tokens)
-        if not self._seconds_per_token:
+        each = self._each()
+        if each is None:
             return _FIRST_TOKENS
         seconds = self._seconds_beside(self._decoding())
-        each = median(self._seconds_per_token)
         return most if seconds >= each * most else int(seconds / each)
+
+    def _each(self) -> float | None:
+        """Returns what a token of a prompt costs with the next step's threads, in seconds. Where no step has had so
+        many, fewer threads are expected to take longer and more threads as long."""
+        if own := self._seconds_per_token.get(self._num_threads):
+            return median(own)
+        if latest := self._seconds_per_token.get(self._measured_num_threads):
+            return median(latest) * max(1.0, self._measured_num_threads / self._num_threads)
+        return None
 
     def _seconds_beside(self, decode_seconds: float) -> float:
         """Returns how long prompts may take in a step whose decoding takes `decode_seconds`."""

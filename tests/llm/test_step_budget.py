@@ -98,3 +98,19 @@ def test_a_few_steps_that_the_system_holds_up_change_little() -> None:
     numbers = [number for number in run(StepBudget(max_decode_slowdown=4.0), seconds, 400)[40:] if number]
     assert sorted(numbers)[len(numbers) // 10] >= 250
     assert max(numbers) <= 310
+
+
+def test_what_a_token_costs_is_known_for_each_number_of_threads() -> None:
+    num_threads = 2
+    budget = StepBudget(max_decode_slowdown=4.0, num_threads=lambda: num_threads)
+
+    def seconds(_: int, number: int) -> float:
+        return 1.0 + 0.02 * number / num_threads
+
+    assert run(budget, seconds, 60)[-1] in range(285, 301)
+    num_threads = 1
+    assert run(budget, seconds, 1) == [150]  # expected before it is measured
+    num_threads = 2
+    assert run(budget, seconds, 20)[-1] in range(285, 301)
+    num_threads = 1
+    assert all(seconds(2, number) <= 4.0 for number in run(budget, seconds, 3))
