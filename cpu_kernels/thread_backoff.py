@@ -18,8 +18,8 @@ from pathlib import Path
 
 _SWITCHES_PER_SECOND = 60.0
 """Of a thread. On an idle machine there are about 15, for what the system itself does."""
-_COMPUTING_SHARE = 0.75
-"""Of the time of all threads. Two threads on two cores compute for 0.8 to 0.97 of a step beside short tasks of others,
+_COMPUTING_SHARE = 0.65
+"""Of the time of all threads. Two threads on two cores compute for 0.7 to 0.97 of a step beside short tasks of others,
 and for 0.3 to 0.5 beside a thread of another process that computes, too."""
 _WATCH_SECONDS = 0.1
 """How long cores are watched for idle time, which the system counts in hundredths of a second."""

@@ -66,7 +66,7 @@ class EngineSettings:
             " the engine measures both and takes up as many tokens of prompts; null: as many as"
             " max_num_batched_tokens allows",
         ),
-    ] = 8.0
+    ] = 9.0
     target_step_ms: Annotated[
         float | None,
         Field(gt=0, description="milliseconds that such a step may take, in place of max_decode_slowdown"),

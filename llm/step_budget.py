@@ -5,7 +5,8 @@ times as long, or so many seconds. What a prompt's token costs follows from the 
 
 Steps take longer, sometimes several times as long, when the system gives their cores to somebody else. So what a token
 costs is the median of the latest steps with as many threads. Decoding is measured less often, and short steps suffer
-most. Of their times the lower quartile counts.
+most. Of their times one of the shortest counts. The very shortest do not, because now and then a step is tried with
+another number of threads.
 """
 
 from collections import defaultdict, deque
@@ -13,7 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 
-_NUM_DECODE_STEPS = 8
+_NUM_DECODE_STEPS = 24
+_MANY_MORE = 4
+"""With so many times as many sequences as in any of these steps, decoding is measured anew."""
 _NUM_MIXED_STEPS = 9
 _PERIOD = 20
 """After so many steps in a row with prompts in them, one only decodes, so that the measure stays up to date. This takes
@@ -47,7 +50,8 @@ class StepBudget:
         self._next_num_threads = num_threads
         self._num_threads = 1
         self._measured_num_threads = 1
-        self._decode_seconds: deque[float] = deque(maxlen=_NUM_DECODE_STEPS)
+        self._decode_steps: deque[tuple[int, float]] = deque(maxlen=_NUM_DECODE_STEPS)
+        """Of the latest steps that only decoded: how many sequences, and how long it took, in seconds."""
         self._seconds_per_token: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_NUM_MIXED_STEPS))
         """By the number of threads."""
         self._num_steps_with_prompts = 0
@@ -58,7 +62,7 @@ class StepBudget:
         that decode. It is 0 where the step has to show how long decoding takes."""
         if num_decodes == 0 or (self._max_decode_slowdown is None and self._target_seconds is None):
             return room
-        if not self._decode_seconds or self._num_steps_with_prompts >= _PERIOD:
+        if self._is_decoding_unknown(num_decodes) or self._num_steps_with_prompts >= _PERIOD:
             return 0
         self._num_threads = self._next_num_threads()
         total = num_decodes + max(_LEAST_TOKENS, self._tokens_in_time())
@@ -70,14 +74,19 @@ class StepBudget:
             return
         if num_prompt_tokens == 0:
             self._num_steps_with_prompts = 0
-            self._decode_seconds.append(seconds)
+            if self._is_decoding_unknown(num_decodes):
+                self._decode_steps.clear()
+            self._decode_steps.append((num_decodes, seconds))
             return
         self._num_steps_with_prompts += 1
         self._num_last_tokens = num_prompt_tokens
-        if self._decode_seconds:
+        if self._decode_steps:
             each = (seconds - self._decoding()) / num_prompt_tokens
             self._seconds_per_token[self._num_threads].append(each)
             self._measured_num_threads = self._num_threads
+
+    def _is_decoding_unknown(self, num_decodes: int) -> bool:
+        return num_decodes >= _MANY_MORE * max((number for number, _ in self._decode_steps), default=0)
 
     def _tokens_in_time(self) -> int:
         most = max(_FIRST_TOKENS, _MAX_GROWTH * self._num_last_tokens)
@@ -105,4 +114,5 @@ class StepBudget:
 
     def _decoding(self) -> float:
         """Returns how long a step takes that only decodes, undisturbed."""
-        return sorted(self._decode_seconds)[len(self._decode_seconds) // 4]
+        times = sorted(seconds for _, seconds in self._decode_steps)
+        return times[len(times) // 8]

@@ -132,7 +132,8 @@ class DecoderStep {
       AttentionArguments call = project(layer);
       write_to_cache(*layer.cache, chunks_, call.keys, call.values);
       if (is_last && narrows && step_.num_logits == 0) return;
-      attend(chunks_, *layer.cache, call, nullptr, threads_);
+      auto skips = [&](int64_t, int64_t first, int64_t end) { return is_last && narrows && !wants_any(first, end); };
+      attend(chunks_, *layer.cache, call, skips, threads_);
       if (is_last && narrows) keep_wanted_rows(layer);
       if (!is_last) expect(decoder_.layers[i + 1]);
       add_product(rows_.attended, layer.output, layer.attention_norm);
@@ -199,6 +200,13 @@ class DecoderStep {
     rows_.values = take(values);
     rows_.attended = take(attended);
     rows_.inner = take(inner);
+  }
+
+  // Returns whether any of the rows [first, end) is wanted.
+  bool wants_any(int64_t first, int64_t end) const {
+    const int64_t* wanted = step_.logits_rows;
+    const int64_t* found = std::lower_bound(wanted, wanted + step_.num_logits, first);
+    return found != wanted + step_.num_logits && *found < end;
   }
 
   // Goes on with the wanted rows only: behind the attention of the last layer nothing needs the others.

@@ -40,7 +40,8 @@ RAYLENS_EXPORT void raylens_mlp(const Mlp* mlp, int64_t num_rows, const float* x
 RAYLENS_EXPORT void raylens_attend(const StepChunks* step, const LayerCache* cache, const AttentionArguments* call,
                                    const uint8_t* skipped, int64_t threads) {
   write_to_cache(*cache, *step, call->keys, call->values);
-  attend(*step, *cache, *call, skipped, static_cast<int>(threads));
+  auto skips = [&](int64_t chunk, int64_t, int64_t) { return skipped != nullptr && skipped[chunk] != 0; };
+  attend(*step, *cache, *call, skips, static_cast<int>(threads));
 }
 
 // Attends with all patches of all pictures.

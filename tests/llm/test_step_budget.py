@@ -83,10 +83,22 @@ def test_decoding_is_measured_again_and_again_however_many_prompts_there_are() -
     def slower(_: int, number: int) -> float:
         return 2.0 + 0.02 * number
 
-    numbers = run(budget, slower, 200)
-    assert numbers.count(0) in (9, 10)
+    numbers = run(budget, slower, 600)
+    assert numbers.count(0) in (28, 29)
     assert numbers[-1] in range(285, 301)
-    assert max(slower(2, number) for number in numbers[120:]) <= 8.0
+    assert max(slower(2, number) for number in numbers) <= 8.0
+
+
+def test_decoding_is_measured_at_once_when_there_are_many_more_sequences() -> None:
+    budget = StepBudget(max_decode_slowdown=4.0)
+    run(budget, linear(0.01), 50)
+
+    def slower(num_decodes: int, number: int) -> float:
+        return num_decodes / 2 + 0.01 * number
+
+    assert run(budget, slower, 20, num_decodes=8)[0] == 0
+    assert run(budget, slower, 5, num_decodes=8)[-1] == ROOM
+    assert max(run(budget, slower, 60)[-20:]) in range(290, 301)
 
 
 def test_a_few_steps_that_the_system_holds_up_change_little() -> None:
