@@ -30,7 +30,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_max_direct_call_object_size": "262144",  # bytes of tensors that travel with a call, not by the object store
-    "RAY_metrics_report_interval_ms": "2000",
+    "RAY_metrics_report_interval_ms": "4000",
     "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop
