@@ -9,13 +9,13 @@ no metrics. Nothing is lost: what Ray and Ray Serve measure comes from the other
 import asyncio
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from deployments.late_signals import signals_later
 
 _WITHOUT_METRICS = {"RAY_enable_open_telemetry": "0", "RAY_enable_metrics_collection": "0"}
 _ROUTER_END_SECONDS = 10.0
@@ -30,7 +30,8 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
     import ray
 
     try:
-        with _own_environment(_WITHOUT_METRICS), _signals_later():
+        # A half-started Ray can neither be stopped cleanly nor interrupted.
+        with _own_environment(_WITHOUT_METRICS), signals_later(), _own_sigterm_handler():
             _start(num_cpus, dashboard, temp_dir)
         yield
     finally:
@@ -76,36 +77,19 @@ def _own_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
-    """Delays signals that ask this process to stop until the block ends, because a half-started Ray can neither be
-    stopped cleanly nor interrupted. Ray's own handler for SIGTERM would end the process at once, so it is not kept."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    handled: list[int] = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def hold_back(number: int, frame: object) -> None:
-        came.append(number)
-
-    def set_none(handler: object) -> None:
-        """Stands in for Ray's function that installs its own handler."""
-
+def _own_sigterm_handler() -> Iterator[None]:
+    """Keeps Ray from installing its handler for SIGTERM, which would end the process at once."""
     from ray._private import utils
 
+    def set_none(handler: object) -> None:
+        """Stands in for Ray's function."""
+
     set_by_ray = utils.set_sigterm_handler
-    for number in handled:
-        signal.signal(number, hold_back)
     utils.set_sigterm_handler = set_none
     try:
         yield
     finally:
         utils.set_sigterm_handler = set_by_ray
-        for number in handled:
-            signal.signal(number, before[number])
-        for number in dict.fromkeys(came):
-            signal.raise_signal(number)
 
 
 def _end_router_thread() -> None:

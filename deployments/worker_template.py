@@ -20,10 +20,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from deployments.late_signals import signals_later
 from deployments.stages.free_memory import MALLOC_VARIABLES
 from deployments.stages.torch_setup import prepare_torch
 from deployments.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
@@ -43,11 +44,12 @@ def worker_template(folder: Path) -> Iterator[dict[str, str]]:
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(NUM_THREADS), **MALLOC_VARIABLES}
     command = [sys.executable, "-P", "-m", "deployments.worker_template", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | variables) as process:
-        try:
-            yield {SOCKET_VARIABLE: str(path)}
-        finally:
-            process.kill()
+    with ExitStack() as stack:
+        # An exception inside of Popen would leave a process that nobody ends.
+        with signals_later():
+            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | variables))
+            stack.callback(process.kill)
+        yield {SOCKET_VARIABLE: str(path)}
 
 
 def main() -> None:

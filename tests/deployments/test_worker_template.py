@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +161,30 @@ def command_lines() -> list[str]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return lines
+
+
+def test_a_signal_while_it_starts_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    class Popen(subprocess.Popen[bytes]):
+        """A process whose start a signal interrupts."""
+
+        started: list["Popen"] = []
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self.started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(Stopped), worker_template(tmp_path):
+            pytest.fail("the signal was lost")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [process.returncode for process in Popen.started] == [-signal.SIGKILL]
