@@ -18,11 +18,12 @@ void attend(const StepChunks& step, const LayerCache& cache, const AttentionArgu
   int64_t group = call.heads / cache.kv_heads;
   for (int64_t chunk = 0, token = 0; chunk < step.num_chunks; token += step.lengths[chunk++]) {
     int64_t rows = chunk < step.num_decodes ? 1 : step.lengths[chunk] * group;
-    for (int64_t row = 0; row < rows; row += kPanel) {
-      int64_t end = std::min<int64_t>(step.lengths[chunk], (row + kPanel + group - 1) / group);
-      if (skips(chunk, token + row / group, token + end)) continue;
-      for (int64_t head = 0; head < cache.kv_heads; head++) parts.push_back({chunk, token, head, row});
-    }
+    // Tiles of one head follow each other, so that its keys and values stay in a cache.
+    for (int64_t head = 0; head < cache.kv_heads; head++)
+      for (int64_t row = 0; row < rows; row += kPanel) {
+        int64_t end = std::min<int64_t>(step.lengths[chunk], (row + kPanel + group - 1) / group);
+        if (!skips(chunk, token + row / group, token + end)) parts.push_back({chunk, token, head, row});
+      }
   }
   const AttentionPart* all_parts = parts.data();  // `parts` is another vector on each thread
   pool().run(threads, static_cast<int>(parts.size()), [&](int i) {
