@@ -7,30 +7,24 @@ import threading
 import pytest
 
 from deployments.late_signals import signals_later
+from tests.signal_handlers import handled
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_come_once_when_the_block_ends(number: signal.Signals) -> None:
     came: list[int] = []
-    before = signal.signal(number, lambda number, frame: came.append(number))
-    try:
+    with handled(number, lambda number, frame: came.append(number)):
         with signals_later():
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
             assert came == []
         assert came == [number]
-    finally:
-        signal.signal(number, before)
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with signals_later():
-            os.kill(os.getpid(), signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with handled(signal.SIGINT, signal.SIG_IGN), signals_later():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_another_thread_changes_no_handler() -> None:

@@ -2,6 +2,7 @@
 its own."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 import ray
 from ray._private import utils
 
-from deployments.ray_session import _own_sigterm_handler, ray_session
+from deployments.ray_session import ray_session
+from tests.signal_handlers import handled
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -104,8 +106,16 @@ def test_a_ray_that_does_not_start_is_an_error_of_ours(monkeypatch: pytest.Monke
         pass
 
 
-def test_the_handler_for_sigterm_stays_our_own() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with _own_sigterm_handler():
-        utils.set_sigterm_handler(lambda *_: None)
-    assert signal.getsignal(signal.SIGTERM) is before
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_wait_until_ray_has_started(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[str] = []
+
+    def start(*_: object, **__: object) -> None:
+        utils.set_sigterm_handler(lambda *_: came.append("Ray's own"))
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert came == []
+
+    monkeypatch.setattr(ray, "init", start)
+    with handled(number, lambda number, frame: came.append(signal.Signals(number).name)), ray_session(1):
+        assert came == [number.name]

@@ -15,6 +15,7 @@ import pytest
 from deployments import start_worker
 from deployments.start_worker import FORKED, SOCKET_VARIABLE
 from deployments.worker_template import worker_template
+from tests.signal_handlers import handled
 from tests.waiting import wait_until
 
 WORKER = """
@@ -153,16 +154,6 @@ def test_the_template_ends_with_the_process_that_started_it(tmp_path: Path) -> N
     wait_until(lambda: not any(path in text for text in command_lines()))
 
 
-def command_lines() -> list[str]:
-    lines = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(file.read_text(errors="replace"))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return lines
-
-
 def test_a_signal_while_it_starts_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(BaseException):
         pass
@@ -181,10 +172,16 @@ def test_a_signal_while_it_starts_leaves_no_process_behind(tmp_path: Path, monke
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with pytest.raises(Stopped), worker_template(tmp_path):
-            pytest.fail("the signal was lost")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with handled(signal.SIGTERM, stop), pytest.raises(Stopped), worker_template(tmp_path):
+        pytest.fail("the signal was lost")
     assert [process.returncode for process in Popen.started] == [-signal.SIGKILL]
+
+
+def command_lines() -> list[str]:
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(file.read_text(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return lines
