@@ -8,6 +8,7 @@ from ray.serve.config import AutoscalingConfig
 
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig
 from deployments.endpoint.ingress import Ingress
+from deployments.shared.shared_state import SharedState
 from deployments.stages.encode_stage import Encode
 from deployments.stages.free_memory import MALLOC_VARIABLES
 from deployments.stages.generate_stage import Generate
@@ -56,13 +57,25 @@ def build_app(config: AppConfig) -> Application:
     else:
         encode = _engine_stage(Encode, config, config.encode, request_router_config=rendezvous_routing())
         generate = _engine_stage(Generate, config, config.generate, **_bundles(config.generate))
+    shards = [_shard(config, number).bind(config, number, preprocess, encode) for number in range(config.shared.shards)]
     return serve.deployment(
         serve.ingress()(Ingress),
         name="Ingress",
+        num_replicas=config.ingress.num_replicas,
         ray_actor_options={"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
         max_ongoing_requests=config.max_ingress_calls,
         **_HEALTH,
-    ).bind(config, preprocess, encode, generate)
+    ).bind(config, preprocess, encode, generate, *shards)
+
+
+def _shard(config: AppConfig, number: int) -> serve.Deployment:
+    """Each shard is a deployment of its own, since an ingress has to know which one it asks."""
+    return serve.deployment(
+        SharedState,
+        name=f"Shared-{number}",
+        ray_actor_options={"num_cpus": config.shared.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
+        **_HEALTH,
+    )
 
 
 def _engine_stage(

@@ -58,6 +58,12 @@ class AdmissionConfig(Settings):
 class UploadConfig(Settings):
     """Files that clients send once and name in later requests (`/v1/files`)."""
 
+    folder: str | None = Field(
+        None,
+        description="where they are kept; in a file system of all nodes they outlive any node; null: on the disk of one"
+        " node, until the server ends",
+    )
+
     max_files: int = Field(16384, ge=0, description="files kept")
     max_files_per_key: int = Field(1024, ge=0, description="of these, for one API key")
     max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
@@ -65,19 +71,28 @@ class UploadConfig(Settings):
 
 
 class IngressConfig(Settings):
-    """The HTTP endpoint. It also owns both caches."""
+    """The HTTP endpoint."""
 
+    num_replicas: int = Field(1, ge=1, description="replicas, which share all but open connections; on a cluster some")
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
     allowed_hosts: tuple[str, ...] = Field(
         (), description="names in public DNS to which a server without API keys answers, e.g. vision.example.com"
     )
-    processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept")
-    embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept")
-    max_named_items: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept")
     health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at the stages")
     first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
     health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
+
+
+class SharedConfig(Settings):
+    """What all replicas of the ingress share: the pictures and videos of all requests, in two caches, the names that
+    clients gave to them, uploaded files, and the budgets of admission."""
+
+    shards: int = Field(1, ge=1, description="processes among which it is divided; on a cluster about one per node")
+    num_cpus: float = Field(0.25, ge=0, description="CPUs reserved per shard")
+    processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept, by all shards")
+    embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept, by all shards")
+    max_names: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept, by all shards")
 
 
 class PreprocessConfig(Settings):
@@ -208,6 +223,7 @@ class AppConfig(Settings):
     admission: AdmissionConfig = AdmissionConfig()
     uploads: UploadConfig = UploadConfig()
     ingress: IngressConfig = IngressConfig()
+    shared: SharedConfig = SharedConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()
@@ -260,7 +276,8 @@ class AppConfig(Settings):
         """Returns the CPUs that all replicas reserve together when every stage is scaled up."""
         encode = 0.0 if self.encoder == "inline" else self.encode.num_replicas * self.encode.num_cpus
         return (
-            self.ingress.num_cpus
+            self.ingress.num_replicas * self.ingress.num_cpus
+            + self.shared.shards * self.shared.num_cpus
             + self.preprocess.max_replicas * self.preprocess.num_cpus
             + encode
             + self.generate.num_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus

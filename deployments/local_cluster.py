@@ -17,10 +17,10 @@ from typing import TextIO
 
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
-from deployments.pipeline.uploads import FOLDER_VARIABLE
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_session import ray_session
 from deployments.server_log import FILE_VARIABLE, shown
+from deployments.shared.uploads import FOLDER_VARIABLE
 from deployments.worker_template import worker_template
 
 # Ray's processes read these when they start. A reference that leaves Ray's sight would be pinned for ever, so Ray

@@ -51,7 +51,7 @@ def _histogram(name: str, description: str, buckets: list[float], *tags: str) ->
 
 
 class IngressMetrics:
-    """The metrics of the ingress: whole requests, the stage waterfall and both caches."""
+    """The metrics of the ingress: whole requests and the stage waterfall."""
 
     def __init__(self) -> None:
         self.prompt_tokens = _counter("prompt_tokens", "Prompt tokens of requests that reached their first token")
@@ -62,7 +62,7 @@ class IngressMetrics:
         self.admission_rejections = _counter(
             "admission_rejections", "Requests refused for want of room, by what there was none of", "reason"
         )
-        self.items_recomputed = _counter("items_recomputed", "Work done again elsewhere", "stage", "reason")
+        self.items_recomputed = _items_recomputed()
         self.time_to_first_token = _histogram(
             "time_to_first_token_seconds", "From arrival to the first token", _LATENCY_BUCKETS
         )
@@ -89,17 +89,28 @@ class IngressMetrics:
         self.stage_seconds = _histogram("request_stage_seconds", "The stage waterfall", _STAGE_BUCKETS, "stage")
         self.mm_items = _counter("mm_items", "Media items of accepted requests", "modality")
         self.mm_media_download_bytes = _counter("mm_media_download_bytes", "Bytes of media fetched from URLs")
-        self.object_store_transfer_bytes = _counter(
-            "object_store_transfer_bytes", "Bytes handed from stage to stage by reference", "edge"
-        )
-        self.mm_cache = CacheMetrics("mm_cache")
-        self.encoder_cache = CacheMetrics("encoder_cache")
 
     def count_error(self, stage: str, code: str) -> None:
         self.request_errors.inc(tags={"stage": stage, "code": code})
 
     def count_rejection(self, reason: str) -> None:
         self.admission_rejections.inc(tags={"reason": reason})
+
+
+class ItemMetrics:
+    """The metrics of the items that all replicas of the ingress share: both caches, and what they are filled with."""
+
+    def __init__(self) -> None:
+        self.items_recomputed = _items_recomputed()
+        self.object_store_transfer_bytes = _counter(
+            "object_store_transfer_bytes", "Bytes handed from stage to stage by reference", "edge"
+        )
+        self.mm_cache = CacheMetrics("mm_cache")
+        self.encoder_cache = CacheMetrics("encoder_cache")
+
+
+def _items_recomputed() -> Counter:
+    return _counter("items_recomputed", "Work done again elsewhere", "stage", "reason")
 
 
 class CacheMetrics:

@@ -49,8 +49,10 @@ class ItemCache(Generic[V, EarlyT]):
         self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
         self._flights: dict[str, _Flight[V, EarlyT]] = {}
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
+    def peek(self, key: str) -> V | None:
+        """Returns the value, if it is there. That is no use of it: neither its age nor the counts change."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
 
     async def get_or_create(
         self,

@@ -12,6 +12,7 @@ from deployments.endpoint.admission import Admission
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.errors import add_error_handlers
 from deployments.endpoint.gate import Gate
+from tests.local_ledger import LocalLedger
 
 
 class GatedClient(TestClient):
@@ -28,7 +29,7 @@ def gated(api: FastAPI, environment: Mapping[str, str] | None = None, **settings
     api.add_middleware(
         Gate,
         keys=ApiKeys(None, environment or {}),
-        admission=Admission(config, lambda reason: None),
+        admission=Admission(config, LocalLedger().leases(), lambda reason: None),
         config=config,
         origins=["https://known.example"],
         hosts=["raylens.example"],

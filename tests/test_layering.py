@@ -1,6 +1,6 @@
 """One direction of imports. cpu_kernels lies at the bottom, and modeling on it. preprocess, encoder and llm are plain
 libraries on modeling, and deployments is the only package above them. In deployments each room imports from those below
-it: stages < pipeline < api < endpoint < app."""
+it: stages < shared < pipeline < api < endpoint < app."""
 
 import ast
 import sys
@@ -21,7 +21,7 @@ PACKAGES = (
     "checkpoints",
     "dashboards",
 )
-ROOMS = ("stages", "pipeline", "api", "endpoint", "app")
+ROOMS = ("stages", "shared", "pipeline", "api", "endpoint", "app")
 """The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
 GROUND = ("config", "metrics", "server_log")
 """Files of deployments that every room may import, and that import none."""
@@ -106,7 +106,7 @@ def test_no_room_imports_from_one_above_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("deployments.stages.pieces", "from deployments.pipeline.stage_calls import StageCalls"),
+        ("deployments.stages.pieces", "from deployments.shared.stage_calls import StageCalls"),
         ("deployments.pipeline.pipeline", "from deployments.api.wire import Usage"),
         ("deployments.api.chat", "from deployments.endpoint.gate import Gate"),
         ("deployments.endpoint.ingress", "from deployments.app import build_app"),

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from deployments.pipeline.uploads import Upload
+from deployments.shared.uploads import Upload
 
 
 class File(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.stage_calls import StageFailedError
+from deployments.shared.stage_calls import StageFailedError
 from deployments.stages.stage_messages import GeneratedText
 
 

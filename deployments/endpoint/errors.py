@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.api.wire import ErrorBody, ErrorResponse
 from deployments.endpoint.admission import OverloadedError
-from deployments.pipeline.stage_calls import PlugInFailedError, StageError, StageUnavailableError
+from deployments.shared.stage_calls import PlugInFailedError, StageError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(

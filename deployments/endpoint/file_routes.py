@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from deployments.api.files import DeletedFile, File, FileList
 from deployments.endpoint.call import HttpCall
 from deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
-from deployments.pipeline.uploads import Uploads
+from deployments.pipeline.shared_uploads import SharedUploads
 
 
 class _Bytes(Response):
@@ -16,7 +16,7 @@ class _Bytes(Response):
 
 
 class FileRoutes:
-    def __init__(self, uploads: Uploads) -> None:
+    def __init__(self, uploads: SharedUploads) -> None:
         self._uploads = uploads
 
     def add_to(self, api: FastAPI) -> None:

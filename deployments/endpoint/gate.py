@@ -16,10 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.config import AdmissionConfig
 from deployments.endpoint.access_log import AccessLog, listed
-from deployments.endpoint.admission import Admission, OverloadedError, Ticket, Weight
+from deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from deployments.endpoint.api_keys import ApiKeys, Caller
 from deployments.endpoint.errors import AccessError, response_for
 from deployments.pipeline.long_texts import LongTexts
+from deployments.shared.weight import Weight
 from preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -161,7 +162,7 @@ class Gate:
                     chunk, is_last = message.get("body", b""), not message.get("more_body", False)
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
-                    ticket.take(Weight(bytes=len(chunk)))
+                    await ticket.take(Weight(bytes=len(chunk)))
                     if is_json:
                         chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
                         num_parts += _count_parts(chunk)

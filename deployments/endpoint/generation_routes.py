@@ -27,7 +27,7 @@ from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.stage_calls import StageUnavailableError
+from deployments.shared.stage_calls import StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt, ToolCallFormat

@@ -3,6 +3,7 @@ once."""
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -14,16 +15,19 @@ _STARTING_PERIOD_SECONDS = 0.1
 
 class StageMonitor:
     """Asks each stage for its heartbeat every `period_s`, and more often before its first one. A stage is ready while
-    its last heartbeat is recent and its engine was moving then. Create the monitor on a running event loop."""
+    its last heartbeat is recent and its engine was moving then. One that has several deployments is while one of these
+    is. Create the monitor on a running event loop."""
 
-    def __init__(self, stages: dict[str, DeploymentHandle[Any]], *, period_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, stages: Mapping[str, Sequence[DeploymentHandle[Any]]], *, period_s: float, timeout_s: float
+    ) -> None:
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
         self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._watch(name, handle)) for name, handle in stages.items()]
+        self._tasks = [loop.create_task(self._watch(name, handle)) for name, own in stages.items() for handle in own]
 
     def close(self) -> None:
         for task in self._tasks:

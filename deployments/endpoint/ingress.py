@@ -1,6 +1,5 @@
 """The HTTP endpoint: which routes there are, and what they share."""
 
-import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +28,9 @@ from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.token_routes import TokenRoutes
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.pipeline import Pipeline
-from deployments.pipeline.uploads import Uploads
+from deployments.pipeline.shards import Shards
+from deployments.pipeline.shared_items import SharedItems
+from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.server_log import join_server_log
 from deployments.stages.garbage_collection import skip_startup_objects
 
@@ -43,9 +44,11 @@ class Ingress:
         preprocess: DeploymentHandle[Any],
         encode: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
+        *shards: DeploymentHandle[Any],
     ) -> None:
+        """`shards`: a handle of each deployment of SharedState."""
         join_server_log("ingress")
-        for handle in (preprocess, encode, generate):
+        for handle in (preprocess, encode, generate, *shards):
             if not handle.is_initialized:  # an inline encoder's is that of Generate
                 # Calls are routed on this process's only loop. On a loop of its own, each would wait for two more hops.
                 handle._init(_run_router_in_separate_loop=False)
@@ -53,22 +56,23 @@ class Ingress:
         self._keys = ApiKeys(config.auth.keys_file)
         self._metrics = IngressMetrics()
         self._monitor = StageMonitor(
-            {"preprocess": preprocess, "generate": generate}
-            | ({} if config.encoder == "inline" else {"encode": encode}),
+            {"shared": shards, "preprocess": [preprocess], "generate": [generate]}
+            | ({} if config.encoder == "inline" else {"encode": [encode]}),
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
         )
         self._model = ModelStatus(config.model_name, self._monitor)
-        self._uploads = Uploads(config.uploads, config.media.limits)
+        self._shards = Shards(shards)
+        uploads = SharedUploads(self._shards)
         # Whoever encodes is seen when it does.
         homes = {"encode": "generate"} if config.encoder == "inline" else {}
         self._pipeline = Pipeline(
-            config,
+            config.media,
             preprocess,
-            encode,
             generate,
+            SharedItems(self._shards, self._metrics.items_recomputed),
             self._metrics,
-            self._uploads,
+            uploads,
             on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
         )
         adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
@@ -77,7 +81,7 @@ class Ingress:
         self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
             GenerationRoutes(self._model, self._pipeline, self._metrics, weighed, timeout_s),
             TokenRoutes(self._model, self._pipeline, weighed),
-            FileRoutes(self._uploads),
+            FileRoutes(uploads),
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -104,7 +108,7 @@ class Ingress:
         route("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=errors)
         Page().add_to(api)
         add_error_handlers(api)
-        admission = Admission(self._config.admission, self._metrics.count_rejection)
+        admission = Admission(self._config.admission, self._shards.leases, self._metrics.count_rejection)
         origins = self._config.ingress.cors_origins
         api.add_middleware(
             Gate,
@@ -121,14 +125,13 @@ class Ingress:
 
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
-        reporter = asyncio.create_task(self._report_caches_forever())
+        self._shards.open()
         await self._pipeline.open()
         skip_startup_objects()
         yield
-        reporter.cancel()
         self._monitor.close()
         await self._pipeline.close()
-        self._uploads.close()
+        await self._shards.close()
 
     async def models(self) -> ModelList:
         """Lists the one model that is served."""
@@ -153,9 +156,3 @@ class Ingress:
     async def metrics(self) -> Response:
         """Returns all stages' metrics in Prometheus' text format."""
         return Response(await export_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _report_caches_forever(self) -> None:
-        while True:
-            self._metrics.mm_cache.report(self._pipeline.items.processed.stats)
-            self._metrics.encoder_cache.report(self._pipeline.items.embeddings.stats)
-            await asyncio.sleep(1.0)

@@ -4,7 +4,7 @@ import time
 
 from deployments.api.models import ModelCard
 from deployments.endpoint.health import StageMonitor
-from deployments.pipeline.stage_calls import StageUnavailableError
+from deployments.shared.stage_calls import StageUnavailableError
 from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFormat
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deployments.api.generation import MediaFields
-from deployments.endpoint.admission import Weight
 from deployments.endpoint.call import Call
 from deployments.pipeline.last_picture import with_last_picture
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import CHARS_PER_TOKEN, PipelineRequest, estimated_tokens
+from deployments.shared.weight import Weight
 from llm.sampling_params import SamplingParams
 from preprocess.media import MediaLimits
 from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels

@@ -11,12 +11,12 @@ from deployments.api.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from deployments.endpoint.admission import Weight
 from deployments.endpoint.call import HttpCall
 from deployments.endpoint.errors import ERROR_RESPONSES
 from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.request_weight import WeighedRequests, weigh_text
 from deployments.pipeline.pipeline import Pipeline
+from deployments.shared.weight import Weight
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ChatPrompt
 

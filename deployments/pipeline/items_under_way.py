@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TypeVar
 
 from ray import ObjectRef
 
-from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
-from deployments.pipeline.media_items import MediaItems, all_or_none
+from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.stage_calls import with_pending
+from deployments.shared.item_states import PendingItem, StoredItem
+from deployments.shared.stage_calls import with_pending
 from deployments.stages.hand_over import ItemEmbeddings
 from preprocess.schema import ItemInfo
 
@@ -30,7 +31,8 @@ class _Item:
         self.is_pending = True
 
     def note(self, pending: PendingItem) -> None:
-        self.info = pending.info
+        if not isinstance(self.info, ItemInfo):  # once it is there it stays the same, whoever announces it again
+            self.info = pending.info
         self.is_known.set()
         if pending.ref is not None:  # else it was started before, and is processed again
             self.ref = pending.ref
@@ -44,7 +46,8 @@ class _Item:
 
 
 class ItemsUnderWay:
-    """A context manager. Entering it starts to make all items; leaving it cancels those that are still being made."""
+    """A context manager. Entering it starts to make all items. Leaving it cancels those that are still being made, and
+    gives back those that are made."""
 
     _all: asyncio.Task[list[None]]
 
@@ -54,6 +57,7 @@ class ItemsUnderWay:
         self._loaded = items
         self._items: list[_Item] = []
         self._handed_over: list[ItemEmbeddings] = []
+        self._leases = ExitStack()
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -66,6 +70,7 @@ class ItemsUnderWay:
         await asyncio.wait([self._all])
         if not self._all.cancelled():
             self._all.exception()  # somebody has seen it, or needs it no more
+        self._leases.close()
 
     async def with_infos(self, call: Callable[[Infos], Awaitable[ResultT]]) -> ResultT:
         """Returns `call(infos)` with the metadata of all items, or references to it where Preprocess still works on
@@ -89,7 +94,9 @@ class ItemsUnderWay:
         """
         await self._finished()
         if [item.ref for item in self._items] == [item.ref for item in self._handed_over]:
-            self._media.forget(self._loaded)
+            for loaded, item in zip(self._loaded, self._items, strict=True):
+                if item.ref is not None:
+                    self._media.forget(loaded, item.ref)
             self._start()
             await self._finished()
 
@@ -123,7 +130,7 @@ class ItemsUnderWay:
     def _start(self) -> None:
         self._items = [_Item() for _ in self._loaded]
         work = [
-            item.run(self._media.embeddings_of(self._request, loaded, item.note))
+            item.run(self._media.embeddings_of(self._request, loaded, item.note, self._leases))
             for item, loaded in zip(self._items, self._loaded, strict=True)
         ]
         self._all = asyncio.create_task(all_or_none(work))

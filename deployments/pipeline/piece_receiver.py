@@ -1,26 +1,19 @@
 """The ingress' end of the connections over which replicas of Generate send the pieces of answers."""
 
 import asyncio
-import hmac
 import itertools
-import logging
-import secrets
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
 from ray.serve.handle import DeploymentResponse
-from ray.util import get_node_ip_address
 
-from deployments.pipeline.stage_calls import cancel_call
+from deployments.shared.stage_calls import cancel_call
 from deployments.stages.piece_connection import PieceAddress, PiecesLostError
 from deployments.stages.piece_messages import read_message
+from deployments.stages.private_port import PrivatePort, Reader, Writer
 from deployments.stages.stage_messages import GeneratedText
 
-logger = logging.getLogger(f"ray.serve.{__name__}")
-
-_TOKEN_BYTES = 32
-_TOKEN_SECONDS = 5.0
 _LATE_SECONDS = 10.0
 """How long pieces may take that were sent before their call ended."""
 _MAX_WAITING = 64
@@ -33,52 +26,27 @@ class PieceReceiver:
     """Listens for the pieces of calls to Generate, and hands each call its own. Use it on one event loop."""
 
     def __init__(self) -> None:
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._numbers = itertools.count()
         self._calls: dict[int, AnswerStream] = {}
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self._port = PrivatePort(self._receive)
 
     async def open(self) -> None:
-        """Listens on the address by which other nodes of the cluster know this one."""
-        self._server = await asyncio.start_server(self._receive, get_node_ip_address(), 0)
+        await self._port.open()
 
     async def close(self) -> None:
         """Ends all connections."""
-        if self._server is not None:
-            self._server.close()
-        for writer in self._connections.values():
-            writer.close()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        await self._port.close()
 
     def call(self, start: StartCall) -> "AnswerStream":
         """Returns what `start`, which calls Generate with the given address, brings. The call begins when the stream is
         read."""
-        assert self._server is not None, "opened before the first call"
-        host, port, *_ = self._server.sockets[0].getsockname()
-        address = PieceAddress(host, port, self._token, next(self._numbers))
-        return AnswerStream(address, start, self._calls)
+        return AnswerStream(PieceAddress(self._port.address, next(self._numbers)), start, self._calls)
 
-    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a server makes a task of each connection"
-        self._connections[task] = writer
-        try:
-            async with asyncio.timeout(_TOKEN_SECONDS):
-                token = await reader.readexactly(_TOKEN_BYTES)
-            if not hmac.compare_digest(token, self._token):
-                logger.warning("refused a connection from %s: wrong token", writer.get_extra_info("peername"))
-                return
-            while True:
-                for number, pieces, is_last in await read_message(reader):
-                    if number in self._calls:  # else its client is gone
-                        self._calls[number].put(pieces, is_last=is_last)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError):
-            pass  # the replica has ended; its calls tell why
-        finally:
-            del self._connections[task]
-            writer.close()
+    async def _receive(self, reader: Reader, _: Writer) -> None:
+        while True:
+            for number, pieces, is_last in await read_message(reader):
+                if number in self._calls:  # else its client is gone
+                    self._calls[number].put(pieces, is_last=is_last)
 
 
 class AnswerStream:

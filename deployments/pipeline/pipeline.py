@@ -7,16 +7,16 @@ from typing import Any, TypeAlias
 from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from deployments.config import AppConfig
+from deployments.config import MediaConfig
 from deployments.metrics import IngressMetrics
-from deployments.pipeline.in_the_making import Announce, InTheMaking
-from deployments.pipeline.item_states import LoadedItem
 from deployments.pipeline.items_under_way import Infos, ItemsUnderWay
-from deployments.pipeline.media_items import MediaItems, all_or_none
+from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
-from deployments.pipeline.uploads import Uploads
+from deployments.pipeline.shared_items import ItemSource
+from deployments.pipeline.shared_uploads import SharedUploads
+from deployments.shared.in_the_making import Announce, InTheMaking
+from deployments.shared.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
 from deployments.stages.hand_over import ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress
 from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
@@ -35,21 +35,21 @@ class Pipeline:
 
     def __init__(
         self,
-        config: AppConfig,
+        config: MediaConfig,
         preprocess: DeploymentHandle[Any],
-        encode: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
+        items: ItemSource,
         metrics: IngressMetrics,
-        uploads: Uploads,
+        uploads: SharedUploads,
         on_reply: Callable[[str], None],
     ) -> None:
         self._preprocess = preprocess
         self._generate = generate
         # By gRPC, which is faster, and carries no references.
         self._generate_text = generate.options(_by_reference=False)
-        self._calls = StageCalls(metrics, on_reply)
+        self._calls = StageCalls(metrics.items_recomputed, on_reply)
         self._receiver = PieceReceiver()
-        self.items = MediaItems(config, preprocess, encode, self._calls, metrics, uploads)
+        self._items = MediaItems(config, items, metrics, uploads, on_reply)
 
     async def open(self) -> None:
         """Prepares for requests. Call this before the first."""
@@ -63,8 +63,8 @@ class Pipeline:
 
         Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
         """
-        items = await self.items.load(request, processor)
-        async with ItemsUnderWay(self.items, request, items) as under_way, AsyncExitStack() as opened:
+        items = await self._items.load(request, processor)
+        async with ItemsUnderWay(self._items, request, items) as under_way, AsyncExitStack() as opened:
             if request.is_short_text:
                 unrendered = UnrenderedPrompt(request.prompt, request.truncation)
                 ready, answers = await self._begin(request, under_way, lambda: unrendered, opened)
@@ -79,8 +79,8 @@ class Pipeline:
 
     async def render(self, request: PipelineRequest, processor: ProcessorIdentity) -> tuple[ProcessedPrompt, list[str]]:
         """Returns what the engine would get of the request, and each item's modality, without encoding anything."""
-        items = await self.items.load(request, processor)
-        infos = [stored.info for stored in await all_or_none([self.items.processed_of(request, one) for one in items])]
+        items = await self._items.load(request, processor)
+        infos = await all_or_none([self._items.processed_of(request, one) for one in items])
         prompt = await self._render(request, items, lambda render: render(infos))
         return prompt, prompt.placed([info.modality for info in infos])
 
@@ -95,7 +95,7 @@ class Pipeline:
 
     async def close(self) -> None:
         await self._receiver.close()
-        await self.items.close()
+        await self._items.close()
 
     def _rendering(self, request: PipelineRequest, items: Sequence[LoadedItem], under_way: ItemsUnderWay) -> Rendering:
         return Rendering(

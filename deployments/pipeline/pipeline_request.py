@@ -1,6 +1,6 @@
 """One prompt of a client's request: what is asked of the pipeline, and what happened on its way."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,10 @@ class RequestTrace:
         self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
 
 
+async def _ignore(num_bytes: int, num_pixels: int) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineRequest:
     """What is asked.
@@ -47,7 +51,7 @@ class PipelineRequest:
     priority: int = 0
     truncation: PromptTruncation | None = None
     returns_prompt_ids: bool = False
-    on_fetched: Callable[[int, int], None] = lambda num_bytes, num_pixels: None
+    on_fetched: Callable[[int, int], Awaitable[None]] = _ignore
     trace: RequestTrace = field(default_factory=RequestTrace)
 
     @property

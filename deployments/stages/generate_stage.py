@@ -100,7 +100,7 @@ class Generate:
         computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
         come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first.
         """
-        connection = await self._connections.to(address)
+        connection = await self._connections.to(address.ingress)
         first_seconds: dict[str, float] = {}
         if isinstance(prompt, UnrenderedPrompt):
             prompt = await self._rendered(prompt)

@@ -6,9 +6,10 @@ take as much of the processor as the model's own work on it. `deployments.pipeli
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deployments.stages.piece_messages import SentPieces, pack_message
+from deployments.stages.private_port import PortAddress, connect
 from deployments.stages.stage_messages import GeneratedText
 
 _CONNECT_SECONDS = 10.0
@@ -16,12 +17,9 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PieceAddress:
-    """Where the pieces of one call go. `number` names the call among all calls of its ingress. The `token` opens the
-    connection: who does not know it is refused."""
+    """Where the pieces of one call go. `number` names the call among all calls of its ingress."""
 
-    host: str
-    port: int
-    token: bytes = field(repr=False)
+    ingress: PortAddress
     number: int
 
 
@@ -33,14 +31,14 @@ class PieceConnections:
     """A replica's connections, one to each ingress that has called. Use it on one event loop."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, PieceConnection] = {}
+        self._open: dict[PortAddress, PieceConnection] = {}
 
-    async def to(self, address: PieceAddress) -> "PieceConnection":
-        """Returns the connection to the address' ingress. Raises PiecesLostError if it cannot be reached."""
-        connection = self._open.get(address.token)
+    async def to(self, ingress: PortAddress) -> "PieceConnection":
+        """Returns the connection to an ingress. Raises PiecesLostError if it cannot be reached."""
+        connection = self._open.get(ingress)
         if connection is None or connection.is_lost:
-            self._open = {token: one for token, one in self._open.items() if not one.is_lost}
-            connection = self._open[address.token] = PieceConnection(address)
+            self._open = {address: one for address, one in self._open.items() if not one.is_lost}
+            connection = self._open[ingress] = PieceConnection(ingress)
         await connection.connected()
         return connection
 
@@ -52,7 +50,7 @@ class PieceConnections:
 class PieceConnection:
     """A connection to one ingress. What is sent while it is busy goes together in the next message."""
 
-    def __init__(self, address: PieceAddress) -> None:
+    def __init__(self, address: PortAddress) -> None:
         self._waiting: list[SentPieces] = []
         self._has_waiting = asyncio.Event()
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,11 +76,10 @@ class PieceConnection:
     def close(self) -> None:
         self._task.cancel()
 
-    async def _run(self, address: PieceAddress) -> None:
+    async def _run(self, address: PortAddress) -> None:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
+            reader, writer = await connect(address)
         try:
-            writer.write(address.token)
             self._connected.set_result(None)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._notice_end(reader))

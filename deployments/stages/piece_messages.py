@@ -1,7 +1,7 @@
 """The messages that carry pieces of answers: data and no code, unlike Ray's own.
 
-A message is its length, four bytes, big-endian, and then msgpack: for each call in it the call's number, its pieces,
-and whether they are the last ones. A piece is the list of its fields, and so is a scored token.
+A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
+A piece is the list of its fields, and so is a scored token.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from deployments.stages.private_port import frame, read_frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 
 SentPieces: TypeAlias = tuple[int, list[GeneratedText], bool]
 """A call's number, pieces of its answers, and whether they are the last ones."""
 
-_LENGTH_BYTES = 4
 _piece_fields = attrgetter(*(one.name for one in fields(GeneratedText)))
 _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
 _NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
@@ -26,13 +26,12 @@ _NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens o
 def pack_message(sent: Sequence[SentPieces]) -> bytes:
     """Returns one message."""
     body: bytes = msgpack.packb([(number, list(map(_packed, pieces)), is_last) for number, pieces, is_last in sent])
-    return len(body).to_bytes(_LENGTH_BYTES) + body
+    return frame(body)
 
 
 async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
     """Returns the next message. Raises IncompleteReadError where the connection ends."""
-    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
-    sent = msgpack.unpackb(await reader.readexactly(length), use_list=True, strict_map_key=False)
+    sent = msgpack.unpackb(await read_frame(reader), use_list=True, strict_map_key=False)
     return [(number, list(map(_unpacked, pieces)), is_last) for number, pieces, is_last in sent]
 
 

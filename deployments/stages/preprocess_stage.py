@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from ray import ObjectRef
+
 from deployments.config import AppConfig
 from deployments.metrics import PreprocessMetrics
 from deployments.server_log import join_server_log
@@ -67,18 +69,19 @@ class Preprocess:
         # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
         # collected.
         with self._pending.call(job.num_pixels):
-            info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job))
+            content = (await job.content).tobytes() if isinstance(job.content, ObjectRef) else job.content
+            info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job, content))
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
 
-    def _process(self, job: ItemJob) -> "tuple[ItemInfo, ItemTensors]":
+    def _process(self, job: ItemJob, content: bytes) -> "tuple[ItemInfo, ItemTensors]":
         items = self._processor.items
         number, options = job.num_in_prompt, job.options
         if job.is_precomputed:
-            return items.accept(job.modality, job.content, num_in_prompt=number, options=options)
+            return items.accept(job.modality, content, num_in_prompt=number, options=options)
         try:
-            return items.process(job.modality, job.content, num_in_prompt=number, options=options)
+            return items.process(job.modality, content, num_in_prompt=number, options=options)
         finally:
             if job.num_pixels >= _LARGE_PIXELS:
                 give_back_free_memory()

@@ -5,8 +5,9 @@ the tensors are whole. The caller passes a reference to the first on, unread, as
 second. The caller owns both, so they outlive the replica that made them."""
 
 from dataclasses import dataclass, field
-from pickle import PickleBuffer
-from typing import Any, SupportsIndex
+from typing import Any
+
+from ray import ObjectRef
 
 from preprocess.schema import ProcessorIdentity, Prompt, PromptTruncation, ToolCallFormat
 
@@ -34,25 +35,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ItemJob:
-    """One item for the processor. `num_pixels`: its work, see `preprocess.pixel_count`; `num_in_prompt`: items of its
-    modality in the prompt; `options`: the client's settings; `is_precomputed`: `content` is tensors without a pixel to
-    decode, see `preprocess.precomputed`."""
+    """One item for the processor. `content`: its bytes, or a reference to an array of them; `num_pixels`: its work, see
+    `preprocess.pixel_count`; `num_in_prompt`: items of its modality in the prompt; `options`: the client's settings;
+    `is_precomputed`: `content` is tensors without a pixel to decode, see `preprocess.precomputed`."""
 
     modality: str
-    content: bytes
+    content: bytes | ObjectRef
     num_pixels: int
     num_in_prompt: int
     options: dict[str, Any]
     is_precomputed: bool = False
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """With the content beside the pickled rest: Ray copies it into its object store while other threads go on."""
-        rest = (self.num_pixels, self.num_in_prompt, self.options, self.is_precomputed)
-        return _item_job, (self.modality, PickleBuffer(self.content), *rest)
-
-
-def _item_job(modality: str, content: memoryview, *rest: Any) -> ItemJob:
-    return ItemJob(modality, bytes(content), *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.config import AdmissionConfig, Budget
-from deployments.endpoint.admission import Admission, OverloadedError, Ticket, Weight
+from deployments.endpoint import admission
+from deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from deployments.endpoint.api_keys import Caller
+from deployments.shared.weight import Weight
 from preprocess.schema import InvalidRequestError
+from tests.local_ledger import LocalLedger
 
 ONE = Weight(requests=1)
 
@@ -27,13 +30,21 @@ def caller(name: str | None, max_requests: int | None = None) -> Caller:
 class Desk:
     """An admission with what it refused, and requests that come and go by name."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, ledger: LocalLedger | None = None, **settings: object) -> None:
         self.refused: list[str] = []
+        self.leases = (ledger or LocalLedger()).leases()
         config = AdmissionConfig.model_validate({"total": budget(), "per_key": budget(2), **settings})
-        self.admission = Admission(config, self.refused.append)
+        self.admission = Admission(config, self.leases, self.refused.append)
         self.order: list[str] = []
         self._stacks: dict[str, ExitStack] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def know(self, *callers: Caller) -> None:
+        """Lets the callers come and go, so that there are leases of their budgets."""
+        for who in callers:
+            await self.come("known", who)
+            await self.go("known")
+        self.order.clear()
 
     def open(self, name: str, who: Caller) -> Ticket:
         self._stacks[name] = ExitStack()
@@ -62,7 +73,7 @@ class Desk:
 
 
 async def settle() -> None:
-    for _ in range(5):
+    for _ in range(30):
         await asyncio.sleep(0)
 
 
@@ -98,6 +109,7 @@ async def test_who_leaves_in_the_moment_in_which_room_comes_keeps_nobody_from_it
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by() -> None:
     desk = Desk()
+    await desk.know(*map(caller, "ab"))
     for index in range(4):
         desk.come(f"a{index}", caller("a"))
     desk.come("b0", caller("b"))
@@ -109,6 +121,7 @@ async def test_a_key_that_has_spent_its_budget_lets_others_by() -> None:
 
 async def test_a_key_with_less_in_work_goes_first() -> None:
     desk = Desk(total=budget(2), per_key=budget(2))
+    await desk.know(*map(caller, "abc"))
     desk.come("a0", caller("a"))
     desk.come("b0", caller("b"))
     desk.come("a1", caller("a"))
@@ -139,24 +152,24 @@ async def test_more_than_the_budget_is_refused_at_once_by_name_and_size() -> Non
         await ticket.enter(Weight(requests=1, pixels=101), 0)
     assert one.value.status == 413
     with pytest.raises(InvalidRequestError, match="101 bytes"):
-        ticket.take(Weight(bytes=101))
+        await ticket.take(Weight(bytes=101))
     assert desk.refused == []
 
 
 async def test_bytes_are_not_waited_for() -> None:
     desk = Desk(per_key=budget(4, num_bytes=60))
     first, second = desk.open("first", caller("a")), desk.open("second", caller("a"))
-    first.take(Weight(bytes=50))
+    await first.take(Weight(bytes=50))
     with pytest.raises(OverloadedError, match="no room for more bytes of this API key now") as caught:
-        second.take(Weight(bytes=20))
+        await second.take(Weight(bytes=20))
     assert caught.value.reason == "bytes"
     assert caught.value.retry_after_s >= 1
-    desk.open("other", caller("b")).take(Weight(bytes=50))
+    await desk.open("other", caller("b")).take(Weight(bytes=50))
     with pytest.raises(OverloadedError, match="of all requests"):
-        desk.open("third", caller("c")).take(Weight(bytes=50))
+        await desk.open("third", caller("c")).take(Weight(bytes=50))
     assert desk.refused == ["bytes", "bytes"]
     desk._stacks["first"].close()
-    second.take(Weight(bytes=20))
+    await second.take(Weight(bytes=20))
 
 
 async def test_the_queue_has_an_end_in_all_and_for_each_key() -> None:
@@ -243,12 +256,13 @@ async def _come_and_go(requests: list[Request], chance: random.Random) -> None:
         if chance.random() < 0.2:
             await asyncio.sleep(0)
             task.cancel()
-    done, pending = await asyncio.wait(tasks, timeout=10)
+    done, pending = await asyncio.wait(tasks, timeout=2)
     assert not pending, "somebody waits for ever"
     for task in done:
         if not task.cancelled():
             task.result()
-    assert (admission.used, admission.num_waiting, admission._by_key) == (Weight(), 0, {})
+    assert (admission.used, admission.num_waiting) == (Weight(), 0)
+    assert all(quota.num_tickets == 0 for quota in admission._by_key.values())
 
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by_where_all_have_little_left() -> None:
@@ -266,16 +280,16 @@ async def test_a_keys_budget_counts_all_its_open_requests() -> None:
     slow = [desk.open(f"slow {n}", caller("a")) for n in range(3)]  # of which nothing has come yet
     desk.open("short", caller("a"))
     desk._stacks["short"].close()
-    slow[0].take(Weight(bytes=6))
+    await slow[0].take(Weight(bytes=6))
     with pytest.raises(OverloadedError, match="bytes of this API key"):
-        slow[1].take(Weight(bytes=6))
+        await slow[1].take(Weight(bytes=6))
 
 
 async def test_what_never_fits_in_parts_is_refused_for_good() -> None:
     ticket = Desk().open("x", caller(None))
-    ticket.take(Weight(bytes=60))
+    await ticket.take(Weight(bytes=60))
     with pytest.raises(InvalidRequestError, match="weighs 120 bytes, the limit of all requests together is 100"):
-        ticket.take(Weight(bytes=60))
+        await ticket.take(Weight(bytes=60))
 
 
 async def test_a_changed_limit_of_a_key_counts_while_it_is_busy() -> None:
@@ -284,3 +298,110 @@ async def test_a_changed_limit_of_a_key_counts_while_it_is_busy() -> None:
     desk.come("second", caller("a", max_requests=2))
     await settle()
     assert desk.order == ["first", "second"]
+
+
+def two_desks(**settings: object) -> tuple[Desk, Desk]:
+    """Of two replicas of the ingress."""
+    ledger = LocalLedger()
+    return Desk(ledger, **settings), Desk(ledger, **settings)
+
+
+async def test_replicas_share_a_budget_whoever_gets_the_requests() -> None:
+    busy, other = two_desks(per_key=budget(4))
+    for index in range(5):
+        busy.come(f"{index}", caller("a"))
+    await settle()
+    assert busy.order == ["0", "1", "2", "3"]
+    other.come("elsewhere", caller("a"))
+    await settle()
+    assert other.order == []
+    await busy.go("0")
+    await settle()
+    assert (busy.order[4:], other.order) == (["4"], []), "who came first is first"
+    await busy.go("1")
+    await settle()
+    assert other.order == ["elsewhere"]
+
+
+async def test_what_one_replica_does_not_use_another_gets_for_a_body() -> None:
+    idle, busy = two_desks()
+    idle.come("short", caller(None))
+    await settle()
+    await idle.go("short")  # but its lease stays
+    ticket = busy.open("long", caller(None))
+    await ticket.take(Weight(bytes=90))
+    with pytest.raises(OverloadedError, match="no room for more bytes of all requests now"):
+        await idle.open("too much", caller(None)).take(Weight(bytes=20))
+
+
+async def test_a_body_gets_what_another_replica_gives_back() -> None:
+    one, other = two_desks()
+    await one.open("first", caller(None)).take(Weight(bytes=60))
+    waiting = asyncio.create_task(other.open("second", caller(None)).take(Weight(bytes=50)))
+    await settle()
+    third = asyncio.create_task(one.open("third", caller(None)).take(Weight(bytes=40)))
+    await settle()
+    assert not waiting.done()
+    assert not third.done()
+    one.close("first")
+    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(third, 1)
+
+
+async def test_a_queue_that_allows_nobody_lets_in_whom_there_is_room_for() -> None:
+    desk = Desk(max_queued_requests=0)
+    await desk.come("at once", caller("a"))
+
+
+@given(requests=st.lists(REQUESTS, min_size=2, max_size=3), seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_budgets_of_all_replicas_hold_and_nobody_waits_for_ever(requests: list[list[Request]], seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "_GROW_SECONDS", 0.02)
+        asyncio.run(_come_and_go_everywhere(requests, random.Random(seed)))
+
+
+async def _come_and_go_everywhere(requests: list[list[Request]], chance: random.Random) -> None:
+    ledger = LocalLedger()
+    desks = [Desk(ledger, total=budget(3), per_key=budget(2, pixels=80)) for _ in requests]
+    inside: list[tuple[str | None, Weight]] = []
+    num_bytes = 0
+
+    async def run(desk: Desk, request: Request) -> None:
+        nonlocal num_bytes
+        with desk.admission.ticket(caller(request.who)) as ticket, ExitStack() as taken:
+            try:
+                for size in [chance.randrange(40) for _ in range(chance.randrange(3))]:
+                    await ticket.take(Weight(bytes=size))
+                    num_bytes += size
+                    taken.callback(give_back, size)
+                    assert num_bytes <= 100
+                await ticket.enter(request.weight, request.priority)
+            except (InvalidRequestError, OverloadedError):
+                return
+            entry = (request.who, request.weight)
+            inside.append(entry)
+            for who, most in ((None, 100), ("a", 80), ("b", 80)):
+                own = [weight for name, weight in inside if who in (None, name)]
+                assert len(own) <= (3 if who is None else 2)
+                assert sum(weight.pixels for weight in own) <= most
+            try:
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                inside.remove(entry)
+
+    def give_back(size: int) -> None:
+        nonlocal num_bytes
+        num_bytes -= size
+
+    tasks = [asyncio.create_task(run(desk, one)) for desk, own in zip(desks, requests, strict=True) for one in own]
+    for task in tasks:
+        if chance.random() < 0.2:
+            await asyncio.sleep(0)
+            task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=2)
+    assert not pending, "somebody waits for ever"
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

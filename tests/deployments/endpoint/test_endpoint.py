@@ -387,7 +387,7 @@ def test_health_tells_every_stage(app_url: str) -> None:
     assert response.status_code == 200
     assert response.json() == {
         "ready": True,
-        "stages": {"preprocess": "ready", "encode": "ready", "generate": "ready"},
+        "stages": {"shared": "ready", "preprocess": "ready", "encode": "ready", "generate": "ready"},
         "details": {"encode": in_use, "generate": in_use},
     }
 

@@ -11,7 +11,7 @@ from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.endpoint.admission import OverloadedError
 from deployments.endpoint.errors import AccessError, add_error_handlers, error_response, response_for
-from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
+from deployments.shared.stage_calls import StageFailedError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 SECRET = "/srv/secret/models at 0x7f3a2c"

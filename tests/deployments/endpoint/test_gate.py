@@ -20,7 +20,7 @@ from deployments.api.tokens import DetokenizeRequest
 from deployments.endpoint.call import HttpCall
 from deployments.endpoint.ingress import Ingress
 from deployments.endpoint.json_route import JsonRoute
-from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
+from deployments.shared.stage_calls import StageFailedError, StageUnavailableError
 from preprocess.data_url import data_url
 from tests.gated import GatedClient, gated
 

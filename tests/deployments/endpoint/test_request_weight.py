@@ -7,15 +7,17 @@ from PIL import Image
 
 from deployments.api.generation import MediaFields
 from deployments.config import AdmissionConfig
-from deployments.endpoint.admission import Admission, Weight
+from deployments.endpoint.admission import Admission
 from deployments.endpoint.api_keys import Caller
 from deployments.endpoint.call import Call
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.pipeline.media_source import MediaSource
+from deployments.shared.weight import Weight
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.media import MediaLimits
 from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
+from tests.local_ledger import LocalLedger
 from tests.pictures import encoded
 
 LIMITS = MediaLimits()
@@ -23,10 +25,14 @@ MAX_MODEL_LEN = 4096
 TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
 
 
+def admission() -> Admission:
+    return Admission(AdmissionConfig(), LocalLedger().leases(), lambda reason: None)
+
+
 def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
     media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
     weighed = WeighedRequests(LIMITS)
-    with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
+    with admission().ticket(Caller(None, "salt")) as ticket:
         request = weighed(Call("id", ticket), "r", MediaFields(), SamplingParams(**params), (prompt, media))
     return weighed.weigh([request], MAX_MODEL_LEN)
 
@@ -71,13 +77,13 @@ def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest
     assert weight(TextPrompt(""), data_url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
 
 
-def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
-    with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
+async def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
+    with admission().ticket(Caller(None, "salt")) as ticket:
         source = MediaSource("https://example.com/a.jpg", "f")
         request = WeighedRequests(LIMITS)(
             Call("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
         )
-        request.on_fetched(1000, 60_000)
+        await request.on_fetched(1000, 60_000)
         assert ticket.held == Weight(bytes=1000, pixels=60_000)
 
 
@@ -86,7 +92,7 @@ def test_a_request_has_all_its_pictures_or_the_last(adds_all_images: bool) -> No
     prompt = InterleavedPrompt([None, "and", None])
     media = [MediaSource(f"https://example.com/{index}.jpg", "f") for index in range(2)]
     weighed = WeighedRequests(LIMITS, adds_all_images=adds_all_images)
-    with Admission(AdmissionConfig(), lambda reason: None).ticket(Caller(None, "salt")) as ticket:
+    with admission().ticket(Caller(None, "salt")) as ticket:
         request = weighed(Call("id", ticket), "r", MediaFields(), SamplingParams(), (prompt, media))
     assert [source.url for source in request.media] == [source.url for source in media[0 if adds_all_images else 1 :]]
     assert request.prompt == (prompt if adds_all_images else InterleavedPrompt(["and", None]))

@@ -11,10 +11,12 @@ import numpy as np
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from deployments.config import AppConfig
+from deployments.config import MediaConfig, SharedConfig
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.shared.item_maker import ItemMaker
+from deployments.shared.stage_calls import StageCalls
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
@@ -28,6 +30,7 @@ from preprocess.schema import (
     ProcessedPrompt,
     ProcessorIdentity,
 )
+from tests.deployments.pipeline.local_items import LocalItems
 from tests.pictures import disc, encoded
 
 Death = Literal["dies before", "dies between", "dies after", "lost later", "cancelled before", "cancelled after"]
@@ -136,7 +139,7 @@ class Generation:
         await arrived([self._prompt])
         connections = PieceConnections()
         try:
-            connection = await connections.to(self._address)
+            connection = await connections.to(self._address.ingress)
             await self._send(partial(connection.send, self._address.number))
             await asyncio.sleep(0.05)  # until it is sent
         finally:
@@ -225,14 +228,16 @@ class StandInStages:
             return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
 
         ignore = SimpleNamespace(inc=lambda *_, **__: None)
-        again = SimpleNamespace(inc=lambda tags: self.recomputed.append((tags["stage"], tags["reason"])))
+        again: Any = SimpleNamespace(inc=lambda tags: self.recomputed.append((tags["stage"], tags["reason"])))
         metrics: Any = SimpleNamespace(mm_items=ignore, object_store_transfer_bytes=ignore, items_recomputed=again)
         uploads: Any = None
+        preprocess = handle(process_item=self._process, render=self._render)
+        maker = ItemMaker(SharedConfig(), preprocess, handle(encode=self._encode), StageCalls(again), metrics)
         return Pipeline(
-            AppConfig(),
-            handle(process_item=self._process, render=self._render),
-            handle(encode=self._encode),
+            MediaConfig(),
+            preprocess,
             handle(generate=self._generate),
+            LocalItems(maker),
             metrics,
             uploads,
             on_reply=lambda stage: None,

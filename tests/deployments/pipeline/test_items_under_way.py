@@ -1,14 +1,18 @@
 """The items of a request on their way to embeddings, made by a stand-in."""
 
 import asyncio
-from collections.abc import Callable
+import copy
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 
-from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
 from deployments.pipeline.items_under_way import ItemsUnderWay
+from deployments.pipeline.media_items import LoadedItem
 from deployments.pipeline.media_source import MediaSource
+from deployments.shared.item_states import OnPending, PendingItem, StoredItem
+from preprocess.schema import ItemExpansion, ItemInfo, PlaceholderRange
 from tests.deployments.pipeline.stand_in_stages import Reference, request, stage_error
 from tests.waiting import until
 
@@ -21,21 +25,23 @@ class Media:
         self.may_start, self.may_end = asyncio.Event(), asyncio.Event()
         self.may_start.set()
         self.failure: Exception | None = None
-        self.info: Reference | None = None
+        self.info: Reference | ItemInfo | None = None
         self.replacement: Any = None
         self.num_asked = 0
         self.num_cancelled = 0
-        self.forgotten: list[str] = []
+        self.forgotten: list[tuple[str, Any]] = []
+        self.given_back: list[str] = []
 
     async def embeddings_of(
-        self, request: object, item: LoadedItem, on_pending: Callable[[PendingItem], None]
+        self, request: object, item: LoadedItem, on_pending: OnPending, leases: ExitStack
     ) -> StoredItem:
         self.num_asked += 1
+        leases.callback(self.given_back.append, item.mm_hash)
         made = stored(f"{item.mm_hash} of call {self.num_asked}")
         info: Any = self.info if self.info is not None else made.info
         on_pending(PendingItem(info, None))
         await self.may_start.wait()
-        on_pending(PendingItem(info, made.ref))
+        on_pending(PendingItem(copy.deepcopy(info) if isinstance(info, ItemInfo) else info, made.ref))
         try:
             await self.may_end.wait()
         except asyncio.CancelledError:
@@ -45,8 +51,8 @@ class Media:
             raise self.failure
         return made if self.replacement is None else stored(self.replacement)
 
-    def forget(self, items: list[LoadedItem]) -> None:
-        self.forgotten += [item.mm_hash for item in items]
+    def forget(self, item: LoadedItem, lost: Any) -> None:
+        self.forgotten.append((item.mm_hash, lost))
 
 
 def stored(ref: Any) -> StoredItem:
@@ -109,6 +115,27 @@ async def test_a_call_gets_references_to_what_is_not_known_yet_and_is_made_once(
     assert calls == [[media.info, media.info]]
 
 
+async def test_a_call_with_metadata_that_is_announced_once_more_is_made_once() -> None:
+    media = Media()
+    media.info = ItemInfo("image", ItemExpansion(np.zeros(2, np.int32), PlaceholderRange(0, 2)), 10)
+    media.may_start.clear()
+    calls: list[Any] = []
+
+    async def call(infos: Any) -> int:
+        calls.append(infos)
+        await media.may_end.wait()
+        return len(infos)
+
+    async with under_way(media) as items:
+        waiting = asyncio.create_task(items.with_infos(call))
+        await until(lambda: bool(calls))
+        media.may_start.set()
+        await items.started()
+        media.may_end.set()
+        assert await asyncio.wait_for(waiting, 5) == 2
+    assert len(calls) == 1
+
+
 async def test_an_item_that_fails_goes_before_the_failure_of_a_call_that_needs_it() -> None:
     media = Media()
     media.info = Reference()
@@ -147,7 +174,7 @@ async def test_what_was_there_is_forgotten_and_made_again() -> None:
         await items.meanwhile(asyncio.sleep(0.01))
         items.hand_over()
         await items.make_lost_again()
-        assert media.forgotten == ["item 0", "item 1"]
+        assert media.forgotten == [("item 0", "item 0 of call 1"), ("item 1", "item 1 of call 2")]
         assert handed(items) == [("item 0 of call 3", False), ("item 1 of call 4", False)]
 
 
@@ -169,3 +196,14 @@ async def test_whatever_is_still_made_at_the_end_is_cancelled() -> None:
     async with under_way(media):
         await until(lambda: media.num_asked == 2)
     assert media.num_cancelled == 2
+
+
+async def test_items_are_given_back_when_nobody_needs_them_any_more() -> None:
+    media = Media()
+    media.may_end.set()
+    async with under_way(media) as items:
+        await items.meanwhile(asyncio.sleep(0.01))
+        items.hand_over()
+        await items.make_lost_again()
+        assert media.given_back == []
+    assert sorted(media.given_back) == ["item 0", "item 0", "item 1", "item 1"]

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deployments.config import AppConfig
-from deployments.pipeline.in_the_making import Announce
-from deployments.pipeline.item_states import LoadedItem, PendingItem, StoredItem
+from deployments.config import MediaConfig, SharedConfig
 from deployments.pipeline.media_items import MediaItems
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.shared.in_the_making import Announce
+from deployments.shared.item_maker import ItemMaker
+from deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (
@@ -24,6 +26,7 @@ from preprocess.schema import (
     PlaceholderRange,
     ProcessorIdentity,
 )
+from tests.deployments.pipeline.local_items import LocalItems
 from tests.pictures import disc, encoded
 
 RED, BLUE = (data_url(encoded(disc(colour))) for colour in ("red", "blue"))
@@ -35,39 +38,48 @@ def info(num_bytes: int = 10, is_encoded: bool = False) -> ItemInfo:
     return ItemInfo("image", expansion, num_bytes, is_encoded=is_encoded)
 
 
-class Items(MediaItems):
+class Maker(ItemMaker):
     """With stages that answer at once, or when `may_go_on` is set."""
 
     def __init__(self, **settings: Any) -> None:
-        metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
         nothing: Any = None
-        super().__init__(AppConfig.model_validate({"ingress": settings}), nothing, nothing, nothing, metrics, nothing)
+        super().__init__(SharedConfig.model_validate(settings), nothing, nothing, nothing, nothing)
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.made: list[str] = []
 
     async def _process(
-        self, request: PipelineRequest, item: LoadedItem, announce: Announce[PendingItem]
+        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
-        if item.content is None:
-            return await super()._process(request, item, announce)
-        self.made.append(request.request_id)
-        found: Any = f"tensors of {item.mm_hash}"
-        return StoredItem(info(is_encoded=item.source.is_precomputed), found), 10
+        if order.content is None:
+            return await super()._process(order, trace, announce)
+        self.made.append(order.request_id)
+        found: Any = f"tensors of {order.mm_hash}"
+        return StoredItem(info(is_encoded=order.is_precomputed), found), 10
 
     async def _encode_item(
-        self, request: PipelineRequest, item: LoadedItem, processing: Any, announce: Announce[PendingItem]
+        self, order: ItemOrder, trace: ItemTrace, processing: Any, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
         processed = await processing.finished()
-        found: Any = f"embeddings of {item.mm_hash}"
+        found: Any = f"embeddings of {order.mm_hash}"
         announce(PendingItem(processed.info, found))
         await self.may_go_on.wait()
         return StoredItem(processed.info, found), 10
 
 
+class Items(MediaItems):
+    """The items of one ingress, from a maker in its own process."""
+
+    def __init__(self, **settings: Any) -> None:
+        metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
+        nothing: Any = None
+        self.maker = Maker(**settings)
+        super().__init__(MediaConfig(), LocalItems(self.maker), metrics, nothing, on_reply=ignore)
+
+
 @pytest.fixture
 async def items(request: pytest.FixtureRequest) -> AsyncIterator[Items]:
-    """Its parameter: settings of the ingress."""
+    """Its parameter: settings of the items."""
     made = Items(**getattr(request, "param", {}))
     yield made
     await made.close()
@@ -80,7 +92,7 @@ def request(url: str | None, uuid: str | None = None, name: str = "r") -> Pipeli
 
 async def embeddings(items: Items, sent: PipelineRequest) -> Any:
     (item,) = await items.load(sent, PROCESSOR)
-    return (await items.embeddings_of(sent, item, ignore)).ref
+    return (await items.embeddings_of(sent, item, ignore, ExitStack())).ref
 
 
 def ignore(known: object) -> None:
@@ -89,29 +101,29 @@ def ignore(known: object) -> None:
 
 async def test_one_item_of_many_requests_is_made_once(items: Items) -> None:
     found = await asyncio.gather(*(embeddings(items, request(RED, name=str(number))) for number in range(5)))
-    assert len(set(found)) == len(items.made) == 1
+    assert len(set(found)) == len(items.maker.made) == 1
 
 
 @pytest.mark.parametrize("items", [{"embedding_cache_bytes": 0}], indirect=True)
 async def test_a_name_that_is_sent_anew_stays_with_the_new_content(items: Items) -> None:
     """Also when a request that only named the old content ends later."""
     old = await embeddings(items, request(RED, "mine"))
-    items.may_go_on.clear()
+    items.maker.may_go_on.clear()
     late = asyncio.create_task(embeddings(items, request(None, "mine")))
     await asyncio.sleep(0.01)
     newer = asyncio.create_task(embeddings(items, request(BLUE, "mine")))
     await asyncio.sleep(0.01)
-    items.may_go_on.set()
+    items.maker.may_go_on.set()
     new = await newer
     assert await late == old != new
     assert await embeddings(items, request(None, "mine")) == new
 
 
 async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_name(items: Items) -> None:
-    await embeddings(items, request(RED, "mine"))
+    old = await embeddings(items, request(RED, "mine"))
     (named,) = await items.load(request(None, "mine"), PROCESSOR)
-    items.forget([named])  # evicted meanwhile
-    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore)
+    items.forget(named, old)  # evicted meanwhile
+    only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore, ExitStack())
     with_content = embeddings(items, request(RED, "mine", "second"))
     failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
     assert isinstance(failed, InvalidRequestError)
@@ -125,17 +137,17 @@ async def test_what_clients_encoded_counts_in_the_cache(items: Items) -> None:
         url = data_url(encoded(disc("red", (100 + number, 100))))
         source = MediaSource(url, "f", is_precomputed=True)
         await embeddings(items, PipelineRequest("r", ChatPrompt([]), [source], SamplingParams()))
-    assert (items.embeddings.stats.num_bytes, items.embeddings.stats.evictions) == (20, 2)
+    assert (items.maker.embeddings.stats.num_bytes, items.maker.embeddings.stats.evictions) == (20, 2)
 
 
 async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Items) -> None:
     (item,) = await items.load(request(RED), PROCESSOR)
-    items.may_go_on.clear()
+    items.maker.may_go_on.clear()
     known: list[PendingItem] = []
-    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append)) for _ in range(2)]
+    tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append, ExitStack())) for _ in range(2)]
     await asyncio.sleep(0.01)
     assert [one.ref for one in known] == [None, None, *[f"embeddings of {item.mm_hash}"] * 2]
-    items.may_go_on.set()
+    items.maker.may_go_on.set()
     assert [(await task).ref for task in tasks] == [one.ref for one in known[2:]]
 
 
@@ -148,15 +160,17 @@ async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(
         return picture
 
     monkeypatch.setattr(items, "_uploads", SimpleNamespace(read=read))
-    fetched: list[tuple[int, int]] = []
+    fetched: list[tuple[int, ...]] = []
     sources = [
         MediaSource("upload:a", "f"),
         MediaSource("upload:b", "f", is_precomputed=True),
         MediaSource(RED, "f", num_pixels=7),  # the ingress has read this one's when it weighed the request
     ]
-    sent = PipelineRequest(
-        "r", ChatPrompt([]), sources, SamplingParams(), on_fetched=lambda *weight: fetched.append(weight)
-    )
+
+    async def note(*weight: int) -> None:
+        fetched.append(weight)
+
+    sent = PipelineRequest("r", ChatPrompt([]), sources, SamplingParams(), on_fetched=note)
     assert [item.num_pixels for item in await items.load(sent, PROCESSOR)] == [600, 0, 7]
     assert fetched == [(len(picture), 600), (len(picture), 0)]
 

@@ -1,7 +1,6 @@
 """Pieces of answers on their way from a replica of Generate to the ingress, over real connections."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -36,7 +35,7 @@ class Replica:
 
     def _response(self, address: PieceAddress, sends: Sends) -> Any:
         async def run() -> None:
-            await sends(await self.connections.to(address), address.number)
+            await sends(await self.connections.to(address.ingress), address.number)
 
         return Response(run(), lambda: self.cancelled.append(address.number))
 
@@ -114,7 +113,7 @@ async def test_all_streams_of_a_replica_share_one_connection_and_each_steps_mess
             connection.send(number, [piece(f"{number} ")], is_last=step is steps[-1])
 
     answers = [asyncio.create_task(text_of(replica.call(receiver, send))) for _ in range(32)]
-    await until(lambda: len(receiver._calls) == 32 and len(receiver._connections) == 1)
+    await until(lambda: len(receiver._calls) == 32 and len(receiver._port._connections) == 1)
     for count, step in enumerate(steps, start=1):
         step.set()
         await until(lambda count=count: sum(map(len, messages)) == 32 * count)  # type: ignore[misc]
@@ -212,7 +211,7 @@ async def test_a_replica_that_loses_the_ingress_stops_and_the_next_ingress_gets_
 
     async with open_receiver() as first:
         task = asyncio.create_task(text_of(replica.call(first, send_for_ever)))
-        await until(lambda: bool(first._connections))
+        await until(lambda: bool(first._port._connections))
     with pytest.raises(PiecesLostError, match="the connection to the ingress is gone"):
         await asyncio.wait_for(task, 5)
     async with open_receiver() as second:
@@ -222,24 +221,7 @@ async def test_a_replica_that_loses_the_ingress_stops_and_the_next_ingress_gets_
 
 async def test_an_ingress_that_cannot_be_reached_is_an_error(replica: Replica) -> None:
     async with open_receiver() as receiver:
-        assert receiver._server is not None
-        host, port, *_ = receiver._server.sockets[0].getsockname()
+        address = receiver._port.address
     for _ in range(2):
         with pytest.raises(PiecesLostError, match="the ingress cannot be reached"):
-            await replica.connections.to(PieceAddress(host, port, b"t" * 32, 0))
-
-
-@pytest.mark.parametrize("sent", [b"", b"t" * 31, b"t" * 32 + b"\0\0\0\x01\x90"], ids=["nothing", "a part", "another"])
-async def test_who_does_not_know_the_token_is_refused(
-    receiver: PieceReceiver, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(piece_receiver, "_TOKEN_SECONDS", 0.1)
-    assert receiver._server is not None
-    host, port, *_ = receiver._server.sockets[0].getsockname()
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(sent)
-    with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-    writer.close()
-    assert ("wrong token" in caplog.text) == (len(sent) >= 32)
-    assert not receiver._connections
+            await replica.connections.to(address)

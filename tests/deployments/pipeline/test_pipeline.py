@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.pipeline.merged_pieces import merged
-from deployments.pipeline.stage_calls import StageFailedError, StageUnavailableError
+from deployments.shared.stage_calls import StageFailedError, StageUnavailableError
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
 from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,8 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-from deployments.pipeline.stage_calls import (
+from deployments.ray_session import ray_session
+from deployments.shared.stage_calls import (
     StageCalls,
     StageError,
     StageFailedError,
@@ -25,7 +25,6 @@ from deployments.pipeline.stage_calls import (
     objects_of,
     with_pending,
 )
-from deployments.ray_session import ray_session
 from deployments.stages.engine_loop import EngineDiedError
 from preprocess.schema import InvalidRequestError
 
@@ -45,8 +44,7 @@ def ignore(*refs: Any) -> None:
 def make_calls() -> tuple[StageCalls, Counter, list[str]]:
     recomputed = Counter()
     replies: list[str] = []
-    metrics: Any = SimpleNamespace(items_recomputed=recomputed)
-    return StageCalls(metrics, replies.append), recomputed, replies
+    return StageCalls(recomputed, replies.append), recomputed, replies
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,28 @@
-"""Files that clients send once and name in later requests. They lie on disk, each for the API key that sent it only."""
+"""Files that clients send once and name in later requests. They lie on disk, each for the API key that sent it only.
+
+Beside each file lies what is known of it, so that whoever keeps the folder next finds all of them."""
 
 import asyncio
+import json
+import logging
 import os
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deployments.config import UploadConfig
 from preprocess.media import MediaLimits, check_size
 from preprocess.schema import InvalidRequestError
 
-FOLDER_VARIABLE = "RAYLENS_UPLOADS_FOLDER"
-"""Names the variable with the folder in which files are kept. By default that is the system's folder for temporary
-files."""
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+FOLDER_VARIABLE = "RAYLENS_FOLDER"
+"""Names the variable with this user's folder on a node, for what the server keeps there. By default it is a temporary
+one, which does not outlive the process."""
+_KNOWN = ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +38,52 @@ class Upload:
 
 
 class Uploads:
-    """The uploads of one endpoint; they are deleted when it stops. Use it on one event loop. Threads use the disk."""
+    """The uploads of one shard's tenants, in a folder of this user alone. Use it on one event loop. Threads use the
+    disk."""
 
-    def __init__(self, config: UploadConfig, limits: MediaLimits, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: UploadConfig,
+        limits: MediaLimits,
+        now: Callable[[], float] = time.time,
+        *,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> None:
         self._config = config
         self._limits = limits
         self._now = now
-        self._folder = tempfile.TemporaryDirectory(prefix="raylens-uploads-", dir=os.environ.get(FOLDER_VARIABLE))
+        self._max_files, self._max_bytes = config.max_files // num_shards, config.max_bytes // num_shards
+        parent = config.folder or os.environ.get(FOLDER_VARIABLE)
+        if parent is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="raylens-")
+            parent = self._temporary.name
+        self._folder = Path(parent) / f"uploads-{shard}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Files that are still being written count, too, but no request sees them.
         self._by_tenant: dict[str, dict[str, Upload]] = {}
         self._written: set[str] = set()
         self._num_bytes = 0
+        self._take_over()
 
-    def close(self) -> None:
-        self._folder.cleanup()
+    def _take_over(self) -> None:
+        """Finds the files that are in the folder already. What was not written to its end goes."""
+        whole: set[Path] = set()
+        for known in self._folder.glob(f"*{_KNOWN}"):
+            try:
+                fields = json.loads(known.read_bytes())
+                tenant, upload = fields.pop("tenant"), Upload(**fields)
+                if self._path(upload).stat().st_size != upload.num_bytes:
+                    continue
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                logger.warning("upload %s is not kept: %s", known.stem, type(error).__name__)
+                continue
+            whole |= {known, self._path(upload)}
+            self._by_tenant.setdefault(tenant, {})[upload.file_id] = upload
+            self._written.add(upload.file_id)
+            self._num_bytes += upload.num_bytes
+        for path in set(self._folder.glob("file-*")) - whole:
+            path.unlink()
 
     async def add(
         self, tenant: str, filename: str, purpose: str, content: bytes, *, max_age_s: float | None = None
@@ -61,12 +100,12 @@ class Uploads:
         num_files, limit = len(self._by_tenant.get(tenant, {})), self._config.max_files_per_key
         if num_files >= limit:
             raise _no_room(f"{num_files} files are kept for this API key, the limit is {limit}")
-        if sum(map(len, self._by_tenant.values())) >= self._config.max_files:
-            raise _no_room(f"{self._config.max_files} files are kept, which is the limit")
-        if self._num_bytes + len(content) > self._config.max_bytes:
+        if sum(map(len, self._by_tenant.values())) >= self._max_files:
+            raise _no_room(f"{self._max_files} files are kept, which is the limit")
+        if self._num_bytes + len(content) > self._max_bytes:
             raise _no_room(
                 f"{len(content)} bytes more than the {self._num_bytes} that all files have would be over the limit of"
-                f" {self._config.max_bytes}"
+                f" {self._max_bytes}"
             )
         created = int(self._now())
         expires = created + int(min(self._config.max_age_s, max_age_s or self._config.max_age_s))
@@ -84,8 +123,13 @@ class Uploads:
     def _write(self, tenant: str, upload: Upload, content: bytes) -> None:
         """Runs on a thread. If the client has left meanwhile, the thread deletes what it has written."""
         self._path(upload).write_bytes(content)
+        self._known(upload).write_text(json.dumps({"tenant": tenant, **asdict(upload)}))
         if upload.file_id not in self._by_tenant.get(tenant, {}):
-            self._path(upload).unlink(missing_ok=True)
+            self._unlink(upload)
+
+    def _unlink(self, upload: Upload) -> None:
+        self._known(upload).unlink(missing_ok=True)
+        self._path(upload).unlink(missing_ok=True)
 
     async def all(self, tenant: str) -> list[Upload]:
         """Returns a tenant's files, oldest first."""
@@ -126,10 +170,14 @@ class Uploads:
             del self._by_tenant[tenant]
         self._written.discard(upload.file_id)
         self._num_bytes -= upload.num_bytes
-        await asyncio.to_thread(self._path(upload).unlink, True)
+        await asyncio.to_thread(self._unlink, upload)
 
     def _path(self, upload: Upload) -> Path:
-        return Path(self._folder.name) / upload.file_id
+        return self._folder / upload.file_id
+
+    def _known(self, upload: Upload) -> Path:
+        """Returns the file with what is known of an upload."""
+        return self._folder / f"{upload.file_id}{_KNOWN}"
 
 
 def _not_found(file_id: str) -> InvalidRequestError:

@@ -8,8 +8,8 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.pipeline.stage_calls import cancel_call
 from deployments.ray_session import ray_session
+from deployments.shared.stage_calls import cancel_call
 
 TIMEOUT = 30.0
 

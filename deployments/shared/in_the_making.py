@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from deployments.pipeline.stage_calls import has_result
+from deployments.shared.stage_calls import has_result
 
 PendingT = TypeVar("PendingT")
 ResultT = TypeVar("ResultT")

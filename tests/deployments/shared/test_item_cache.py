@@ -23,7 +23,7 @@ NUM_KEPT = 4
 @pytest.fixture(scope="module")
 def app_config(shapes: str) -> AppConfig:
     caches = {"embedding_cache_bytes": 0, "processor_cache_bytes": NUM_KEPT * NUM_BYTES}
-    return AppConfig.model_validate({"model": shapes, "ingress": caches})
+    return AppConfig.model_validate({"model": shapes, "shared": caches})
 
 
 def ask(client: OpenAI, picture: bytes | None, uuid: str | None = None) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deployments.pipeline.in_the_making import Announce, InTheMaking
+from deployments.shared.in_the_making import Announce, InTheMaking
 
 
 class Maker:

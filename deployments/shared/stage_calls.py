@@ -14,8 +14,8 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.metrics import Counter
 
-from deployments.metrics import IngressMetrics
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.hand_over import EmbeddingsLostError
 from deployments.stages.piece_connection import PiecesLostError
@@ -66,10 +66,11 @@ class StageUnavailableError(StageError):
 
 
 class StageCalls:
-    """Calls the stages. `on_reply(stage)` is called whenever a stage has answered, which is a sign of life."""
+    """Calls the stages. `items_recomputed` counts what is sent again. `on_reply(stage)` is called whenever a stage has
+    answered, which is a sign of life."""
 
-    def __init__(self, metrics: IngressMetrics, on_reply: Callable[[str], None]) -> None:
-        self._metrics = metrics
+    def __init__(self, items_recomputed: Counter, on_reply: Callable[[str], None] = lambda stage: None) -> None:
+        self._items_recomputed = items_recomputed
         self._on_reply = on_reply
 
     async def send(
@@ -130,7 +131,7 @@ class StageCalls:
             _raise_translated(error, stage)
         name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
-        self._metrics.items_recomputed.inc(tags={"stage": stage, "reason": name})
+        self._items_recomputed.inc(tags={"stage": stage, "reason": name})
         if is_lost and make_lost_again is not None:
             await make_lost_again()
         else:

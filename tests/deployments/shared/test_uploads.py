@@ -1,6 +1,7 @@
 """Uploaded files: kept apart by tenant, within bounds, and gone in time."""
 
 import asyncio
+import gc
 import stat
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.config import UploadConfig
-from deployments.pipeline.uploads import FOLDER_VARIABLE, Uploads
+from deployments.shared.uploads import FOLDER_VARIABLE, Uploads
 from preprocess.media import MediaLimits
 from preprocess.schema import InvalidRequestError
 from tests.waiting import until
@@ -25,6 +26,11 @@ class Clock:
 
 def uploads(clock: Clock | None = None, **settings: Any) -> Uploads:
     return Uploads(UploadConfig(**settings), MediaLimits(max_item_bytes=100), clock or Clock())
+
+
+def names(files: Uploads) -> set[str]:
+    """Of the uploads in the folder."""
+    return {path.stem for path in files._folder.iterdir()}
 
 
 async def test_a_file_is_its_tenants_alone() -> None:
@@ -49,7 +55,7 @@ async def test_files_are_deleted_when_they_are_old() -> None:
     clock.now += 61
     new = await files.add("bob", "new", "vision", b"x" * 60)
     assert await files.all("alice") == []
-    assert [path.name for path in Path(files._folder.name).iterdir()] == [new.file_id]
+    assert names(files) == {new.file_id}
     assert old.expires_at == 1060
 
 
@@ -90,7 +96,7 @@ async def test_a_file_that_could_not_be_written_leaves_nothing(monkeypatch: pyte
 async def test_a_file_deleted_while_it_is_read_is_not_found() -> None:
     files = uploads()
     kept = await files.add("alice", "a", "vision", b"x")
-    (Path(files._folder.name) / kept.file_id).unlink()
+    (files._folder / kept.file_id).unlink()
     with pytest.raises(InvalidRequestError, match="no file"):
         await files.read("alice", kept.file_id)
 
@@ -112,9 +118,9 @@ async def test_who_leaves_while_a_file_is_written_leaves_nothing(monkeypatch: py
     adding.cancel()
     await asyncio.wait([adding])
     may_write.set()
-    await until(lambda: not list(Path(files._folder.name).iterdir()))
+    await until(lambda: not names(files))
     await asyncio.sleep(0.1)
-    assert list(Path(files._folder.name).iterdir()) == []
+    assert names(files) == set()
     assert (await files.add("alice", "b.png", "vision", b"x" * 10)).num_bytes == 10, "all room is free again"
 
 
@@ -125,11 +131,47 @@ async def test_a_client_may_shorten_how_long_a_file_is_kept() -> None:
     assert (await files.add("alice", "b", "vision", b"x", max_age_s=1000)).expires_at == 1060
 
 
-async def test_files_are_below_the_folder_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_a_process_that_ended_are_there_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    files = uploads()
+    before = uploads()
+    kept = await before.add("alice", "a", "vision", b"x")
+    gone = await before.add("alice", "b", "vision", b"y")
+    half = await before.add("alice", "c", "vision", b"zz")
+    await before.delete("alice", gone.file_id)
+    (before._folder / half.file_id).write_bytes(b"z")
+    (before._folder / "file-without-an-entry").write_bytes(b"x")
+    (before._folder / "file-broken.json").write_bytes(b"{")
+    after = uploads(max_bytes=4)
+    assert await after.all("alice") == [kept]
+    assert await after.read("alice", kept.file_id) == b"x"
+    assert names(after) == {kept.file_id}
+    with pytest.raises(InvalidRequestError, match="4 bytes more than the 1"):
+        await after.add("bob", "d", "vision", b"1234")
+
+
+async def test_only_this_user_may_look_into_the_folder(tmp_path: Path) -> None:
+    files = uploads(folder=str(tmp_path / "of" / "uploads"))
     await files.add("alice", "a", "vision", b"x")
-    (folder,) = tmp_path.iterdir()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    files.close()
-    assert list(tmp_path.iterdir()) == []
+    assert stat.S_IMODE(files._folder.stat().st_mode) == 0o700
+    assert files._folder.is_relative_to(tmp_path)
+
+
+async def test_shards_have_a_folder_each_and_share_the_room(tmp_path: Path) -> None:
+    config = UploadConfig(folder=str(tmp_path), max_bytes=10)
+    shards = [Uploads(config, MediaLimits(), Clock(), shard=number, num_shards=2) for number in range(2)]
+    assert shards[0]._folder != shards[1]._folder
+    await shards[0].add("alice", "a", "vision", b"12345")
+    with pytest.raises(InvalidRequestError, match="limit of 5"):
+        await shards[0].add("alice", "a", "vision", b"1")
+
+
+async def test_without_a_folder_nothing_outlives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    files = uploads()
+    folder = files._folder
+    assert folder.exists()
+    del files
+    gc.collect()
+    assert not folder.exists()

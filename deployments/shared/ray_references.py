@@ -1,0 +1,29 @@
+"""References to objects of Ray as bytes, for messages that do not go through Ray.
+
+Ray counts references that travel in calls and in their results. It does not see these: it keeps the object only as long
+as its owner holds a reference. So whoever sends one keeps it until the receiver has said that it needs the object no
+more, or has gone.
+
+This uses two private functions of Ray, which is pinned; the tests run a real cluster."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ray import ObjectRef
+from ray._private.worker import global_worker
+
+PackedReference: TypeAlias = tuple[bytes, bytes, bytes]
+"""The object's id, its owner's address, and what is known of its state."""
+
+
+def pack_reference(ref: ObjectRef) -> PackedReference:
+    _, owner, state = global_worker.core_worker.serialize_object_ref(ref)
+    return ref.binary(), owner, state
+
+
+def unpack_reference(packed: Sequence[bytes]) -> ObjectRef:
+    """Returns the reference, which can be awaited and given to calls like any other."""
+    object_id, owner, state = packed
+    ref = ObjectRef(object_id, owner)
+    global_worker.core_worker.deserialize_and_register_object_ref(object_id, ObjectRef.nil(), owner, state)
+    return ref

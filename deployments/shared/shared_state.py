@@ -1,0 +1,192 @@
+"""The SharedState deployment: a plain class, wrapped by `deployments.app`. Its replica is one shard.
+
+The replicas of the ingress have no state of their own. What they share is here, divided among the shards by hashes: the
+items and their caches, the names that clients gave to items, uploaded files, and the ledger of the budgets, which is in
+the first shard. An ingress keeps a connection to each shard open (`deployments.pipeline.shards`)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray import ObjectRef
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import AppConfig
+from deployments.metrics import ItemMetrics
+from deployments.server_log import join_server_log
+from deployments.shared.codec import pack, read
+from deployments.shared.item_maker import ItemMaker
+from deployments.shared.item_states import ContentMissingError, PendingItem
+from deployments.shared.ledger import Ledger
+from deployments.shared.messages import (
+    Ask,
+    Call,
+    Close,
+    Failed,
+    Forget,
+    FromIngress,
+    GiveBack,
+    Lack,
+    Message,
+    Pending,
+    Remember,
+    Restate,
+    Result,
+)
+from deployments.shared.named_contents import NamedContents
+from deployments.shared.object_contents import received, sent
+from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError
+from deployments.shared.uploads import Upload, Uploads
+from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer
+from deployments.stages.stage_messages import Heartbeat
+from preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_REPORT_SECONDS = 1.0
+
+
+class SharedState:
+    """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
+
+    def __init__(
+        self, config: AppConfig, number: int, preprocess: DeploymentHandle[Any], encode: DeploymentHandle[Any]
+    ) -> None:
+        join_server_log("shared")
+        for handle in (preprocess, encode):
+            if not handle.is_initialized:  # an inline encoder's is that of Generate
+                # Calls are routed on this process's only loop. On a loop of its own, each would wait for two more hops.
+                handle._init(_run_router_in_separate_loop=False)
+        self._metrics = ItemMetrics()
+        calls = StageCalls(self._metrics.items_recomputed)
+        self.maker = ItemMaker(config.shared, preprocess, encode, calls, self._metrics)
+        self.names = NamedContents(config.shared.max_names // config.shared.shards)
+        self.ledger = Ledger()
+        self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
+        self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
+            "find_name": self._find_name,
+            "add_file": self._add_file,
+            "files": self._uploads.all,
+            "file": self._uploads.get,
+            "read_file": self._read_file,
+            "delete_file": self._uploads.delete,
+        }
+        self._port = PrivatePort(lambda reader, writer: _Customer(self, reader, writer).serve())
+        loop = asyncio.get_running_loop()
+        self._opened = loop.create_task(self._port.open())
+        self._reporter = loop.create_task(self._report_forever())
+        loop.call_later(self.ledger.PATIENCE_SECONDS, self.ledger.open)
+        skip_startup_objects()
+
+    async def address(self) -> PortAddress:
+        """Returns where an ingress connects to."""
+        await self._opened
+        return self._port.address
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat()
+
+    async def _find_name(self, tenant: str, name: str) -> str | None:
+        return self.names.find(tenant, name)
+
+    async def _add_file(
+        self, tenant: str, filename: str, purpose: str, content: bytes | ObjectRef, max_age_s: float | None
+    ) -> Upload:
+        return await self._uploads.add(tenant, filename, purpose, await received(content), max_age_s=max_age_s)
+
+    async def _read_file(self, tenant: str, file_id: str) -> bytes | ObjectRef:
+        return await sent(await self._uploads.read(tenant, file_id))
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._metrics.mm_cache.report(self.maker.processed.stats)
+            self._metrics.encoder_cache.report(self.maker.embeddings.stats)
+            await asyncio.sleep(_REPORT_SECONDS)
+
+
+class _Customer:
+    """The connection of one ingress. What its open orders and calls refer to is kept until they are closed, or it is
+    lost."""
+
+    def __init__(self, state: SharedState, reader: Reader, writer: Writer) -> None:
+        self._state = state
+        self._reader = reader
+        self._writer = writer
+        self._work: dict[int, _Work] = {}
+
+    async def serve(self) -> None:
+        ledger = self._state.ledger
+        ledger.join(self._send)
+        try:
+            while True:
+                self._take(await read(self._reader))
+        finally:
+            ledger.leave(self._send)
+            for number in list(self._work):
+                self._work.pop(number).close()
+
+    def _take(self, message: FromIngress) -> None:
+        maker, ledger = self._state.maker, self._state.ledger
+        match message:
+            case Ask(number) | Call(number):
+                self._work[number] = _Work(self._state, message, self._send)
+            case Close(number):
+                self._work.pop(number).close()
+            case Forget(mm_hash, lost):
+                maker.forget(mm_hash, lost)
+            case Remember(tenant, name, hashed_content):
+                self._state.names.remember(tenant, name, hashed_content)
+            case Restate(budget, limit, held):
+                ledger.restate(self._send, budget, limit, held)
+            case Lack(number, needs):
+                ledger.lack(self._send, number, needs)
+            case GiveBack(budget, amounts):
+                ledger.give_back(self._send, budget, amounts)
+
+    def _send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+
+class _Work:
+    """An order or a call that an ingress has not closed yet."""
+
+    def __init__(self, state: SharedState, message: Ask | Call, send: Callable[[Message], None]) -> None:
+        self._state = state
+        self._message = message
+        self._send = send
+        self._kept: list[object] = []
+        """What the ingress was told, with the references in it."""
+        self._task = asyncio.create_task(self._answer())
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._kept.clear()
+
+    async def _answer(self) -> None:
+        number = self._message.number
+        try:
+            result = await self._result()
+        except Exception as error:
+            if not isinstance(error, InvalidRequestError | StageError | ContentMissingError):
+                logger.exception("a %s failed", self._message)
+                error = StageFailedError("shared", "the shared state failed")
+            self._send(Failed(number, error))
+            return
+        self._kept.append(result)
+        self._send(Result(number, result))
+
+    async def _result(self) -> Any:
+        match self._message:
+            case Ask(_, True, order):
+                return await self._state.maker.embeddings_of(order, self._tell)
+            case Ask(_, False, order):
+                return await self._state.maker.processed_of(order)
+            case Call(_, method, arguments):
+                return await self._state.methods[method](*arguments)
+
+    def _tell(self, pending: PendingItem) -> None:
+        self._kept.append(pending)
+        self._send(Pending(self._message.number, pending))

@@ -1,0 +1,32 @@
+"""The items of one process, without connections: for tests of what asks for items, and of what makes them."""
+
+from contextlib import ExitStack
+
+from ray import ObjectRef
+
+from deployments.shared.item_maker import ItemMaker
+from deployments.shared.item_states import ItemOrder, MadeItem, OnPending
+from deployments.shared.named_contents import NamedContents
+
+
+class LocalItems:
+    """See `deployments.pipeline.shared_items.ItemSource`."""
+
+    def __init__(self, maker: ItemMaker) -> None:
+        self.maker = maker
+        self.names = NamedContents(100)
+
+    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, leases: ExitStack) -> MadeItem:
+        return await self.maker.embeddings_of(order, on_pending)
+
+    async def processed_of(self, order: ItemOrder) -> MadeItem:
+        return await self.maker.processed_of(order)
+
+    def forget(self, mm_hash: str, lost: ObjectRef) -> None:
+        self.maker.forget(mm_hash, lost)
+
+    def remember_name(self, tenant: str, name: str, hashed_content: str) -> None:
+        self.names.remember(tenant, name, hashed_content)
+
+    async def find_name(self, tenant: str, name: str) -> str | None:
+        return self.names.find(tenant, name)
