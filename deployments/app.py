@@ -18,9 +18,6 @@ from deployments.stages.rendezvous_router import rendezvous_routing
 from deployments.start_worker import FORKED
 from deployments.worker_template import NUM_THREADS
 
-# Serve's defaults take 10 s to notice a dead replica and 30 s to scale up; these suit interactive use.
-_HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0, "graceful_shutdown_timeout_s": 10.0}
-
 
 def build_app(config: AppConfig) -> Application:
     """Builds the application of `config`, ready for `serve.run`. `serve.yaml` names this function as its import
@@ -42,7 +39,7 @@ def build_app(config: AppConfig) -> Application:
             policy=pixel_scaling(config.preprocess.target_megapixels),
         ),
         request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
-        **_HEALTH,
+        **_lifetime(config),
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
@@ -64,8 +61,18 @@ def build_app(config: AppConfig) -> Application:
         num_replicas=config.ingress.num_replicas,
         ray_actor_options={"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
         max_ongoing_requests=config.max_ingress_calls,
-        **_HEALTH,
+        **_lifetime(config),
     ).bind(config, preprocess, encode, generate, *shards)
+
+
+def _lifetime(config: AppConfig) -> dict[str, Any]:
+    """Returns how Ray Serve watches, replaces and stops replicas."""
+    return {
+        "health_check_period_s": 1.0,  # its default takes 10 s to notice a dead replica
+        "health_check_timeout_s": 10.0,
+        "graceful_shutdown_timeout_s": config.updates.drain_seconds,
+        "max_surge_percent": config.updates.max_surge_percent,
+    }
 
 
 def _shard(config: AppConfig, number: int) -> serve.Deployment:
@@ -74,7 +81,7 @@ def _shard(config: AppConfig, number: int) -> serve.Deployment:
         SharedState,
         name=f"Shared-{number}",
         ray_actor_options={"num_cpus": config.shared.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
-        **_HEALTH,
+        **_lifetime(config),
     )
 
 
@@ -87,7 +94,7 @@ def _engine_stage(
         num_replicas=settings.num_replicas,
         ray_actor_options=_process(settings.num_cpus, settings.num_gpus),
         max_ongoing_requests=settings.max_ongoing_requests,
-        **_HEALTH,
+        **_lifetime(config),
         **options,
     ).bind(config)
 

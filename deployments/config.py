@@ -202,6 +202,21 @@ class PipelineConfig(Settings):
     options: dict[str, Any] = Field({}, description="what the pipeline itself takes, such as where its weights are")
 
 
+class UpdateConfig(Settings):
+    """How replicas make way for others, when settings change or a stage is scaled down."""
+
+    drain_seconds: float = Field(
+        600.0, gt=0, description="how long a replica that stops goes on with the answers that it has begun"
+    )
+    max_surge_percent: int = Field(
+        100,
+        ge=0,
+        le=100,
+        description="replicas of a stage that an update may start before old ones stop, in % of all; they need room"
+        " beside the old ones; 0: old ones stop first, and requests wait",
+    )
+
+
 class AppConfig(Settings):
     """One model behind one endpoint."""
 
@@ -222,6 +237,7 @@ class AppConfig(Settings):
     auth: AuthConfig = AuthConfig()
     admission: AdmissionConfig = AdmissionConfig()
     uploads: UploadConfig = UploadConfig()
+    updates: UpdateConfig = UpdateConfig()
     ingress: IngressConfig = IngressConfig()
     shared: SharedConfig = SharedConfig()
     preprocess: PreprocessConfig = PreprocessConfig()

@@ -52,6 +52,7 @@ LOOPBACK = "127.0.0.1"
 HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
+_DRAIN_SECONDS = 10.0
 _LOG_FILE = "server.log"
 
 
@@ -129,13 +130,21 @@ def deployed_app(
     url = f"http://{_reachable(host)}:{port}"
     try:
         with _progress(say), _explaining_failure():
-            serve.run(build_app(config), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
+            serve.run(build_app(_impatient(config)), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
         _wait_until_ready(url)
         say("every stage is ready")
         yield url
     finally:
         say("shutting down")
         serve.delete(APP_NAME)
+
+
+def _impatient(config: AppConfig) -> AppConfig:
+    """Returns the settings with a short end for open streams, if the user has set none: somebody waits for the prompt
+    of a shell."""
+    if "drain_seconds" in config.updates.model_fields_set:
+        return config
+    return config.model_copy(update={"updates": config.updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})})
 
 
 def _variables(folder: Path, host: str) -> dict[str, str]:

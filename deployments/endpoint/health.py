@@ -29,6 +29,11 @@ class StageMonitor:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, own in stages.items() for handle in own]
 
+    async def known(self) -> None:
+        """Waits until every stage has answered once."""
+        while None in self._last_seen.values():
+            await asyncio.sleep(_STARTING_PERIOD_SECONDS)
+
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -1,8 +1,9 @@
 """The HTTP endpoint: which routes there are, and what they share."""
 
+import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -33,6 +34,9 @@ from deployments.pipeline.shared_items import SharedItems
 from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.server_log import join_server_log
 from deployments.stages.garbage_collection import skip_startup_objects
+
+_KNOWN_SECONDS = 300.0
+"""How long a new replica waits for its stages. One that waits longer answers, and says which stage is away."""
 
 
 class Ingress:
@@ -127,6 +131,10 @@ class Ingress:
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         self._shards.open()
         await self._pipeline.open()
+        # Ray Serve gives requests to the replica from here on.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KNOWN_SECONDS):
+                await self._monitor.known()
         skip_startup_objects()
         yield
         self._monitor.close()
