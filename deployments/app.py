@@ -6,7 +6,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
-from deployments.config import AppConfig, EncodeConfig, GenerateConfig
+from deployments.config import AppConfig, EncodeConfig, GenerateConfig, IngressConfig, PreprocessConfig, SharedConfig
 from deployments.endpoint.ingress import Ingress
 from deployments.shared.shared_state import SharedState
 from deployments.stages.encode_stage import Encode
@@ -26,7 +26,7 @@ def build_app(config: AppConfig) -> Application:
     preprocess = serve.deployment(
         Preprocess,
         name="Preprocess",
-        ray_actor_options=_process(config.preprocess.num_cpus),
+        ray_actor_options=_process(config.preprocess),
         # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
         max_ongoing_requests=most_items,
         autoscaling_config=AutoscalingConfig(
@@ -59,7 +59,7 @@ def build_app(config: AppConfig) -> Application:
         serve.ingress()(Ingress),
         name="Ingress",
         num_replicas=config.ingress.num_replicas,
-        ray_actor_options={"num_cpus": config.ingress.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
+        ray_actor_options=_small_process(config.ingress),
         max_ongoing_requests=config.max_ingress_calls,
         **_lifetime(config),
     ).bind(config, preprocess, encode, generate, *shards)
@@ -80,7 +80,7 @@ def _shard(config: AppConfig, number: int) -> serve.Deployment:
     return serve.deployment(
         SharedState,
         name=f"Shared-{number}",
-        ray_actor_options={"num_cpus": config.shared.num_cpus, "runtime_env": {"env_vars": MALLOC_VARIABLES}},
+        ray_actor_options=_small_process(config.shared),
         **_lifetime(config),
     )
 
@@ -92,25 +92,37 @@ def _engine_stage(
         stage,
         name=stage.__name__,
         num_replicas=settings.num_replicas,
-        ray_actor_options=_process(settings.num_cpus, settings.num_gpus),
+        ray_actor_options=_process(settings),
         max_ongoing_requests=settings.max_ongoing_requests,
         **_lifetime(config),
         **options,
     ).bind(config)
 
 
-def _process(num_cpus: float, num_gpus: float = 0) -> dict[str, Any]:
+def _small_process(settings: IngressConfig | SharedConfig) -> dict[str, Any]:
+    """Returns how Ray starts a process that computes nothing."""
+    variables = {"env_vars": MALLOC_VARIABLES}
+    return {"num_cpus": settings.num_cpus, "resources": settings.resources, "runtime_env": variables}
+
+
+def _process(settings: PreprocessConfig | EncodeConfig | GenerateConfig) -> dict[str, Any]:
     """Returns how Ray starts a process of a stage: on one machine it is forked from the template that fits it."""
-    can_fork = num_gpus == 0 and max(1, int(num_cpus)) == NUM_THREADS
+    num_gpus = 0 if isinstance(settings, PreprocessConfig) else settings.num_gpus
+    can_fork = num_gpus == 0 and max(1, int(settings.num_cpus)) == NUM_THREADS
     variables = MALLOC_VARIABLES | ({FORKED: "1"} if can_fork else {})
-    return {"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": {"env_vars": variables}}
+    return {
+        "num_cpus": settings.num_cpus,
+        "num_gpus": num_gpus,
+        "resources": settings.resources,
+        "runtime_env": {"env_vars": variables},
+    }
 
 
 def _bundles(settings: GenerateConfig) -> dict[str, Any]:
     """Returns a bundle for each rank, the replica's own first; Ray packs them on as few nodes as it can."""
     if settings.tensor_parallel_size == 1:
         return {}
-    reserved = {"CPU": settings.num_cpus, "GPU": settings.num_gpus}
+    reserved = {"CPU": settings.num_cpus, "GPU": settings.num_gpus, **settings.resources}
     bundle = {name: amount for name, amount in reserved.items() if amount}
     return {
         "placement_group_bundles": [bundle] * settings.tensor_parallel_size,

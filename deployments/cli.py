@@ -1,4 +1,4 @@
-"""The command line: `raylens serve`, `raylens demo`, `raylens key` and `raylens convert`."""
+"""The command line: `raylens serve`, `raylens demo`, `raylens node`, `raylens key` and `raylens convert`."""
 
 import argparse
 import importlib.metadata
@@ -13,6 +13,7 @@ from typing import Any
 
 from checkpoints import PICTURES
 from deployments import server_log
+from deployments.cluster_node import start_node
 from deployments.config_file import ConfigError, load_config
 from deployments.demo import run_demo
 from deployments.endpoint import api_keys
@@ -42,6 +43,15 @@ To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS
 _DEMO_HELP = """\
 Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
 long each stage took, and stop. Exits 1 when an answer is wrong.
+"""
+_NODE_HELP = """\
+Start Ray on this node of a cluster. All arguments go to `ray start`:
+
+  raylens node --head --port=6379
+  raylens node --address=10.0.0.1:6379
+
+Ray gets the environment that Raylens needs. What the node keeps is in ~/.raylens. All nodes need the same token in
+~/.ray/auth_token (`ray get-auth-token --generate`). clusters/ has files for `ray up` that do all of this.
 """
 _CONVERT_HELP = """\
 Copy a checkpoint, with the names of its weights as Raylens and transformers spell them.
@@ -148,6 +158,13 @@ def _convert(args: argparse.Namespace) -> int:
     return 0
 
 
+def _node(args: argparse.Namespace) -> int:
+    if args.arguments in ([], ["--help"], ["-h"]):
+        print(f"usage: raylens node ARGUMENT ...\n\n{_NODE_HELP}", end="")
+        return 0 if args.arguments else 2
+    return start_node(args.arguments)
+
+
 def _demo(args: argparse.Namespace) -> int:
     config = load_config(None, {})
     with running_app(config, host="127.0.0.1", port=free_port()) as url:
@@ -165,6 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
     demo.set_defaults(run=_demo)
+    node = commands.add_parser("node", help="start Ray on a node of a cluster", prefix_chars="+", add_help=False)
+    node.add_argument("arguments", nargs=argparse.REMAINDER)
+    node.set_defaults(run=_node)
     key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
     key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
     key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")

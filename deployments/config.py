@@ -1,6 +1,6 @@
 """The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,6 +13,14 @@ class Settings(BaseModel):
     """A group of settings. A misspelt field is an error: it never falls back to its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Resources = Annotated[
+    dict[str, Annotated[float, Field(ge=0)]],
+    Field(
+        description="custom resources of Ray reserved per replica, by which a stage finds its nodes, e.g. {cpu_node: 1}"
+    ),
+]
 
 
 class MediaConfig(Settings):
@@ -75,6 +83,7 @@ class IngressConfig(Settings):
 
     num_replicas: int = Field(1, ge=1, description="replicas, which share all but open connections; on a cluster some")
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
+    resources: Resources = {}
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
     allowed_hosts: tuple[str, ...] = Field(
         (), description="names in public DNS to which a server without API keys answers, e.g. vision.example.com"
@@ -90,6 +99,7 @@ class SharedConfig(Settings):
 
     shards: int = Field(1, ge=1, description="processes among which it is divided; on a cluster about one per node")
     num_cpus: float = Field(0.25, ge=0, description="CPUs reserved per shard")
+    resources: Resources = {}
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept, by all shards")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept, by all shards")
     max_names: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept, by all shards")
@@ -99,6 +109,7 @@ class PreprocessConfig(Settings):
     """The CPU stage. It scales by the work that waits in it: see `deployments.stages.pixel_scaling`."""
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
+    resources: Resources = {}
     niceness: int = Field(
         10, ge=0, le=19, description="how far its work on items gives way to others on its cores, see nice(1)"
     )
@@ -136,6 +147,7 @@ class EncodeConfig(Settings):
     num_replicas: int = Field(1, ge=1, description="replicas; each encodes other items, of one request too")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
+    resources: Resources = {}
     tower: VisionPartConfig = VisionPartConfig()
     projector: VisionPartConfig = VisionPartConfig()
     max_batch_patches: int | None = Field(
@@ -167,6 +179,7 @@ class GenerateConfig(Settings):
     num_gpus: float = Field(
         0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5: none shares one); 0: CPU"
     )
+    resources: Resources = {}
     engine: EngineSettings = Field(EngineSettings(), description="the engine of each replica")
     max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")

@@ -18,24 +18,12 @@ from typing import TextIO
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
 from deployments.private_files import keep_ray_token_private, private_folder
+from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.ray_session import ray_session
 from deployments.server_log import FILE_VARIABLE, shown
 from deployments.shared.uploads import FOLDER_VARIABLE
 from deployments.worker_template import worker_template
 
-# Ray's processes read these when they start. A reference that leaves Ray's sight would be pinned for ever, so Ray
-# raises an error instead. Metrics reach /metrics within seconds. HAProxy speaks HTTP instead of Ray's own proxy in
-# Python, which would pickle every byte of a body.
-RAY_ENVIRONMENT = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_allow_out_of_band_object_ref_serialization": "0",
-    "RAY_max_direct_call_object_size": "262144",  # bytes of tensors that travel with a call, not by the object store
-    "RAY_metrics_report_interval_ms": "4000",
-    "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # Ray's 0.1 costs an idle controller as much as all it does otherwise
-}
 _RARELY = {
     "RAY_memory_monitor_refresh_ms": "1000",
     "REPORTER_UPDATE_INTERVAL_MS": "10000",

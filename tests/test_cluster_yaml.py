@@ -5,6 +5,7 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from deployments.haproxy import haproxy_environment
-from deployments.local_cluster import RAY_ENVIRONMENT
+from deployments.ray_environment import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
@@ -73,23 +74,37 @@ def test_ray_starts_with_the_same_environment_as_on_one_machine(
 def test_haproxy_s_files_are_in_a_folder_of_the_user_alone(
     cluster: dict[str, Any], commands: str, tmp_path: Path
 ) -> None:
-    left_over = tmp_path / ".raylens" / "of the last time"
-    left_over.mkdir(parents=True)
+    left_over = tmp_path / ".raylens" / "of the last time.sock"
+    left_over.parent.mkdir()
+    left_over.touch()
     environment = run_with_fake_ray(cluster[commands], tmp_path)["environment"]
     folder = tmp_path / ".raylens"
-    expected = haproxy_environment(folder) | {
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(tmp_path / "bin" / "raylens-haproxy")
-    }
+    expected = haproxy_environment(folder)
     assert {name: environment.get(name) for name in expected} == expected
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert list(folder.iterdir()) == []
+    assert not left_over.exists()
+
+
+@pytest.mark.parametrize("commands", START_COMMANDS)
+def test_ray_asks_for_a_token_and_the_head_keeps_what_it_knows(
+    cluster: dict[str, Any], commands: str, tmp_path: Path
+) -> None:
+    uploads = tmp_path / ".raylens" / "uploads-0"
+    uploads.mkdir(parents=True)
+    environment = run_with_fake_ray(cluster[commands], tmp_path)["environment"]
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+    is_head = commands.startswith("head")
+    assert (environment.get("RAY_gcs_storage") == "rocksdb") == is_head
+    assert (environment.get("RAY_gcs_storage_path") == str(tmp_path / ".raylens" / "gcs")) == is_head
+    assert uploads.is_dir(), "what clients sent stays"
 
 
 @pytest.mark.parametrize("commands", START_COMMANDS)
 def test_ray_starts_in_the_working_copy_with_its_metrics_on_a_fixed_port(
     cluster: dict[str, Any], commands: str, tmp_path: Path
 ) -> None:
-    (working_copy,) = cluster["file_mounts"]
+    working_copy = next(iter(cluster["file_mounts"]))
     start = run_with_fake_ray(cluster[commands], tmp_path)
     assert start["folder"] == working_copy.replace("~", str(tmp_path))
     assert "--metrics-export-port=8080" in start["arguments"]
@@ -104,7 +119,7 @@ def test_workers_join_the_port_that_the_head_listens_on(cluster: dict[str, Any],
 
 def test_every_node_installs_the_versions_that_the_tests_run_with(cluster: dict[str, Any]) -> None:
     (constraints,) = re.findall(r"pip install -c (\S+) -e \.$", "\n".join(cluster["setup_commands"]), re.M)
-    assert cluster["file_mounts"] == {"~/raylens": "."}
+    assert cluster["file_mounts"]["~/raylens"] == "."
     assert (ROOT / constraints).is_file()
 
 
@@ -114,17 +129,18 @@ def run_with_fake_ray(commands: list[str], home: Path) -> dict[str, Any]:
     fake_ray.parent.mkdir(exist_ok=True)
     fake_ray.write_text('#!/bin/sh\n[ "$1" = start ] || exit 0\nprintf "%s\\0" "$PWD" "$*" "$(env)" > "$HOME/call"\n')
     fake_ray.chmod(0o755)
-    (fake_ray.parent / "raylens-haproxy").touch(0o755)
+    raylens = home / "bin" / "raylens"
+    raylens.write_text(f'#!/bin/sh\nexec {sys.executable} -m deployments "$@"\n')
+    raylens.chmod(0o755)
     (home / "raylens").mkdir(exist_ok=True)
     environment = {
         "HOME": str(home),
         "PATH": f"{fake_ray.parent}{os.pathsep}/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
         "RAY_HEAD_IP": "head.invalid",
     }
     for command in commands:
-        # Only an administrator may raise the limit on open files.
-        shell = f"ulimit() {{ :; }}; {command}"
-        subprocess.run(["bash", "-c", shell], env=environment, cwd=home, check=True, timeout=30)
+        subprocess.run(["bash", "-c", command], env=environment, cwd=home, check=True, timeout=30)
     folder, arguments, lines, _ = (home / "call").read_text().split("\0")
     return {
         "folder": folder,

@@ -55,8 +55,7 @@ def defined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Definition]:
         def record(name: str, description: str, *, tag_keys: tuple[str, ...] = (), **_: object) -> None:
             assert name.startswith(metrics.PREFIX)
             definition = Definition(name.removeprefix(metrics.PREFIX), kind, tag_keys)
-            assert definition.name not in found, f"{name} is defined twice"
-            found[definition.name] = definition
+            assert found.setdefault(definition.name, definition) == definition, f"{name} is defined in two ways"
 
         return record
 

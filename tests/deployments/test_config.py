@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import AppConfig
-from deployments.local_cluster import LOGGING, RAY_ENVIRONMENT
+from deployments.local_cluster import LOGGING
+from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.stages.encode_stage import part_config
 from deployments.stages.preprocess_stage import pipeline_choice
 from modeling.packed_linear import packable_dtypes

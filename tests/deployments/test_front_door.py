@@ -65,7 +65,7 @@ def test_files_are_the_servers_own(app_url: str) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((Path.home() / ".ray" / "auth_token").stat().st_mode) == 0o600
     assert list(folder.glob("*/admin.sock"))
-    assert list(folder.glob("raylens-uploads-*"))
+    assert list(folder.glob("uploads-*"))
 
 
 @needs_root

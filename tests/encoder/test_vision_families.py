@@ -23,6 +23,7 @@ from llm.loader import load_language_half
 from modeling.families import SERVED_FAMILIES, known_to, load_family
 from preprocess.schema import ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
+from tests.encoder.same_numbers import is_same
 from tests.encoder.small_vision import Prompt, Small
 from tests.small_models import make_checkpoint
 from tests.wemm_reference import names_in_halves
@@ -41,7 +42,7 @@ def encode(small: Small, half: PreTrainedModel, prompt: Prompt, items: list[Item
 
 def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     assert [one.shape for one in found] == [one.shape for one in expected]
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(is_same(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_all_that_preprocess_makes_for_the_decoder_is_encoded() -> None:

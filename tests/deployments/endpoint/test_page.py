@@ -478,6 +478,8 @@ def test_the_state_of_every_stage_is_shown(page: Page) -> None:
         "Ready",
         "Generate",
         "Ready",
+        "Shared",
+        "Ready",
     ]
     stages = {"preprocess": "ready", "encode": "unresponsive", "generate": "starting"}
     page.route("**/health", lambda route: route.fulfill(status=503, json={"ready": False, "stages": stages}))

@@ -119,7 +119,7 @@ def test_a_picture_sent_to_one_door_is_known_at_the_other(doors: list[Door]) -> 
 
 def test_sixteen_equal_pictures_at_both_doors_at_once_are_encoded_once(doors: list[Door], app_url: str) -> None:
     before = metric(app_url, "encoder_items_total")
-    picture = encoded(disc("blue", (96, 97), (36, 36)).resize((2500, 2500)), "BMP")
+    picture = encoded(disc("blue", (96, 97), (36, 36)).resize((1200, 1200)), "BMP")
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda number: doors[number % 2].ask(picture), range(4)))
     assert {colour_of(answer) for answer in answers} == {"blue"}

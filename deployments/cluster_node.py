@@ -1,0 +1,135 @@
+"""`raylens node`: starts Ray on one node of a cluster, with the environment that Raylens needs there.
+
+What this node keeps is in one folder, `~/.raylens`, of this user alone: HAProxy's files and sockets, uploaded files,
+and on the head node what Ray knows of the cluster, so that a head that comes back goes on with it.
+
+HAProxy outlives `ray stop` and `ray down`, and would keep the endpoint's port. So a small process stays beside Ray, and
+ends what is left once Ray has ended."""
+
+import hashlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from deployments.haproxy import haproxy_environment
+from deployments.ray_environment import RAY_ENVIRONMENT
+from deployments.shared.uploads import FOLDER_VARIABLE
+
+PACKAGES = ("cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments")
+_MARK = "started"
+"""Names the file with what the node was last started with."""
+_LOOK_SECONDS = 2.0
+_NUM_LOOKS = 2
+"""So often no raylet is seen until Ray has ended, and is not just starting anew."""
+
+
+def start_node(arguments: Sequence[str]) -> int:
+    """Runs `ray start` with the arguments and returns its exit status. If Ray runs here already, started with the same
+    arguments and the same code, nothing is done; else it is stopped first."""
+    folder = node_folder()
+    mark, kind = folder / _MARK, _kind_of_start(arguments)
+    if _ray_runs() and mark.is_file() and mark.read_text() == kind:
+        print("Ray runs on this node already, as it is asked to")
+        return 0
+    _ray(["stop"], os.environ)
+    end_orphans(folder)
+    for left_over in folder.iterdir():
+        if not left_over.is_dir():
+            left_over.unlink()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    environment = node_environment(folder, is_head="--head" in arguments) | os.environ
+    status = _ray(["start", *arguments], environment)
+    if status == 0:
+        mark.write_text(kind)
+        _stay_beside_ray(folder)
+    return status
+
+
+def node_folder() -> Path:
+    """Returns this node's folder, which is made if it is missing."""
+    folder = Path.home() / ".raylens"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def node_environment(folder: Path, *, is_head: bool) -> dict[str, str]:
+    """Returns the environment of Ray on a node. Its processes ask for the token in `~/.ray/auth_token`, which has to be
+    the same on all nodes."""
+    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder / "gcs")} if is_head else {}
+    if is_head:
+        (folder / "gcs").mkdir(mode=0o700, exist_ok=True)
+    return {
+        **RAY_ENVIRONMENT,
+        **haproxy_environment(folder),
+        **storage,
+        FOLDER_VARIABLE: str(folder),
+        "RAY_AUTH_MODE": "token",
+    }
+
+
+def end_orphans(folder: Path) -> None:
+    """Ends the HAProxy whose files are in the folder."""
+    for pid, words in _processes():
+        if Path(words[0]).name == "haproxy" and any(Path(word).is_relative_to(folder) for word in words):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def watch(folder: Path) -> None:
+    """Waits until Ray has ended on this node, and then ends its HAProxy, and Ray's agents, if they have stayed."""
+    num_unseen = 0
+    while num_unseen < _NUM_LOOKS:
+        time.sleep(_LOOK_SECONDS)
+        num_unseen = 0 if _ray_runs() else num_unseen + 1
+    end_orphans(folder)
+    _ray(["stop"], os.environ)
+
+
+def _ray(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    program = shutil.which("ray")
+    if program is None:
+        raise RuntimeError("there is no program `ray` here: run this in the environment that Raylens is installed in")
+    return subprocess.run([program, *arguments], env=environment, check=False).returncode
+
+
+def _ray_runs() -> bool:
+    return any(Path(words[0]).name == "raylet" for _, words in _processes())
+
+
+def _kind_of_start(arguments: Sequence[str]) -> str:
+    """Returns a hash of all that makes a difference: the arguments, the file of the autoscaler, and Raylens' code."""
+    digest = hashlib.sha256("\0".join(arguments).encode())
+    root = Path(__file__).parents[1]
+    files = sorted(file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    named = [Path(one.partition("=")[2]).expanduser() for one in arguments if one.startswith("--autoscaling-config=")]
+    for file in [*files, *(one for one in named if one.is_file())]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _stay_beside_ray(folder: Path) -> None:
+    command = [sys.executable, "-m", "deployments.cluster_node", str(folder)]
+    nowhere = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """Yields this user's processes, each with its command line."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if entry.stat().st_uid == os.geteuid() and words[0]:
+                yield int(entry.name), words
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]))
