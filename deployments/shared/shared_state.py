@@ -132,7 +132,7 @@ class _Customer:
         match message:
             case Ask(number) | Call(number):
                 self._work[number] = _Work(self._state, message, self._send)
-            case Close(number):
+            case Close(number) if number in self._work:
                 self._work.pop(number).close()
             case Forget(mm_hash, lost):
                 maker.forget(mm_hash, lost)

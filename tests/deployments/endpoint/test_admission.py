@@ -348,6 +348,17 @@ async def test_a_body_gets_what_another_replica_gives_back() -> None:
     await asyncio.wait_for(third, 1)
 
 
+async def test_the_leases_of_keys_that_have_gone_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_MAX_IDLE_KEYS", 2)
+    ledger = LocalLedger()
+    desk = Desk(ledger)
+    busy = desk.open("busy", caller("busy"))
+    await busy.enter(ONE, 0)
+    await desk.know(*map(caller, "abc"))
+    await settle()
+    assert {name for name in ledger.ledger._accounts if name.startswith("key")} == {"key busy", "key c"}
+
+
 async def test_a_queue_that_allows_nobody_lets_in_whom_there_is_room_for() -> None:
     desk = Desk(max_queued_requests=0)
     await desk.come("at once", caller("a"))
