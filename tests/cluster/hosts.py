@@ -105,10 +105,16 @@ class Host:
             self._unshare.wait(10)
 
     def _init(self, key: Path) -> str:
+        own = {Path("/tmp"): self.folder / "tmp", Path("/root"): self.home}
         shown = {Path(sys.base_prefix).resolve(), Path(__file__).parents[2], Path(sys.prefix).resolve()}
-        hidden = [path for path in shown if path.is_relative_to("/root")]
-        places = [(path, self.home / path.relative_to("/root")) for path in hidden]
+        places = [
+            (path, mine / path.relative_to(hidden))
+            for path in sorted(shown)
+            for hidden, mine in own.items()
+            if path.is_relative_to(hidden)
+        ]
         binds = "".join(f"mkdir -p {place}; mount --bind {path} {place}\n" for path, place in places)
+        binds += "".join(f"mount --rbind {mine} {hidden}\n" for hidden, mine in own.items())
         settings = (
             f"ListenAddress={self.address}",
             "PermitRootLogin=yes",
@@ -119,9 +125,7 @@ class Host:
         options = " ".join(f"-o {setting}" for setting in settings)
         return f"""set -e
 mount --make-rprivate /
-mount --bind {self.folder / "tmp"} /tmp
-{binds}mount --rbind {self.home} /root
-mount -t tmpfs -o size=4g tmpfs /dev/shm
+{binds}mount -t tmpfs -o size=4g tmpfs /dev/shm
 mkdir -p /run/sshd
 hostname {self.name}
 ip link set lo up

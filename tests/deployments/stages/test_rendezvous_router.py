@@ -476,11 +476,13 @@ def placement(handle: DeploymentHandle[Any]) -> dict[str, str]:
 
 
 def placement_on(handle: DeploymentHandle[Any], num_replicas: int) -> dict[str, str]:
-    """Which replica answers each key, once that many do."""
+    """Which replica answers each key, once that many do, and did already when the first key was asked."""
     deadline = time.monotonic() + TIMEOUT
-    while len(set((placed := placement(handle)).values())) != num_replicas:
+    before, placed = None, placement(handle)
+    while placed != before or len(set(placed.values())) != num_replicas:
         assert time.monotonic() < deadline, f"{Counter(placed.values())} for {num_replicas} replicas"
         time.sleep(0.1)
+        before, placed = placed, placement(handle)
     return placed
 
 
