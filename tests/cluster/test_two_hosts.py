@@ -180,6 +180,7 @@ def test_what_one_door_has_seen_the_other_knows(cluster: Cluster) -> None:
         assert found["stage_timings"]["embedding_cache_hits"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> None:
     """All stages are on the other host; only what holds the cluster together is on the head."""
