@@ -15,6 +15,8 @@ from deployments.shared.stage_calls import with_pending
 from deployments.stages.hand_over import ItemEmbeddings
 from preprocess.schema import ItemInfo
 
+_SETTLE_SECONDS = 0.5
+
 ResultT = TypeVar("ResultT")
 Infos = list[ItemInfo | ObjectRef]
 """The metadata of a request's items. There may be nothing yet behind a reference."""
@@ -99,6 +101,11 @@ class ItemsUnderWay:
                     self._media.forget(loaded, item.ref)
             self._start()
             await self._finished()
+
+    async def settled(self) -> None:
+        """Waits a moment for the shards to tell of items whose embeddings Generate has had. Else these would be taken
+        for items that nobody needs any more, and their times would be missing."""
+        await asyncio.wait([self._all], timeout=_SETTLE_SECONDS)
 
     async def meanwhile(self, work: Awaitable[ResultT]) -> ResultT:
         """Returns the result of `work`. Raises an item's failure as soon as there is one."""

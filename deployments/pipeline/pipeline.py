@@ -71,6 +71,8 @@ class Pipeline:
             else:
                 ready, answers = await self._render_and_begin(request, items, under_way, opened)
             while ready:
+                if any(piece.finish_reason is not None for piece in ready):
+                    await under_way.settled()
                 for piece in ready:
                     for stage, seconds in piece.seconds.items():
                         request.trace.add_seconds(stage, seconds)

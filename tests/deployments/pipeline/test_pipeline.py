@@ -1,9 +1,11 @@
 """A request's way through the stages, of which any may die before, between and after each hand-over."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from deployments.shared.stage_calls import StageFailedError, StageUnavailableErr
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
 from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt
+from tests.deployments.pipeline.local_items import LocalItems
 from tests.deployments.pipeline.stand_in_stages import Fate, Objects, StandInStages, answer, ask, request, stage_error
 from tests.waiting import until
 
@@ -32,6 +35,23 @@ async def test_a_request_goes_through_every_stage_once_and_its_trace_tells_of_it
     assert sent.trace.stage_seconds["prefill"] == 0.5
     assert sent.trace.stage_seconds["render"] == 0.25
     assert {"media_fetch", "render", "encode"} <= sent.trace.stage_seconds.keys()
+
+
+async def test_an_answer_that_is_faster_than_the_news_of_its_items_waits_for_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = LocalItems.embeddings_of
+
+    async def made_late(*arguments: Any) -> Any:
+        found = await made(*arguments)
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.2)
+        return found
+
+    monkeypatch.setattr(LocalItems, "embeddings_of", made_late)
+    sent = request()
+    async with aclosing(answer(StandInStages(), sent)) as pieces:
+        async for piece in pieces:
+            assert ("encode" in sent.trace.stage_seconds) == (piece.finish_reason is not None)
 
 
 async def test_what_preprocess_makes_goes_on_without_waiting_for_the_ingress_to_hear_of_it() -> None:
