@@ -4,6 +4,7 @@ Nothing of the machine itself is changed. The hosts share a bridge in the namesp
 `ray up` and the clients run. Root, iproute2, openssh and rsync are needed."""
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 NETWORK = "10.77.0"
 CONTROL = "ctl"
+HOME = Path(pwd.getpwuid(0).pw_dir)
+"""Of root, which each host has another of."""
 _PROGRAMS = ("unshare", "nsenter", "ip", "/usr/sbin/sshd", "ssh-keygen", "rsync")
 _START_SECONDS = 20.0
 
@@ -31,7 +34,7 @@ def missing() -> str | None:
 
 
 class Host:
-    """One host. `home`: its /root, as seen from outside."""
+    """One host. `home`: the home of its root, as seen from outside."""
 
     def __init__(self, name: str, number: int, folder: Path) -> None:
         self.name = name
@@ -60,8 +63,8 @@ class Host:
 
     def inside(self, command: str) -> list[str]:
         """Returns the command line that runs a shell command on the host."""
-        path = f"/root/venv/bin:{os.defpath}:/usr/sbin:/sbin"
-        environment = ["env", "-i", "HOME=/root", f"PATH={path}", "LANG=C.UTF-8", "TERM=xterm", *self.environment]
+        path = f"{HOME}/venv/bin:{os.defpath}:/usr/sbin:/sbin"
+        environment = ["env", "-i", f"HOME={HOME}", f"PATH={path}", "LANG=C.UTF-8", "TERM=xterm", *self.environment]
         return ["nsenter", "-t", str(self.pid), "-a", "--", *environment, "bash", "-c", f"cd; {command}"]
 
     def start(self, public_key: str) -> None:
@@ -81,7 +84,7 @@ class Host:
         init = self.folder / "init.sh"
         init.write_text(self._init(key))
         namespaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        environment = {"PATH": f"{os.defpath}:/usr/sbin:/sbin", "HOME": "/root", "LANG": "C.UTF-8"}
+        environment = {"PATH": f"{os.defpath}:/usr/sbin:/sbin", "HOME": str(HOME), "LANG": "C.UTF-8"}
         with (self.folder / "log").open("ab") as log:
             self._unshare = subprocess.Popen(
                 ["unshare", *namespaces, "bash", str(init)],
@@ -105,7 +108,7 @@ class Host:
             self._unshare.wait(10)
 
     def _init(self, key: Path) -> str:
-        own = {Path("/tmp"): self.folder / "tmp", Path("/root"): self.home}
+        own = {Path("/tmp"): self.folder / "tmp", HOME: self.home}
         shown = {Path(sys.base_prefix).resolve(), Path(__file__).parents[2], Path(sys.prefix).resolve()}
         places = [
             (path, mine / path.relative_to(hidden))
