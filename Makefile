@@ -30,7 +30,7 @@ test: compiler .venv/installed chromium hosts ## all tests but the slow and GPU 
 	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "cluster and not slow"
 
-test-slow: .venv/installed chromium ## the slow ones: long fuzzing, two thousand generated requests, further models
+test-slow: .venv/installed chromium hosts ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow
 
 chromium: ## the browser that the tests look at the page with, by apt where it is missing

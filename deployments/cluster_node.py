@@ -22,7 +22,7 @@ from deployments.haproxy import haproxy_environment
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.shared.uploads import FOLDER_VARIABLE
 
-PACKAGES = ("cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments")
+_PACKAGES = ("cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments")
 _MARK = "started"
 """Names the file with what the node was last started with."""
 _LOOK_SECONDS = 2.0
@@ -109,7 +109,7 @@ def _kind_of_start(arguments: Sequence[str]) -> str:
     """Returns a hash of all that makes a difference: the arguments, the file of the autoscaler, and Raylens' code."""
     digest = hashlib.sha256("\0".join(arguments).encode())
     root = Path(__file__).parents[1]
-    files = sorted(file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    files = sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py"))
     named = [Path(one.partition("=")[2]).expanduser() for one in arguments if one.startswith("--autoscaling-config=")]
     for file in [*files, *(one for one in named if one.is_file())]:
         digest.update(file.read_bytes())

@@ -33,6 +33,7 @@ from deployments.pipeline.shards import Shards
 from deployments.pipeline.shared_items import SharedItems
 from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.server_log import join_server_log
+from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
 
 _KNOWN_SECONDS = 300.0
@@ -52,10 +53,7 @@ class Ingress:
     ) -> None:
         """`shards`: a handle of each deployment of SharedState."""
         join_server_log("ingress")
-        for handle in (preprocess, encode, generate, *shards):
-            if not handle.is_initialized:  # an inline encoder's is that of Generate
-                # Calls are routed on this process's only loop. On a loop of its own, each would wait for two more hops.
-                handle._init(_run_router_in_separate_loop=False)
+        route_on_this_loop(preprocess, encode, generate, *shards)
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._metrics = IngressMetrics()

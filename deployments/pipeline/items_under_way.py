@@ -59,7 +59,7 @@ class ItemsUnderWay:
         self._loaded = items
         self._items: list[_Item] = []
         self._handed_over: list[ItemEmbeddings] = []
-        self._leases = ExitStack()
+        self._pins = ExitStack()
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -72,7 +72,7 @@ class ItemsUnderWay:
         await asyncio.wait([self._all])
         if not self._all.cancelled():
             self._all.exception()  # somebody has seen it, or needs it no more
-        self._leases.close()
+        self._pins.close()
 
     async def with_infos(self, call: Callable[[Infos], Awaitable[ResultT]]) -> ResultT:
         """Returns `call(infos)` with the metadata of all items, or references to it where Preprocess still works on
@@ -137,7 +137,7 @@ class ItemsUnderWay:
     def _start(self) -> None:
         self._items = [_Item() for _ in self._loaded]
         work = [
-            item.run(self._media.embeddings_of(self._request, loaded, item.note, self._leases))
+            item.run(self._media.embeddings_of(self._request, loaded, item.note, self._pins))
             for item, loaded in zip(self._items, self._loaded, strict=True)
         ]
         self._all = asyncio.create_task(all_or_none(work))

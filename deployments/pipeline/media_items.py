@@ -101,12 +101,12 @@ class MediaItems:
         return made.stored.info
 
     async def embeddings_of(
-        self, request: PipelineRequest, item: LoadedItem, on_pending: OnPending, leases: ExitStack
+        self, request: PipelineRequest, item: LoadedItem, on_pending: OnPending, pins: ExitStack
     ) -> StoredItem:
-        """Returns the item with its embeddings, which stay until `leases` is closed. See `ItemMaker.embeddings_of` for
+        """Returns the item with its embeddings, which stay until `pins` is closed. See `ItemMaker.embeddings_of` for
         `on_pending`."""
         with _naming(item.source):
-            made = await self._items.embeddings_of(item.order_of(request), on_pending, leases)
+            made = await self._items.embeddings_of(item.order_of(request), on_pending, pins)
         self._note(request, made.trace)
         if item.source.uuid is not None and item.content is not None:
             self._items.remember_name(request.cache_salt, item.source.uuid, item.hashed_content)

@@ -18,7 +18,6 @@ from deployments.shared.stage_calls import StageUnavailableError
 from deployments.stages.private_port import PortAddress, Reader, Writer, connect
 from deployments.stages.rendezvous_router import rank
 
-MAX_ATTEMPTS = 4
 _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _AWAY_SECONDS = 10.0
@@ -135,12 +134,12 @@ class ShardConnection:
             self._writer.write(pack(message))
 
     async def ask(
-        self, message: Callable[[int], FromIngress], leases: ExitStack, on_pending: OnPending = lambda pending: None
+        self, message: Callable[[int], FromIngress], pins: ExitStack, on_pending: OnPending = lambda pending: None
     ) -> Any:
-        """Sends `message(number)` and returns its result. What this refers to stays until `leases` is closed. Raises
+        """Sends `message(number)` and returns its result. What this refers to stays until `pins` is closed. Raises
         what the shard says, and ShardLostError."""
         number = next(self._numbers)
-        leases.callback(self.send, Close(number))
+        pins.callback(self.send, Close(number))
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._listeners[number] = on_pending
         try:

@@ -9,10 +9,11 @@ from typing import Protocol
 from ray import ObjectRef
 from ray.serve.metrics import Counter
 
-from deployments.pipeline.shards import MAX_ATTEMPTS, ShardLostError, Shards, unavailable
+from deployments.pipeline.shards import ShardLostError, Shards, unavailable
 from deployments.shared.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
 from deployments.shared.messages import Ask, Call, Forget, Remember
-from deployments.shared.object_contents import IN_MESSAGE_BYTES, sent
+from deployments.shared.stage_calls import MAX_ATTEMPTS
+from deployments.stages.object_contents import IN_MESSAGE_BYTES, sent
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -20,8 +21,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 class ItemSource(Protocol):
     """Where a request's items come from."""
 
-    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, leases: ExitStack) -> MadeItem:
-        """See `ItemMaker.embeddings_of`. What the references are to stays until `leases` is closed."""
+    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
+        """See `ItemMaker.embeddings_of`. What the references are to stays until `pins` is closed."""
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         """See `ItemMaker.processed_of`. Nothing keeps the tensors."""
@@ -43,12 +44,12 @@ class SharedItems:
         self._shards = shards
         self._items_recomputed = items_recomputed
 
-    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, leases: ExitStack) -> MadeItem:
-        return await self._order(order, on_pending, leases, is_encoded=True)
+    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
+        return await self._order(order, on_pending, pins, is_encoded=True)
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
-        with ExitStack() as leases:
-            return await self._order(order, lambda pending: None, leases, is_encoded=False)
+        with ExitStack() as pins:
+            return await self._order(order, lambda pending: None, pins, is_encoded=False)
 
     def forget(self, mm_hash: str, lost: ObjectRef) -> None:
         self._shards.send_to_all(Forget(mm_hash, lost))
@@ -59,12 +60,12 @@ class SharedItems:
     async def find_name(self, tenant: str, name: str) -> str | None:
         for _ in range(MAX_ATTEMPTS):
             shard = await self._shards.nearest(_name_key(tenant, name))
-            with suppress(ShardLostError), ExitStack() as leases:
-                found: str | None = await shard.ask(partial(Call, method="find_name", arguments=[tenant, name]), leases)
+            with suppress(ShardLostError), ExitStack() as pins:
+                found: str | None = await shard.ask(partial(Call, method="find_name", arguments=[tenant, name]), pins)
                 return found
         raise unavailable()
 
-    async def _order(self, order: ItemOrder, on_pending: OnPending, leases: ExitStack, *, is_encoded: bool) -> MadeItem:
+    async def _order(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack, *, is_encoded: bool) -> MadeItem:
         """Sends the order, without its content if that is large, and with it once the shard says that it needs it."""
         content = order.content
         is_large = isinstance(content, bytes) and len(content) > IN_MESSAGE_BYTES
@@ -72,7 +73,7 @@ class SharedItems:
         for _ in range(MAX_ATTEMPTS):
             shard = await self._shards.nearest(order.mm_hash)
             try:
-                made: MadeItem = await shard.ask(partial(Ask, is_encoded=is_encoded, order=asked), leases, on_pending)
+                made: MadeItem = await shard.ask(partial(Ask, is_encoded=is_encoded, order=asked), pins, on_pending)
                 return made
             except ContentMissingError:
                 if not isinstance(content, bytes):

@@ -6,8 +6,8 @@ from typing import Any
 
 from deployments.pipeline.shards import ShardLostError, Shards, unavailable
 from deployments.shared.messages import Call
-from deployments.shared.object_contents import received, sent
 from deployments.shared.uploads import Upload
+from deployments.stages.object_contents import received, sent
 
 
 class SharedUploads:
@@ -32,17 +32,19 @@ class SharedUploads:
         return upload
 
     async def read(self, tenant: str, file_id: str) -> bytes:
-        with ExitStack() as leases:
-            return await received(await self._call("read_file", tenant, file_id, leases=leases))
+        with ExitStack() as pins:
+            return await received(await self._ask(pins, "read_file", tenant, file_id))
 
     async def delete(self, tenant: str, file_id: str) -> None:
         await self._call("delete_file", tenant, file_id)
 
-    async def _call(self, method: str, tenant: str, *arguments: Any, leases: ExitStack | None = None) -> Any:
+    async def _call(self, method: str, tenant: str, *arguments: Any) -> Any:
+        with ExitStack() as pins:
+            return await self._ask(pins, method, tenant, *arguments)
+
+    async def _ask(self, pins: ExitStack, method: str, tenant: str, *arguments: Any) -> Any:
         shard = await self._shards.owner(tenant)
-        with ExitStack() as own:
-            try:
-                message = partial(Call, method=method, arguments=[tenant, *arguments])
-                return await shard.ask(message, own if leases is None else leases)
-            except ShardLostError as error:
-                raise unavailable() from error
+        try:
+            return await shard.ask(partial(Call, method=method, arguments=[tenant, *arguments]), pins)
+        except ShardLostError as error:
+            raise unavailable() from error

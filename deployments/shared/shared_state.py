@@ -35,10 +35,10 @@ from deployments.shared.messages import (
     Result,
 )
 from deployments.shared.named_contents import NamedContents
-from deployments.shared.object_contents import received, sent
-from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError
+from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
 from deployments.shared.uploads import Upload, Uploads
 from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.object_contents import received, sent
 from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer
 from deployments.stages.stage_messages import Heartbeat
 from preprocess.schema import InvalidRequestError
@@ -55,10 +55,7 @@ class SharedState:
         self, config: AppConfig, number: int, preprocess: DeploymentHandle[Any], encode: DeploymentHandle[Any]
     ) -> None:
         join_server_log("shared")
-        for handle in (preprocess, encode):
-            if not handle.is_initialized:  # an inline encoder's is that of Generate
-                # Calls are routed on this process's only loop. On a loop of its own, each would wait for two more hops.
-                handle._init(_run_router_in_separate_loop=False)
+        route_on_this_loop(preprocess, encode)
         self._metrics = ItemMetrics()
         calls = StageCalls(self._metrics.items_recomputed)
         self.maker = ItemMaker(config.shared, preprocess, encode, calls, self._metrics)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.metrics import Counter
 
 from deployments.stages.engine_loop import EngineDiedError
@@ -33,7 +33,7 @@ _CALL_ERRORS = (RayError, RayServeException)
 _LOSSES = (ObjectLostError, EmbeddingsLostError)
 # What a replica raises that cannot go on; another one can take its calls.
 _ENDS = (EngineDiedError, PiecesLostError)
-_MAX_ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]
 
@@ -127,7 +127,7 @@ class StageCalls:
         is_lost = isinstance(cause, _LOSSES)
         has_died = not _is_own(error) or isinstance(cause, _ENDS)
         can_help = make_lost_again is not None if is_lost else has_died
-        if not can_help or attempt == _MAX_ATTEMPTS - 1:
+        if not can_help or attempt == MAX_ATTEMPTS - 1:
             _raise_translated(error, stage)
         name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
@@ -136,6 +136,13 @@ class StageCalls:
             await make_lost_again()
         else:
             await asyncio.sleep(0.2 * 2**attempt)
+
+
+def route_on_this_loop(*handles: DeploymentHandle[Any]) -> None:
+    """Has calls routed on this process's only loop. On a loop of its own, each would wait for two more hops."""
+    for handle in handles:
+        if not handle.is_initialized:  # an inline encoder's is that of Generate
+            handle._init(_run_router_in_separate_loop=False)
 
 
 async def objects_of(

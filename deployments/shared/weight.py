@@ -1,8 +1,8 @@
 """What a request weighs, and what has been taken of a budget: in requests, bytes, pixels and tokens."""
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
-from operator import add, sub
+from dataclasses import dataclass, fields
+from operator import add, attrgetter, sub
 from typing import Self
 
 
@@ -22,10 +22,10 @@ class Weight:
         return self._combined(sub, other)
 
     def __floordiv__(self, number: int) -> Self:
-        return type(self)(*(one // number for one in astuple(self)))
+        return type(self)(*(one // number for one in _amounts(self)))
 
     def __bool__(self) -> bool:
-        return any(astuple(self))
+        return any(_amounts(self))
 
     def excess_over(self, other: Self) -> Self:
         """Returns what is more than in `other`, 0 where it is less."""
@@ -45,4 +45,7 @@ class Weight:
         return next((one.name for one in fields(self) if getattr(excess, one.name)), None)
 
     def _combined(self, operation: Callable[[int, int], int], other: Self) -> Self:
-        return type(self)(*map(operation, astuple(self), astuple(other)))
+        return type(self)(*map(operation, _amounts(self), _amounts(other)))
+
+
+_amounts = attrgetter(*(one.name for one in fields(Weight)))  # dataclasses.astuple takes twenty times as long

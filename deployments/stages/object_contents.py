@@ -1,4 +1,4 @@
-"""Contents of files on their way between an ingress and a shard: a large one goes through Ray's object store."""
+"""Contents of files on their way between processes: a large one goes through Ray's object store."""
 
 import asyncio
 

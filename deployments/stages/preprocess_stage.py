@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from ray import ObjectRef
-
 from deployments.config import AppConfig
 from deployments.metrics import PreprocessMetrics
 from deployments.server_log import join_server_log
@@ -17,6 +15,7 @@ from deployments.stages.free_memory import give_back_free_memory
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.item_queue import ItemQueue
 from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.object_contents import received
 from deployments.stages.pixel_scaling import CALL_PIXELS, PendingWork
 from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
@@ -69,7 +68,7 @@ class Preprocess:
         # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
         # collected.
         with self._pending.call(job.num_pixels):
-            content = (await job.content).tobytes() if isinstance(job.content, ObjectRef) else job.content
+            content = await received(job.content)
             info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job, content))
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed

@@ -251,16 +251,7 @@ async def _come_and_go(requests: list[Request], chance: random.Random) -> None:
             finally:
                 inside -= 1
 
-    tasks = [asyncio.create_task(run(request)) for request in requests]
-    for task in tasks:
-        if chance.random() < 0.2:
-            await asyncio.sleep(0)
-            task.cancel()
-    done, pending = await asyncio.wait(tasks, timeout=2)
-    assert not pending, "somebody waits for ever"
-    for task in done:
-        if not task.cancelled():
-            task.result()
+    await _all_end([asyncio.create_task(run(request)) for request in requests], chance)
     assert (admission.used, admission.num_waiting) == (Weight(), 0)
     assert all(quota.num_tickets == 0 for quota in admission._by_key.values())
 
@@ -406,13 +397,19 @@ async def _come_and_go_everywhere(requests: list[list[Request]], chance: random.
         nonlocal num_bytes
         num_bytes -= size
 
-    tasks = [asyncio.create_task(run(desk, one)) for desk, own in zip(desks, requests, strict=True) for one in own]
+    await _all_end(
+        [asyncio.create_task(run(desk, one)) for desk, own in zip(desks, requests, strict=True) for one in own], chance
+    )
+
+
+async def _all_end(tasks: "list[asyncio.Task[None]]", chance: random.Random) -> None:
+    """Waits for the clients, some of whom leave, and raises what one of them has found."""
     for task in tasks:
         if chance.random() < 0.2:
             await asyncio.sleep(0)
             task.cancel()
-    _, pending = await asyncio.wait(tasks, timeout=2)
+    done, pending = await asyncio.wait(tasks, timeout=10)
     assert not pending, "somebody waits for ever"
-    for task in tasks:
+    for task in done:
         if not task.cancelled():
             task.result()

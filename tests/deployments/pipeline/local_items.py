@@ -16,7 +16,7 @@ class LocalItems:
         self.maker = maker
         self.names = NamedContents(100)
 
-    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, leases: ExitStack) -> MadeItem:
+    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
         return await self.maker.embeddings_of(order, on_pending)
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:

@@ -33,10 +33,10 @@ class Media:
         self.given_back: list[str] = []
 
     async def embeddings_of(
-        self, request: object, item: LoadedItem, on_pending: OnPending, leases: ExitStack
+        self, request: object, item: LoadedItem, on_pending: OnPending, pins: ExitStack
     ) -> StoredItem:
         self.num_asked += 1
-        leases.callback(self.given_back.append, item.mm_hash)
+        pins.callback(self.given_back.append, item.mm_hash)
         made = stored(f"{item.mm_hash} of call {self.num_asked}")
         info: Any = self.info if self.info is not None else made.info
         on_pending(PendingItem(info, None))
