@@ -1,102 +1,115 @@
 """Builds the Ray Serve application: which deployment gets what, and which handle goes where."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig
 
-from deployments.config import AppConfig, EncodeConfig, GenerateConfig, IngressConfig, PreprocessConfig, SharedConfig
-from deployments.endpoint.ingress import Ingress
+from deployments.config import (
+    AppConfig,
+    EncodeConfig,
+    GenerateConfig,
+    IngressConfig,
+    PreprocessConfig,
+    ScaledConfig,
+    SharedConfig,
+)
+from deployments.deployment_versions import versioned
+from deployments.endpoint.ingress import REQUESTS, Ingress
 from deployments.shared.shared_state import SharedState
-from deployments.stages.encode_stage import Encode
+from deployments.stages.encode_stage import BATCHES, Encode
 from deployments.stages.free_memory import MALLOC_VARIABLES
-from deployments.stages.generate_stage import Generate
-from deployments.stages.pixel_scaling import pixel_scaling
-from deployments.stages.preprocess_stage import Preprocess
+from deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
+from deployments.stages.preprocess_stage import PIXELS, Preprocess
 from deployments.stages.rendezvous_router import rendezvous_routing
+from deployments.stages.work_scaling import scaling
 from deployments.start_worker import FORKED
 from deployments.worker_template import NUM_THREADS
+
+_MOST_HTTP_CALLS = 2**16
+"""The HTTP requests that Ray Serve lets through to a replica of the ingress: all. HAProxy bounds connections, and
+admission what they ask for."""
 
 
 def build_app(config: AppConfig) -> Application:
     """Builds the application of `config`, ready for `serve.run`. `serve.yaml` names this function as its import
     path."""
     most_items = config.admission.total.requests * (1 + config.media.limits.max_items)
-    preprocess = serve.deployment(
+    preprocess = _deployment(
         Preprocess,
-        name="Preprocess",
+        config,
         ray_actor_options=_process(config.preprocess),
         # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
         max_ongoing_requests=most_items,
-        autoscaling_config=AutoscalingConfig(
-            min_replicas=config.preprocess.min_replicas,
-            max_replicas=config.preprocess.max_replicas,
-            upscale_delay_s=3.0,
-            downscale_delay_s=60.0,
-            metrics_interval_s=1.0,
-            look_back_period_s=3.0,
-            policy=pixel_scaling(config.preprocess.target_megapixels),
-        ),
         request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
-        **_lifetime(config),
+        **_scaling(config, config.preprocess, {PIXELS: config.preprocess.target_megapixels * 1e6}),
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
-        generate = _engine_stage(
-            Generate,
-            config,
-            config.generate.model_copy(update={"max_ongoing_requests": most_items}),
-            request_router_config=rendezvous_routing(),
-            **_bundles(config.generate),
-        )
-        encode = generate
+        encode = generate = _generate(config, most_items, {BATCHES: config.encode.target_batches})
     else:
-        encode = _engine_stage(Encode, config, config.encode, request_router_config=rendezvous_routing())
-        generate = _engine_stage(Generate, config, config.generate, **_bundles(config.generate))
-    shards = [_shard(config, number).bind(config, number, preprocess, encode) for number in range(config.shared.shards)]
-    return serve.deployment(
+        encode = _deployment(
+            Encode,
+            config,
+            ray_actor_options=_process(config.encode),
+            max_ongoing_requests=config.encode.max_ongoing_requests,
+            request_router_config=rendezvous_routing(),
+            **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
+        ).bind(config)
+        generate = _generate(config, config.generate.max_ongoing_requests, {})
+    shards = [
+        # Each is a deployment of its own, since an ingress has to know which one it asks.
+        _deployment(SharedState, config, name=f"Shared-{number}", ray_actor_options=_small_process(config.shared)).bind(
+            config, number, preprocess, encode
+        )
+        for number in range(config.shared.shards)
+    ]
+    return _deployment(
         serve.ingress()(Ingress),
+        config,
         name="Ingress",
-        num_replicas=config.ingress.num_replicas,
         ray_actor_options=_small_process(config.ingress),
-        max_ongoing_requests=config.max_ingress_calls,
-        **_lifetime(config),
+        max_ongoing_requests=_MOST_HTTP_CALLS,
+        **_scaling(config, config.ingress, {REQUESTS: config.ingress.target_requests}),
     ).bind(config, preprocess, encode, generate, *shards)
 
 
-def _lifetime(config: AppConfig) -> dict[str, Any]:
-    """Returns how Ray Serve watches, replaces and stops replicas."""
-    return {
-        "health_check_period_s": 1.0,  # its default takes 10 s to notice a dead replica
-        "health_check_timeout_s": 10.0,
-        "graceful_shutdown_timeout_s": config.updates.drain_seconds,
-        "max_surge_percent": config.updates.max_surge_percent,
-    }
-
-
-def _shard(config: AppConfig, number: int) -> serve.Deployment:
-    """Each shard is a deployment of its own, since an ingress has to know which one it asks."""
-    return serve.deployment(
-        SharedState,
-        name=f"Shared-{number}",
-        ray_actor_options=_small_process(config.shared),
-        **_lifetime(config),
-    )
-
-
-def _engine_stage(
-    stage: type[Encode] | type[Generate], config: AppConfig, settings: EncodeConfig | GenerateConfig, **options: Any
-) -> Application:
-    return serve.deployment(
-        stage,
-        name=stage.__name__,
-        num_replicas=settings.num_replicas,
+def _generate(config: AppConfig, max_ongoing_requests: int, further_targets: Mapping[str, float]) -> Application:
+    settings = config.generate
+    targets = {PROMPT_TOKENS: settings.target_prompt_tokens, USAGE: settings.target_usage}
+    return _deployment(
+        Generate,
+        config,
         ray_actor_options=_process(settings),
-        max_ongoing_requests=settings.max_ongoing_requests,
-        **_lifetime(config),
-        **options,
+        max_ongoing_requests=max_ongoing_requests,
+        request_router_config=rendezvous_routing(),
+        **_scaling(config, settings, {**targets, **further_targets}),
+        **_bundles(settings),
     ).bind(config)
+
+
+def _deployment(replica: type[Any], config: AppConfig, *, name: str | None = None, **options: Any) -> serve.Deployment:
+    """Returns a deployment with its version, and with how Ray Serve watches, replaces and stops its replicas."""
+    deployment = serve.deployment(
+        replica,
+        name=name or replica.__name__,
+        health_check_period_s=1.0,  # its default takes 10 s to notice a dead replica
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=config.updates.drain_seconds,
+        max_surge_percent=config.updates.max_surge_percent,
+        **options,
+    )
+    return versioned(deployment, config)
+
+
+def _scaling(config: AppConfig, stage: ScaledConfig, targets: Mapping[str, float]) -> dict[str, Any]:
+    return scaling(
+        at_least=stage.min_replicas,
+        at_most=stage.max_replicas,
+        targets=targets,
+        down_delay_s=config.scaling.downscale_delay_s,
+    )
 
 
 def _small_process(settings: IngressConfig | SharedConfig) -> dict[str, Any]:

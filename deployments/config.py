@@ -1,6 +1,6 @@
 """The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -78,10 +78,25 @@ class UploadConfig(Settings):
     max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
 
 
-class IngressConfig(Settings):
-    """The HTTP endpoint."""
+class ScaledConfig(Settings):
+    """A deployment that Ray Serve scales by its work: see `deployments.stages.work_scaling`."""
 
-    num_replicas: int = Field(1, ge=1, description="replicas, which share all but open connections; on a cluster some")
+    min_replicas: int = Field(1, ge=1, description="replicas at rest")
+    max_replicas: int = Field(1, ge=1, description="replicas under load")
+
+    @model_validator(mode="after")
+    def _most_are_no_fewer(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}, but min_replicas {self.min_replicas}")
+        return self
+
+
+class IngressConfig(ScaledConfig):
+    """The HTTP endpoint. Its replicas share all but open connections."""
+
+    target_requests: float = Field(
+        100.0, gt=0, description="requests that are open per replica, which scaling aims at; streams are most of them"
+    )
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     resources: Resources = {}
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
@@ -105,8 +120,8 @@ class SharedConfig(Settings):
     max_names: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept, by all shards")
 
 
-class PreprocessConfig(Settings):
-    """The CPU stage. It scales by the work that waits in it: see `deployments.stages.pixel_scaling`."""
+class PreprocessConfig(ScaledConfig):
+    """The CPU stage."""
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     resources: Resources = {}
@@ -119,7 +134,6 @@ class PreprocessConfig(Settings):
     jpeg_draft: bool = Field(
         False, description="decode large JPEGs at a fraction of their size where the model makes all pictures small"
     )
-    min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(2, ge=1, description="replicas under load")
     target_megapixels: float = Field(
         17.0, gt=0, description="10^6 pixels in work per replica that scaling aims at; a 4K picture has 8.3"
@@ -141,10 +155,16 @@ class VisionPartConfig(Settings):
     )
 
 
-class EncodeConfig(Settings):
-    """The vision stage. Where `encoder` is inline, these settings are those of the vision half inside Generate."""
+class EncodeConfig(ScaledConfig):
+    """The vision stage. Each replica encodes other items, of one request, too. Where `encoder` is inline, these
+    settings are those of the vision half inside Generate."""
 
-    num_replicas: int = Field(1, ge=1, description="replicas; each encodes other items, of one request too")
+    min_replicas: int = Field(
+        1, ge=0, description="replicas at rest; 0: the first picture after a rest waits for one to start"
+    )
+    target_batches: float = Field(
+        4.0, gt=0, description="full batches in work or waiting per replica that scaling aims at"
+    )
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
     resources: Resources = {}
@@ -168,10 +188,18 @@ class EncodeConfig(Settings):
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one batch may take until the replica is ill")
 
 
-class GenerateConfig(Settings):
+class GenerateConfig(ScaledConfig):
     """The language stage."""
 
-    num_replicas: int = Field(1, ge=1, description="replicas")
+    target_prompt_tokens: float = Field(
+        8192.0, gt=0, description="tokens of prompts that wait per replica, which scaling aims at"
+    )
+    target_usage: float = Field(
+        0.8,
+        gt=0,
+        description="share of the KV cache or of engine.max_num_seqs in use per replica, whichever is more, that"
+        " scaling aims at",
+    )
     tensor_parallel_size: int = Field(
         1, ge=1, description="ranks per replica that the model is divided among, each a process"
     )
@@ -230,6 +258,14 @@ class UpdateConfig(Settings):
     )
 
 
+class ScalingConfig(Settings):
+    """How replicas come and go with the load. More of them start within two seconds of their being needed."""
+
+    downscale_delay_s: float = Field(
+        60.0, ge=0, description="seconds that a stage must need fewer replicas before one of them stops"
+    )
+
+
 class AppConfig(Settings):
     """One model behind one endpoint."""
 
@@ -251,6 +287,7 @@ class AppConfig(Settings):
     admission: AdmissionConfig = AdmissionConfig()
     uploads: UploadConfig = UploadConfig()
     updates: UpdateConfig = UpdateConfig()
+    scaling: ScalingConfig = ScalingConfig()
     ingress: IngressConfig = IngressConfig()
     shared: SharedConfig = SharedConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
@@ -295,19 +332,13 @@ class AppConfig(Settings):
         return 32 if self.part_dtype_name(part) == "float32" else 16
 
     @property
-    def max_ingress_calls(self) -> int:
-        """Returns how many HTTP requests Ray Serve lets through at once. The number leaves room for health and metrics
-        beside the requests that admission decides on."""
-        return 2 * (self.admission.total.requests + self.admission.max_queued_requests) + 256
-
-    @property
     def num_reserved_cpus(self) -> float:
         """Returns the CPUs that all replicas reserve together when every stage is scaled up."""
-        encode = 0.0 if self.encoder == "inline" else self.encode.num_replicas * self.encode.num_cpus
+        encode = 0.0 if self.encoder == "inline" else self.encode.max_replicas * self.encode.num_cpus
         return (
-            self.ingress.num_replicas * self.ingress.num_cpus
+            self.ingress.max_replicas * self.ingress.num_cpus
             + self.shared.shards * self.shared.num_cpus
             + self.preprocess.max_replicas * self.preprocess.num_cpus
             + encode
-            + self.generate.num_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus
+            + self.generate.max_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus
         )

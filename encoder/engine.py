@@ -61,6 +61,11 @@ class EncoderEngine:
         self._graphs = make_graphs(self._model, self._family, config)
         self._launched: deque[_Launched] = deque()
 
+    def num_batches(self, modality: str, tensors: ItemTensors) -> float:
+        """Returns how much work an item is, in full batches. Raises InvalidRequestError for a modality that the encoder
+        does not take."""
+        return self._rules(modality).num_patches(self._model.config, tensors) / self._scheduler.max_batch_patches
+
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
         """Encodes one item to measure the memory of a patch, and bounds batches so that activations stay below
         `max_bytes`.

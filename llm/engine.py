@@ -179,6 +179,7 @@ class LLMEngine:
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
+            num_lacking_tokens=self._scheduler.num_lacking_tokens,
             kv_cache_usage=self._block_manager.usage,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,

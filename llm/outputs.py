@@ -53,12 +53,13 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine: numbers of sequences and the share of KV blocks in use (0 to 1). Since the start: the
-    numbers of preemptions and of steps, the seconds that all steps took, and how many tokens were guessed and how many
-    of these were right."""
+    """A snapshot of the engine: numbers of sequences, how many tokens of prompts are still to be computed, and the
+    share of KV blocks in use (0 to 1). Since the start: the numbers of preemptions and of steps, the seconds that all
+    steps took, and how many tokens were guessed and how many of these were right."""
 
     num_running: int
     num_waiting: int
+    num_lacking_tokens: int
     kv_cache_usage: float
     num_preemptions: int
     num_steps: int

@@ -106,6 +106,13 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def num_lacking_tokens(self) -> int:
+        """The tokens of prompts that are still to be computed. Other threads may ask, too."""
+        waiting = sum(sequence.num_tokens for sequence in list(self.waiting))
+        begun = [sequence.num_uncomputed_tokens for sequence in list(self.running)]
+        return waiting + sum(lacking for lacking in begun if lacking > 1)
+
     def add(self, sequence: Sequence) -> None:
         sequence.arrival_number = self._num_arrived
         self._num_arrived += 1

@@ -12,6 +12,8 @@ from deployments.endpoint.admission import Admission
 from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.errors import add_error_handlers
 from deployments.endpoint.gate import Gate
+from deployments.endpoint.ingress import REQUESTS
+from deployments.stages.work_scaling import PendingWork
 from tests.local_ledger import LocalLedger
 
 
@@ -34,6 +36,7 @@ def gated(api: FastAPI, environment: Mapping[str, str] | None = None, **settings
         origins=["https://known.example"],
         hosts=["raylens.example"],
         access_log=AccessLog(lambda stage, code: errors.append((stage, code))),
+        open_requests=PendingWork(REQUESTS),
     )
     client = GatedClient(api, base_url="http://raylens.example", raise_server_exceptions=False)
     client.errors = errors

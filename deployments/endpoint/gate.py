@@ -21,6 +21,7 @@ from deployments.endpoint.api_keys import ApiKeys, Caller
 from deployments.endpoint.errors import AccessError, response_for
 from deployments.pipeline.long_texts import LongTexts
 from deployments.shared.weight import Weight
+from deployments.stages.work_scaling import PendingWork
 from preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -56,9 +57,10 @@ class Gate:
         origins: Sequence[str],
         hosts: Sequence[str],
         access_log: AccessLog,
+        open_requests: PendingWork,
     ) -> None:
         """`origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in
-        public DNS."""
+        public DNS. `open_requests` counts the requests that are not answered yet."""
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -66,6 +68,7 @@ class Gate:
         self._admission = admission
         self._config = config
         self._access_log = access_log
+        self._open_requests = open_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +77,7 @@ class Gate:
         state = scope.setdefault("state", {})
         headers = Headers(scope=scope)
         state["request_id"] = _request_id(headers)
-        with self._access_log.entry(scope) as entry:
+        with self._open_requests.call(1), self._access_log.entry(scope) as entry:
             try:
                 await self._pass(scope, headers, receive, _naming_ignored(state, entry.noting(send)))
             except Exception as error:

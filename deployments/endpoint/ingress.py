@@ -35,7 +35,9 @@ from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.server_log import join_server_log
 from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.work_scaling import PendingWork
 
+REQUESTS = "requests"
 _KNOWN_SECONDS = 300.0
 """How long a new replica waits for its stages. One that waits longer answers, and says which stage is away."""
 
@@ -56,6 +58,7 @@ class Ingress:
         route_on_this_loop(preprocess, encode, generate, *shards)
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
+        self._open_requests = PendingWork(REQUESTS)
         self._metrics = IngressMetrics()
         self._monitor = StageMonitor(
             {"shared": shards, "preprocess": [preprocess], "generate": [generate]}
@@ -120,10 +123,15 @@ class Ingress:
             origins=origins,
             hosts=self._config.ingress.allowed_hosts,
             access_log=AccessLog(self._metrics.count_error),
+            open_requests=self._open_requests,
         )
         if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return api
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns what `deployments.stages.work_scaling` scales by."""
+        return self._open_requests.stats()
 
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:

@@ -18,6 +18,7 @@ from deployments.stages.preprocess_stage import load_model_processor, pipeline_c
 from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
+from deployments.stages.work_scaling import PendingWork
 
 if TYPE_CHECKING:
     from encoder.config import PartConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
+BATCHES = "batches"
 _CALLS_OF_A_STEP = 3
 """A step's time, in calls of a multimodal pipeline that take too long: a batch, one of its items alone, all else."""
 PROFILED_IMAGE = (448, 448)
@@ -68,6 +70,7 @@ class Encode:
             initializer=partial(give_way_to_answers, ENCODER_NICENESS),
         )
         self._metrics = EncodeMetrics()
+        self._pending = PendingWork(BATCHES)
         self._details = kernels_in_use(config.part_device(settings.tower))
         skip_startup_objects()
 
@@ -81,10 +84,10 @@ class Encode:
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         status = "aborted"
         try:
-            async with aclosing(
-                self._loop.stream(request_id, lambda id_: self._engine.add_request(id_, modality, tensors))
-            ) as outputs:
-                (output,) = await anext(outputs)
+            stream = self._loop.stream(request_id, lambda id_: self._engine.add_request(id_, modality, tensors))
+            with self._pending.call(self._engine.num_batches(modality, tensors)):
+                async with aclosing(stream) as outputs:
+                    (output,) = await anext(outputs)
             status = "ok" if output.error is None else "error"
         except Exception:
             status = "error"
@@ -99,6 +102,10 @@ class Encode:
         self._metrics.batch_size.observe(output.batch_size)
         yield PackedTensor.pack(output.embeddings)
         yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns what `deployments.stages.work_scaling` scales by."""
+        return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat(self._loop.heartbeat_age, details=self._details)

@@ -119,6 +119,11 @@ class EngineLoop(Generic[OutputT]):
         return not self._thread.is_alive()
 
     @property
+    def num_requests(self) -> int:
+        """The streams that are open."""
+        return len(self._outputs)
+
+    @property
     def heartbeat_age(self) -> float:
         """Seconds since the engine's thread last showed life, between two steps or while idle."""
         return time.monotonic() - self._last_beat

@@ -22,6 +22,7 @@ from deployments.stages.preprocess_stage import load_model_processor, rendered
 from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
+from deployments.stages.work_scaling import CALLS
 from llm.config import EngineConfig
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ProcessedPrompt
@@ -29,6 +30,10 @@ from preprocess.schema import ProcessedPrompt
 if TYPE_CHECKING:
     from llm.outputs import RequestOutput
     from preprocess.items import ItemProcessor
+
+
+PROMPT_TOKENS = "prompt_tokens"
+USAGE = "usage"
 
 
 class Generate:
@@ -70,6 +75,7 @@ class Generate:
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
         self._ranks = ranks
+        self._max_num_seqs = settings.engine.max_num_seqs
         self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
         self._details = kernels_in_use(config.generate_device)
@@ -167,6 +173,15 @@ class Generate:
     async def heartbeat(self) -> Heartbeat:
         encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()
         return Heartbeat(max(self._loop.heartbeat_age, encoder.age_s), details=self._details)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns what `deployments.stages.work_scaling` scales by."""
+        stats, encoder = self._engine.stats, {}
+        if self._encoder is not None:
+            encoder = await self._encoder.record_autoscaling_stats()
+        num_sequences = stats.num_running + stats.num_waiting
+        usage = max(stats.kv_cache_usage, num_sequences / self._max_num_seqs)
+        return encoder | {PROMPT_TOKENS: stats.num_lacking_tokens, USAGE: usage, CALLS: self._loop.num_requests}
 
     def check_health(self) -> None:
         self._loop.check_health()

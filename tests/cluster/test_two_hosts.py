@@ -132,7 +132,7 @@ def serve_file(placement: dict[str, str]) -> dict[str, Any]:
     served: dict[str, Any] = yaml.safe_load((ROOT / "serve.yaml").read_text())
     served["http_options"] = {"host": "0.0.0.0", "port": PORT}
     args = served["applications"][0]["args"]
-    args["ingress"] |= {"num_replicas": 2, "num_cpus": 0.1}
+    args["ingress"] |= {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.1}
     args["shared"] |= {"shards": 2, "num_cpus": 0.1}
     for stage, host in placement.items():
         args[stage]["resources"] = {host: 1}

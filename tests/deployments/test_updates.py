@@ -1,4 +1,5 @@
-"""New settings come while requests are under way: `serve deploy` restarts replicas, and no client notices."""
+"""New settings come while requests are under way: `serve deploy` restarts the replicas that they concern, and no client
+notices."""
 
 import copy
 import threading
@@ -14,19 +15,30 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.local_cluster import APP_NAME, LOGGING, free_port, local_ray
 from tests.pictures import disc, encoded, user_message
+from tests.replicas import replica_pids
 from tests.waiting import wait_until
 
+STAGES = ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")
 COLOURS = ["red", "green", "blue"]
 DRAINING_SECONDS = "10"
 """The least that a replica of the ingress goes on after its end was decided, so that HAProxy hears of it. One machine,
 which nobody updates, does without."""
+FOR_THE_INGRESS = {"admission": {"max_queued_requests": 100}}
+
+
+def replicas(number: int) -> dict[str, int]:
+    return {"min_replicas": number, "max_replicas": number}
+
+
 UPDATES: list[dict[str, Any]] = [
-    {"admission": {"max_queued_requests": 100}},
-    {"ingress": {"num_replicas": 2, "num_cpus": 0.1}},  # scaled up and, at the end, down
-    {"generate": {"max_ongoing_requests": 200}, "encode": {"num_cpus": 0.5}},
-    {"preprocess": {"target_megapixels": 20}, "shared": {"num_cpus": 0.1, "max_names": 100}},
-    {"ingress": {"num_replicas": 1, "num_cpus": 0.1}},
+    FOR_THE_INGRESS,
+    {"ingress": {**replicas(2), "num_cpus": 0.1}},
+    {"generate": {"engine": {"max_num_seqs": 48}}, "encode": {"num_cpus": 0.5}},
+    {"preprocess": {**replicas(2), "niceness": 5}, "encode": replicas(2), "generate": replicas(2)},
+    {"ingress": {"num_cpus": 0.1}, "shared": {"num_cpus": 0.1, "max_names": 100}}
+    | {stage: replicas(1) for stage in ("preprocess", "encode", "generate")},
 ]
+"""New arguments, places and numbers of replicas; the last one scales every stage down."""
 
 
 class Cluster:
@@ -130,10 +142,13 @@ class Clients:
 @pytest.mark.timeout(400)
 def test_no_request_is_lost_when_settings_change(cluster: Cluster) -> None:
     cluster.deploy({})
+    before = {name: replica_pids(name) for name in STAGES}
     with Clients(cluster.url, num_answers=8) as clients:
         time.sleep(1)
-        cluster.deploy(UPDATES[0])
+        cluster.deploy(FOR_THE_INGRESS)
+        after = {name: replica_pids(name) for name in STAGES}
     assert clients.wrong == []
+    assert {name for name in STAGES if before[name] != after[name]} == {"Ingress"}
     assert clients.num_short > 50
     assert clients.num_long >= 2
 

@@ -32,7 +32,7 @@ def app_config(shapes: str) -> AppConfig:
     return AppConfig.model_validate(
         {
             "model": shapes,
-            "ingress": {"num_replicas": 2, "num_cpus": 0.1},
+            "ingress": {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.1},
             "shared": {"shards": 2, "num_cpus": 0.1},
             "admission": {"total": {"requests": 64, "bytes": MOST_BYTES, "pixels": 2**31, "tokens": 2**22}},
         }

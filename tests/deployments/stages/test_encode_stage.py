@@ -36,7 +36,7 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
         "model": checkpoint,
         "served_model_name": "small",
         "shared": {"embedding_cache_bytes": 0},
-        "encode": {"num_replicas": 2, "num_cpus": 0.5, "activation_bytes": 3500 * PATCH_BYTES},
+        "encode": {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.5, "activation_bytes": 3500 * PATCH_BYTES},
     }
     return AppConfig.model_validate(settings)
 

@@ -1,4 +1,4 @@
-"""Replicas by the pixels that wait: the policy's arithmetic, and the preprocess stage as it is served on a real Ray."""
+"""Replicas by the work that waits: the policy's arithmetic, and the preprocess stage as it is served on a real Ray."""
 
 import asyncio
 import math
@@ -24,17 +24,9 @@ from ray.serve.schema import ApplicationStatus
 from deployments.app import build_app
 from deployments.config import AppConfig
 from deployments.ray_session import ray_session
-from deployments.stages.pixel_scaling import (
-    CALL_PIXELS,
-    PENDING_CALLS,
-    PENDING_PIXELS,
-    PendingWork,
-    PixelScaling,
-    desired_replicas,
-    pixel_scaling,
-    queued_pixels,
-)
+from deployments.stages.preprocess_stage import CALL_PIXELS, PIXELS
 from deployments.stages.stage_messages import ItemJob
+from deployments.stages.work_scaling import CALLS, PendingWork, WorkScaling, desired_replicas, scaling, with_queued
 from preprocess.pixel_count import count_pixels
 from preprocess.schema import ChatPrompt
 from tests.pictures import disc, encoded
@@ -45,37 +37,39 @@ PIXELS_4K = 3840 * 2160
 HUGE_SIDE = 5000  # pixels
 IN_FLIGHT = 12  # below `max_ongoing_requests`: no call queues, so none hides what it weighs
 
-amounts = st.floats(0, 1e12)
-targets = st.floats(1e3, 1e10)
+shares = st.floats(0, 1e6)
+TOKENS = "tokens"
 
 
 # The policy
 
 
-@given(amounts, targets, st.integers(1, 4), st.integers(4, 100))
-def test_each_replica_has_the_target_or_less(pixels: float, target: float, at_least: int, at_most: int) -> None:
-    desired = desired_replicas(pixels, target, at_least=at_least, at_most=at_most)
+@given(shares, st.booleans(), st.integers(0, 4), st.integers(4, 100))
+def test_each_replica_has_the_target_or_less(share: float, has_queue: bool, at_least: int, at_most: int) -> None:
+    desired = desired_replicas(share, has_queue=has_queue, at_least=at_least, at_most=at_most)
     assert at_least <= desired <= at_most
-    assert desired == at_most or pixels <= desired * target
-    assert desired == at_least or pixels > (desired - 1) * target
+    assert desired == at_most or share <= desired
+    assert desired <= max(at_least, int(has_queue)) or share > desired - 1
+    assert desired > 0 or not has_queue
 
 
-@given(amounts, amounts, targets)
-def test_more_pixels_never_mean_fewer_replicas(fewer: float, more: float, target: float) -> None:
-    desired = [desired_replicas(pixels, target, at_least=1, at_most=50) for pixels in sorted((fewer, more))]
+@given(shares, shares, st.booleans())
+def test_more_work_never_means_fewer_replicas(fewer: float, more: float, has_queue: bool) -> None:
+    desired = [desired_replicas(share, has_queue=has_queue, at_least=0, at_most=50) for share in sorted((fewer, more))]
     assert desired == sorted(desired)
 
 
-def test_what_queues_is_like_what_is_pending() -> None:
-    assert queued_pixels(30, pending_pixels=200.0, pending_calls=10) == 600.0
-    assert queued_pixels(30, pending_pixels=0.0, pending_calls=0) == 0.0
+def test_what_queues_is_like_what_is_in_replicas() -> None:
+    assert with_queued(200.0, num_calls=10, num_queued=30) == 800.0
+    assert with_queued(0.0, num_calls=0, num_queued=30) == 0.0
 
 
-def context(queued: float = 0.0, bounds: tuple[int, int] = (1, 10), **replicas: tuple[float, float]) -> Any:
-    """What the policy reads of Serve's context; `replicas` have (megapixels, calls) pending."""
+def context(queued: float = 0.0, bounds: tuple[int, int] = (1, 10), **replicas: tuple[float, ...]) -> Any:
+    """What the policy reads of Serve's context; `replicas` have (megapixels, calls), and some also tokens."""
     metrics = {
-        PENDING_PIXELS: {name: megapixels * 1e6 for name, (megapixels, _) in replicas.items()},
-        PENDING_CALLS: {name: calls for name, (_, calls) in replicas.items()},
+        PIXELS: {name: work[0] * 1e6 for name, work in replicas.items()},
+        CALLS: {name: work[1] for name, work in replicas.items()},
+        TOKENS: {name: work[2] for name, work in replicas.items() if len(work) > 2},
     }
     return SimpleNamespace(
         aggregated_metrics=metrics if replicas else {},
@@ -97,31 +91,41 @@ def context(queued: float = 0.0, bounds: tuple[int, int] = (1, 10), **replicas: 
         (context(a=(16, 16), queued=16), 2),
         (context(a=(1.6, 16), queued=100), 1),
         (context(a=(1700, 16), queued=100), 10),
+        (context(a=(0, 1, 10), b=(0, 1, 11)), 3),  # by the unit that needs the most
+        (context(a=(50, 1, 10)), 3),
+        (context(bounds=(0, 10)), 0),
+        (context(bounds=(0, 10), queued=1), 1),  # the first call behind a rest
+        (context(bounds=(0, 10), a=(1, 1)), 1),
     ],
 )
 def test_the_policy_sums_over_replicas_and_queues(given_context: Any, desired: int) -> None:
-    assert PixelScaling(target_megapixels=17.0)(given_context) == (desired, {})
+    assert WorkScaling({PIXELS: 17e6, TOKENS: 10.0})(given_context) == (desired, {})
 
 
 @pytest.mark.parametrize(("field", "desired"), [("aggregated_metrics", 1), ("total_queued_requests", 2)])
 def test_what_serve_does_not_know_counts_as_nothing(field: str, desired: int) -> None:
     unknown = context(queued=100, a=(34, 2))
     setattr(unknown, field, None)
-    assert PixelScaling(17.0)(unknown) == (desired, {})
+    assert WorkScaling({PIXELS: 17e6})(unknown) == (desired, {})
 
 
 def test_the_default_has_room_for_two_4k_pictures() -> None:
     target = AppConfig().preprocess.target_megapixels
     desired = [
-        PixelScaling(target)(context(a=(number * (PIXELS_4K + CALL_PIXELS) / 1e6, number))) for number in range(1, 4)
+        WorkScaling({PIXELS: target * 1e6})(context(a=(number * (PIXELS_4K + CALL_PIXELS) / 1e6, number)))
+        for number in range(1, 4)
     ]
     assert desired == [(1, {}), (1, {}), (2, {})]
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
 def test_an_impossible_target_is_refused(target: float) -> None:
-    with pytest.raises(ValueError, match="target_megapixels"):
-        pixel_scaling(target)
+    with pytest.raises(ValueError, match="the target of tokens is"):
+        scaling(at_least=1, at_most=2, targets={TOKENS: target}, down_delay_s=1.0)
+
+
+def test_a_stage_of_a_fixed_size_is_not_scaled() -> None:
+    assert scaling(at_least=2, at_most=2, targets={TOKENS: 1.0}, down_delay_s=1.0) == {"num_replicas": 2}
 
 
 # What is pending in a replica
@@ -129,17 +133,17 @@ def test_an_impossible_target_is_refused(target: float) -> None:
 
 def test_a_call_counts_until_it_ends_in_whichever_way() -> None:
     async def main() -> None:
-        pending = PendingWork()
+        pending = PendingWork(TOKENS)
         ends = [asyncio.Event() for _ in range(3)]
 
-        async def work(end: asyncio.Event, pixels: int, error: Exception | None = None) -> None:
-            with pending.call(pixels):
+        async def work(end: asyncio.Event, amount: float, error: Exception | None = None) -> None:
+            with pending.call(amount):
                 await end.wait()
                 if error is not None:
                     raise error
 
-        tasks = [asyncio.create_task(work(ends[0], 1)), asyncio.create_task(work(ends[1], 10, ValueError()))]
-        tasks.append(asyncio.create_task(work(ends[2], 100)))
+        tasks = [asyncio.create_task(work(ends[0], 0.1)), asyncio.create_task(work(ends[1], 0.2, ValueError()))]
+        tasks.append(asyncio.create_task(work(ends[2], 0.3)))
         await asyncio.sleep(0)
         seen = [pending.stats()]
         for stop in (ends[0].set, ends[1].set, tasks[2].cancel):
@@ -147,14 +151,9 @@ def test_a_call_counts_until_it_ends_in_whichever_way() -> None:
             await asyncio.sleep(0.01)
             seen.append(pending.stats())
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert [
-            (stats[PENDING_CALLS], stats[PENDING_PIXELS] - stats[PENDING_CALLS] * CALL_PIXELS) for stats in seen
-        ] == [
-            (3, 111),
-            (2, 110),
-            (1, 100),
-            (0, 0),
-        ]
+        assert [stats[CALLS] for stats in seen] == [3, 2, 1, 0]
+        assert [stats[TOKENS] for stats in seen] == pytest.approx([0.6, 0.5, 0.3, 0.0])
+        assert seen[-1][TOKENS] == 0.0
 
     asyncio.run(main())
 
@@ -238,7 +237,7 @@ def test_many_small_calls_leave_one_replica(preprocess: DeploymentHandle[Any]) -
         deadline = time.monotonic() + 9.0
         while time.monotonic() < deadline:
             assert num_replicas() == 1
-            waiting.append(pending(preprocess)[PENDING_CALLS])
+            waiting.append(pending(preprocess)[CALLS])
             time.sleep(0.2)
     assert statistics.mean(waiting) > IN_FLIGHT / 2
 
@@ -246,16 +245,16 @@ def test_many_small_calls_leave_one_replica(preprocess: DeploymentHandle[Any]) -
 def test_items_count_from_their_arrival_until_they_fail_or_are_cancelled(preprocess: DeploymentHandle[Any]) -> None:
     with pytest.raises(RayTaskError):
         process(preprocess, BROKEN)
-    assert pending(preprocess) == {PENDING_PIXELS: 0, PENDING_CALLS: 0}
+    assert pending(preprocess) == {PIXELS: 0, CALLS: 0}
     responses = [preprocess.options(stream=True).process_item.remote(HUGE) for _ in range(10)]
     deadline = time.monotonic() + TIMEOUT
-    while (stats := pending(preprocess))[PENDING_CALLS] < 6:
+    while (stats := pending(preprocess))[CALLS] < 6:
         assert time.monotonic() < deadline
-    assert stats[PENDING_PIXELS] == stats[PENDING_CALLS] * (HUGE_SIDE**2 + CALL_PIXELS)
+    assert stats[PIXELS] == stats[CALLS] * (HUGE_SIDE**2 + CALL_PIXELS)
     started = time.monotonic()
     for response in responses:
         response.cancel()
-    while pending(preprocess)[PENDING_CALLS] > 0:
+    while pending(preprocess)[CALLS] > 0:
         assert time.monotonic() < started + TIMEOUT
     assert time.monotonic() - started < 1.0  # the item in work, at most, is waited for
 

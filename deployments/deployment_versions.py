@@ -1,0 +1,85 @@
+"""Which settings concern which deployment. Ray Serve starts a deployment's replicas anew when its version changes.
+
+By itself Ray Serve gives all deployments one version, a hash of the whole file: any other argument would start every
+stage anew, load every model and empty every cache. Here a deployment's version is a hash of the settings that its
+replicas read. Settings of scaling and limits of calls, which only Ray Serve reads, are part of no version: Ray Serve
+applies them to the replicas that run.
+
+This replaces a private class of Ray, which is pinned; the tests run a real cluster."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Set
+from typing import Any
+
+from pydantic import PrivateAttr
+from ray import serve
+from ray.serve._private.config import DeploymentConfig
+
+from deployments.config import AppConfig, GenerateConfig, SharedConfig
+
+_Excluded = Mapping[str, bool | Set[str]]
+
+_OF_SCALING = {
+    "min_replicas",
+    "max_replicas",
+    "target_requests",
+    "target_megapixels",
+    "target_batches",
+    "target_prompt_tokens",
+    "target_usage",
+}
+_OF_CALLS = {"max_ongoing_requests", "max_ongoing_items"}
+_OF_RAY_ALONE = _OF_SCALING | _OF_CALLS
+_OF_RAY: _Excluded = {"updates": True, "scaling": True}
+_OF_INGRESS: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
+_OF_EVERY_STAGE: _Excluded = {"preprocess": _OF_RAY_ALONE, "encode": _OF_RAY_ALONE, "generate": _OF_RAY_ALONE}
+_GENERATE_BUT_DEVICE = set(GenerateConfig.model_fields) - {"num_gpus"}
+"""An inline encoder's device, and with it the dtype of pixels, is that of Generate."""
+_STAGE = {**_OF_RAY, **_OF_INGRESS, **_OF_EVERY_STAGE, "shared": True, "uploads": True}
+_DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
+    # A replica of the endpoint is replaced, never changed in place: Ray Serve takes one that is being changed out of
+    # HAProxy's list, and the only one would leave nobody who answers.
+    "Ingress": {
+        "preprocess": True,
+        "encode": True,
+        "generate": True,
+        "uploads": True,
+        "updates": True,
+        "shared": set(SharedConfig.model_fields) - {"shards"},
+    },
+    # The caches hold what Preprocess and Encode have made with their settings.
+    "Shared": {**_OF_RAY, **_OF_INGRESS, **_OF_EVERY_STAGE, "generate": _GENERATE_BUT_DEVICE},
+    "Preprocess": {**_STAGE, "generate": _GENERATE_BUT_DEVICE},
+    "Encode": {**_STAGE, "generate": True},
+    "Generate": _STAGE,
+}
+"""By the first part of a deployment's name, what may change without its replicas being started anew. A setting that is
+not named here concerns every deployment."""
+
+
+def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployment:
+    """Returns the deployment with the version that the settings give it."""
+    config_of_ray = deployment._deployment_config
+    own = _VersionedConfig.model_construct(config_of_ray.model_fields_set, **dict(config_of_ray))
+    own._own_version = version_of(deployment.name, config)
+    deployment._deployment_config = own
+    return deployment
+
+
+def version_of(name: str, config: AppConfig) -> str:
+    """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits."""
+    excluded: Any = _DOES_NOT_CONCERN[name.partition("-")[0]]
+    concerning = config.model_dump(mode="json", exclude=excluded)
+    return hashlib.sha256(json.dumps(concerning, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class _VersionedConfig(DeploymentConfig):
+    """Ray Serve's options of a deployment, which keep their own version when Ray Serve sets another on the way to its
+    controller."""
+
+    _own_version: str = PrivateAttr()
+
+    def to_proto(self) -> Any:
+        self.version = self._own_version
+        return super().to_proto()
