@@ -27,6 +27,8 @@ from deployments.stages.work_scaling import scaling
 from deployments.start_worker import FORKED
 from deployments.worker_template import NUM_THREADS
 
+_HEARTBEATS = 64
+"""The room of a replica for heartbeats: each ingress has one under way."""
 _MOST_HTTP_CALLS = 2**16
 """The HTTP requests that Ray Serve lets through to a replica of the ingress: all. HAProxy bounds connections, and
 admission what they ask for."""
@@ -47,17 +49,17 @@ def build_app(config: AppConfig) -> Application:
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
-        encode = generate = _generate(config, most_items, {BATCHES: config.encode.target_batches})
+        room = {"max_ongoing_requests": most_items, "request_router_config": rendezvous_routing()}
+        encode = generate = _generate(config, room, {BATCHES: config.encode.target_batches})
     else:
         encode = _deployment(
             Encode,
             config,
             ray_actor_options=_process(config.encode),
-            max_ongoing_requests=config.encode.max_ongoing_requests,
-            request_router_config=rendezvous_routing(),
+            **_limited(config.encode, "encode"),
             **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
         ).bind(config)
-        generate = _generate(config, config.generate.max_ongoing_requests, {})
+        generate = _generate(config, _limited(config.generate, "generate"), {})
     shards = [
         # Each is a deployment of its own, since an ingress has to know which one it asks.
         _deployment(SharedState, config, name=f"Shared-{number}", ray_actor_options=_small_process(config.shared)).bind(
@@ -75,15 +77,14 @@ def build_app(config: AppConfig) -> Application:
     ).bind(config, preprocess, encode, generate, *shards)
 
 
-def _generate(config: AppConfig, max_ongoing_requests: int, further_targets: Mapping[str, float]) -> Application:
+def _generate(config: AppConfig, room: Mapping[str, Any], further_targets: Mapping[str, float]) -> Application:
     settings = config.generate
     targets = {PROMPT_TOKENS: settings.target_prompt_tokens, USAGE: settings.target_usage}
     return _deployment(
         Generate,
         config,
         ray_actor_options=_process(settings),
-        max_ongoing_requests=max_ongoing_requests,
-        request_router_config=rendezvous_routing(),
+        **room,
         **_scaling(config, settings, {**targets, **further_targets}),
         **_bundles(settings),
     ).bind(config)
@@ -101,6 +102,15 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str | None = Non
         **options,
     )
     return versioned(deployment, config)
+
+
+def _limited(settings: EncodeConfig | GenerateConfig, method: str) -> dict[str, Any]:
+    """Returns how many calls of `method` a replica takes. Other calls are heartbeats, which go past those that wait for
+    room."""
+    return {
+        "max_ongoing_requests": settings.max_ongoing_requests + _HEARTBEATS,
+        "request_router_config": rendezvous_routing(limits={method: settings.max_ongoing_requests}),
+    }
 
 
 def _scaling(config: AppConfig, stage: ScaledConfig, targets: Mapping[str, float]) -> dict[str, Any]:

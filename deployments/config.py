@@ -106,6 +106,9 @@ class IngressConfig(ScaledConfig):
     health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at the stages")
     first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
     health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
+    away_timeout_s: float = Field(
+        5.0, gt=0, description="seconds that requests wait for a stage that is down or has no replica"
+    )
 
 
 class SharedConfig(Settings):

@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
-from deployments.config import AppConfig, GenerateConfig, SharedConfig
+from deployments.config import AppConfig, EncodeConfig, GenerateConfig, SharedConfig
 
 _Excluded = Mapping[str, bool | Set[str]]
 
@@ -42,7 +42,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     # HAProxy's list, and the only one would leave nobody who answers.
     "Ingress": {
         "preprocess": True,
-        "encode": True,
+        "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
         "generate": True,
         "uploads": True,
         "updates": True,

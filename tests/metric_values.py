@@ -17,3 +17,10 @@ def exported(url: str, name: str, headers: Mapping[str, str] | None = None, **la
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics", headers=headers).text)
     samples = [sample for family in families for sample in family.samples if sample.name == total]
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def gauge(url: str, name: str) -> float:
+    """The sum of a gauge over all processes that have set it."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    values: list[float] = [one.value for family in families for one in family.samples if one.name == f"raylens_{name}"]
+    return sum(values)

@@ -131,6 +131,12 @@ class AnyGenerationFields(MediaFields):
     ignore_eos: bool = False
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
     priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
+    timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="seconds until the request is given up, in place of x-request-timeout-s",
+    )
     request_id: RequestId | None = Field(None, description="makes up the answer's id, in place of x-request-id")
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
 

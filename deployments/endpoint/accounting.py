@@ -53,6 +53,12 @@ class RequestAccount:
         if piece.finish_reason not in (None, "stop", "length"):
             raise StageFailedError("generate", f"the engine ended the request with {piece.finish_reason!r}")
 
+    def begin_again(self) -> None:
+        """Forgets the pieces so far: the answers are made anew."""
+        self._last_pieces.clear()
+        for request in self.requests:
+            request.trace.clear()
+
     def finish_reason(self, index: int) -> str | None:
         return self._last_pieces[index][0].finish_reason
 

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from deployments.api.wire import RequestBody
 from deployments.endpoint.admission import Ticket
 from deployments.endpoint.api_keys import Caller
+from deployments.endpoint.deadline import Deadline, seconds_in
 from deployments.pipeline.long_texts import LongTexts
 from preprocess.schema import InvalidRequestError
 
@@ -18,12 +19,15 @@ from preprocess.schema import InvalidRequestError
 class Call:
     """What `deployments.endpoint.gate` knows of a request.
 
+    `arrived_at`: when it came, in seconds of the event loop's clock. `timeout_s`: the seconds that its header gives it.
     `texts`: the long texts of its body. `fail` takes the reason why an answer that has begun does not go on; the log
     names it. `ignore` takes the names of fields that no route reads; the answer's header and the log name them.
     """
 
     request_id: str
     ticket: Ticket
+    arrived_at: float = 0.0
+    timeout_s: float | None = None
     texts: LongTexts = field(default_factory=LongTexts)
     fail: Callable[[Exception], None] = lambda error: None
     ignore: Callable[[Sequence[str]], None] = lambda names: None
@@ -35,6 +39,10 @@ class Call:
     @property
     def cache_salt(self) -> str:
         return self.caller.cache_salt
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns until when the request may take. `timeout_s`: the seconds that its body gives it, if it does."""
+        return Deadline(self.arrived_at, self.timeout_s if timeout_s is None else timeout_s)
 
     def check_fields(self, body: RequestBody) -> None:
         """Reports the fields of `body` that the server does not know. Raises InvalidRequestError if the client asked
@@ -51,7 +59,15 @@ class Call:
 async def _call_of(request: Request) -> Call:
     state = request.state
     note = partial(setattr, state)
-    return Call(state.request_id, state.ticket, state.texts, partial(note, "error"), partial(note, "ignored_fields"))
+    return Call(
+        state.request_id,
+        state.ticket,
+        state.arrived_at,
+        seconds_in(request.headers),
+        state.texts,
+        partial(note, "error"),
+        partial(note, "ignored_fields"),
+    )
 
 
 HttpCall = Annotated[Call, Depends(_call_of)]

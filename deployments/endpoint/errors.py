@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.api.wire import ErrorBody, ErrorResponse
 from deployments.endpoint.admission import OverloadedError
+from deployments.endpoint.deadline import DeadlineError
 from deployments.shared.stage_calls import PlugInFailedError, StageError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
@@ -34,7 +35,7 @@ _RETRY_SECONDS = 2.0
 """The time after which a stage may be available again: about as long as Ray Serve takes to replace a replica."""
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503)
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503, 504)
 }
 """The errors that a route may answer with, for its documentation. 422 is never sent, but without an entry FastAPI would
 describe its own."""
@@ -64,6 +65,7 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(InvalidRequestError, _on_error)
     api.add_exception_handler(StageUnavailableError, _on_error)
     api.add_exception_handler(OverloadedError, _on_error)
+    api.add_exception_handler(DeadlineError, _on_error)
     api.add_exception_handler(Exception, _on_error)
     api.add_exception_handler(RequestValidationError, _on_invalid_body)
     api.add_exception_handler(HTTPException, _on_http_error)
@@ -80,6 +82,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
         return 429, _body(str(error), "rate_limit_error", code=f"overloaded_{error.reason}")
     if isinstance(error, StageUnavailableError):
         return 503, _body(f"{error}, try again", "server_error", code="stage_unavailable")
+    if isinstance(error, DeadlineError):
+        return 504, _body(str(error), "timeout_error", code="deadline_exceeded")
     if isinstance(error, PlugInFailedError):
         return 500, _body(str(error), "server_error", code="plug_in_failed")
     return 500, _body("internal error, see the server's log", "server_error")

@@ -77,6 +77,7 @@ class Gate:
         state = scope.setdefault("state", {})
         headers = Headers(scope=scope)
         state["request_id"] = _request_id(headers)
+        state["arrived_at"] = asyncio.get_running_loop().time()
         with self._open_requests.call(1), self._access_log.entry(scope) as entry:
             try:
                 await self._pass(scope, headers, receive, _naming_ignored(state, entry.noting(send)))

@@ -1,12 +1,14 @@
 """The routes that generate text: chat completions, completions and responses."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Self, TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
 
 from deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from deployments.api.completions import Completion, CompletionRequest
@@ -17,7 +19,9 @@ from deployments.endpoint.answer import Answer, Pieces
 from deployments.endpoint.call import Call, HttpCall
 from deployments.endpoint.chat_answer import ChatAnswer
 from deployments.endpoint.completion_answer import CompletionAnswer
+from deployments.endpoint.deadline import Deadline, DeadlineError
 from deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from deployments.endpoint.health import StageMonitor
 from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.response_answer import ResponseAnswer
@@ -27,10 +31,12 @@ from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.shared.stage_calls import StageUnavailableError
+from deployments.shared.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError, Prompt, ToolCallFormat
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest)
 
@@ -43,12 +49,14 @@ class GenerationRoutes:
     def __init__(
         self,
         model: ModelStatus,
+        monitor: StageMonitor,
         pipeline: Pipeline,
         metrics: IngressMetrics,
         weighed: WeighedRequests,
         first_token_timeout_s: float,
     ) -> None:
         self._model = model
+        self._monitor = monitor
         self._pipeline = pipeline
         self._metrics = metrics
         self._weighed = weighed
@@ -83,7 +91,7 @@ class GenerationRoutes:
             account.num_answers = params.n
             await self._enter(call, body, account)
             echoes = await self._echoes(body) if body.echo else None
-            return await self._answer(call, body, account, CompletionAnswer(body, account, echoes))
+            return await self._answer(call, body, account, lambda: CompletionAnswer(body, account, echoes))
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. The server keeps nothing of it."""
@@ -106,13 +114,13 @@ class GenerationRoutes:
             account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
             account.num_answers = params.n
             await self._enter(call, body, account)
-            return await self._answer(call, body, account, make_answer(body, account, form))
+            return await self._answer(call, body, account, lambda: make_answer(body, account, form))
 
     async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         self._model.ready_processor()  # before it waits
         weight = self._weighed.weigh(account.requests, self._model.max_model_len)
-        await call.ticket.enter(weight, _priority(call, body))
+        await call.deadline(body.timeout_s).wait_for(call.ticket.enter(weight, _priority(call, body)))
 
     def _request(
         self,
@@ -138,20 +146,48 @@ class GenerationRoutes:
             prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
         ]
 
-    async def _answer(self, call: Call, body: AnyGenerationFields, account: RequestAccount, answer: Answer) -> Response:
+    async def _answer(
+        self, call: Call, body: AnyGenerationFields, account: RequestAccount, make_answer: Callable[[], Answer]
+    ) -> Response:
+        deadline = call.deadline(body.timeout_s)
+        if not body.stream:
+            completion = await self._complete(account, deadline, make_answer)
+            account.finish()
+            return Response(completion.model_dump_json(), media_type="application/json")
+        async with AsyncExitStack() as stack:
+            pieces = await self._begin(account, deadline, stack)
+            events = self._events(call, body, account, make_answer(), pieces, stack.pop_all())
+            return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
+
+    async def _begin(self, account: RequestAccount, deadline: Deadline, stack: AsyncExitStack) -> "_AccountedPieces":
+        """Returns the pieces, which `stack` closes, once the first of them is there. The status line waits for it:
+        whatever fails before it is a proper HTTP error."""
         processor = self._model.ready_processor()
         streams = [self._pipeline.run(request, processor) for request in account.requests]
-        async with AsyncExitStack() as stack:
-            answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)
-            pieces = _AccountedPieces(await stack.enter_async_context(aclosing(answers)), account)
-            # The status line waits for the first piece: whatever fails before it is a proper HTTP error.
+        answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)
+        pieces = _AccountedPieces(await stack.enter_async_context(aclosing(answers)), account, deadline)
+        stages = {stage for request in account.requests for stage in request.stages}
+        async with self._monitor.while_there(stages):
             await pieces.wait_for_first(self._first_token_timeout_s)
-            if body.stream:
-                events = self._events(call, body, account, answer, pieces, stack.pop_all())
-                return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
-            completion = await answer.complete(pieces)
-            account.finish()
-        return Response(completion.model_dump_json(), media_type="application/json")
+        return pieces
+
+    async def _complete(
+        self, account: RequestAccount, deadline: Deadline, make_answer: Callable[[], Answer]
+    ) -> BaseModel:
+        """Returns the whole answer. If a replica dies in the middle of it, nobody has seen any of it, and it is made
+        again elsewhere."""
+        for attempt in range(MAX_ATTEMPTS):
+            async with AsyncExitStack() as stack:
+                pieces = await self._begin(account, deadline, stack)
+                try:
+                    return await make_answer().complete(pieces)
+                except StageUnavailableError as error:
+                    if attempt == MAX_ATTEMPTS - 1:
+                        raise
+                    logger.warning("request %s: %s, making its answer again", account.request_id, error)
+                    self._metrics.items_recomputed.inc(tags={"stage": error.stage, "reason": "AnswerLost"})
+            account.begin_again()
+        raise AssertionError("the last attempt returns or raises")
 
     async def _events(
         self,
@@ -178,11 +214,12 @@ class GenerationRoutes:
 
 class _AccountedPieces:
     """The pieces of a client's answers. Each is accounted for when it comes. A caller can wait for the first piece, and
-    the iterator still yields it."""
+    the iterator still yields it. Raises DeadlineError when the client's time is over."""
 
-    def __init__(self, answers: AsyncGenerator[GeneratedText], account: RequestAccount) -> None:
+    def __init__(self, answers: AsyncGenerator[GeneratedText], account: RequestAccount, deadline: Deadline) -> None:
         self._answers = answers
         self._account = account
+        self._deadline = deadline
         self._first: GeneratedText | None = None
 
     async def wait_for_first(self, timeout_s: float) -> None:
@@ -190,6 +227,8 @@ class _AccountedPieces:
         try:
             async with asyncio.timeout(timeout_s):
                 self._first = await anext(self)
+        except DeadlineError:
+            raise
         except TimeoutError:
             raise StageUnavailableError("generate", f"no token after {timeout_s:g} s") from None
 
@@ -200,7 +239,7 @@ class _AccountedPieces:
         if (first := self._first) is not None:
             self._first = None
             return first
-        piece = await anext(self._answers)
+        piece = await self._deadline.wait_for(anext(self._answers))
         self._account.add(piece)
         return piece
 

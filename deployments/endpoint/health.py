@@ -1,33 +1,53 @@
 """Watches whether every stage is alive. The ingress asks the stages in the background, so that `/health` answers at
-once."""
+once, and a request need not wait for a stage that has been away for some time."""
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.shared.stage_calls import StageUnavailableError, num_running_replicas
 from deployments.stages.stage_messages import Heartbeat, ServedModel
 
+_LOOK_SECONDS = 0.25
+_LEAST_SECONDS = 1.0
 _STARTING_PERIOD_SECONDS = 0.1
 
 
 class StageMonitor:
-    """Asks each stage for its heartbeat every `period_s`, and more often before its first one. A stage is ready while
-    its last heartbeat is recent and its engine was moving then. One that has several deployments is while one of these
-    is. Create the monitor on a running event loop."""
+    """Asks each stage for its heartbeat every `period_s`, and more often before its first one.
+
+    A stage is ready while its last heartbeat is not older than `timeout_s`, its engine was moving then, and it has a
+    replica. One that has several deployments is while one of these is. The stages in `may_rest` are ready without a
+    replica, too: the first call starts one, so they are not asked then. Create the monitor on a running event loop."""
 
     def __init__(
-        self, stages: Mapping[str, Sequence[DeploymentHandle[Any]]], *, period_s: float, timeout_s: float
+        self,
+        stages: Mapping[str, Sequence[DeploymentHandle[Any]]],
+        *,
+        period_s: float,
+        timeout_s: float,
+        away_timeout_s: float,
+        may_rest: Collection[str] = (),
     ) -> None:
+        """`away_timeout_s`: how long requests wait for a stage that is not ready."""
+        self._stages = stages
         self._period_s = period_s
         self._timeout_s = timeout_s
+        self._away_timeout_s = away_timeout_s
+        self._may_rest = may_rest
         self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
+        self._last_answer: dict[str, float] = {}
+        self._away_since: dict[str, float] = {}
+        self._waits: set[_Wait] = set()
         self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, own in stages.items() for handle in own]
+        self._tasks.append(loop.create_task(self._look_for_away()))
 
     async def known(self) -> None:
         """Waits until every stage has answered once."""
@@ -40,12 +60,13 @@ class StageMonitor:
 
     def saw(self, stage: str) -> None:
         """Notes that a stage has answered a request: under load a heartbeat may have to queue behind the work."""
-        self._last_seen[stage] = time.monotonic()
+        self._last_seen[stage] = self._last_answer[stage] = time.monotonic()
 
     def states(self) -> dict[str, str]:
-        """Returns the state of each stage: "ready", "starting" (never seen) or "unresponsive"."""
+        """Returns the state of each stage: "ready", "starting" (never seen), "absent" (it has no replica) or
+        "unresponsive"."""
         now = time.monotonic()
-        return {name: self._state(seen, now) for name, seen in self._last_seen.items()}
+        return {name: self._state(name, now) for name in self._stages}
 
     def details(self) -> dict[str, dict[str, str]]:
         """Returns what each stage has told of itself, if it has told anything."""
@@ -55,20 +76,85 @@ class StageMonitor:
     def is_ready(self) -> bool:
         return all(state == "ready" for state in self.states().values())
 
-    def _state(self, seen: float | None, now: float) -> str:
+    @asynccontextmanager
+    async def while_there(self, stages: Collection[str]) -> AsyncIterator[None]:
+        """Raises StageUnavailableError out of what the block waits for, once one of the stages has been away for
+        `away_timeout_s`. It gives the block a second in any case: a request whose items are all in a cache is answered
+        without the stages that make them."""
+        wait = _Wait(stages)
+        self._waits.add(wait)
+        try:
+            async with wait.timeout:
+                yield
+        except TimeoutError:
+            if wait.missing is None:
+                raise  # the block's own
+            raise StageUnavailableError(wait.missing, f"the {wait.missing} stage is not available") from None
+        finally:
+            self._waits.discard(wait)
+
+    def _given_up(self, stages: Collection[str]) -> str | None:
+        """Returns the first of the stages that has been away for too long."""
+        limit = time.monotonic() - self._away_timeout_s
+        return next((stage for stage in stages if self._away_since.get(stage, limit) < limit), None)
+
+    def _state(self, name: str, now: float) -> str:
+        seen = self._last_seen[name]
         if seen is None:
             return "starting"
+        if not self._has_replica(name):
+            return "ready" if name in self._may_rest else "absent"
         return "ready" if now - seen < self._timeout_s else "unresponsive"
+
+    def _is_away(self, name: str, now: float) -> bool:
+        """Returns whether calls of the stage are of no use. One that is slow is not away: a step may take long."""
+        if name not in self._may_rest and not self._has_replica(name):
+            return True
+        answered = self._last_answer.get(name)
+        return answered is not None and now - answered > self._timeout_s
+
+    def _has_replica(self, name: str) -> bool:
+        return any(num_running_replicas(handle) for handle in self._stages[name])
 
     async def _watch(self, name: str, handle: DeploymentHandle[Any]) -> None:
         while True:
-            # A call to a stage without replicas waits, and one to a dying replica fails: both are no sign of life.
-            try:
-                beat: Heartbeat = await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s)
-                self._last_seen[name] = max(time.monotonic() - beat.age_s, self._last_seen[name] or 0.0)
-                self.served = beat.served or self.served
-                self._details[name] = beat.details
-            except Exception:  # whatever it is, the stage did not answer
-                pass
+            if name in self._may_rest and not num_running_replicas(handle):
+                self.saw(name)
+            else:
+                # A call to a stage without replicas waits, and one to a dying replica fails: both are no sign of life.
+                with suppress(Exception):  # whatever it is, the stage did not answer
+                    self._hear(name, await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s))
             is_starting = self._last_seen[name] is None
             await asyncio.sleep(min(_STARTING_PERIOD_SECONDS, self._period_s) if is_starting else self._period_s)
+
+    def _hear(self, name: str, beat: Heartbeat) -> None:
+        now = self._last_answer[name] = time.monotonic()
+        self._last_seen[name] = max(now - beat.age_s, self._last_seen[name] or 0.0)
+        self.served = beat.served or self.served
+        self._details[name] = beat.details
+
+    async def _look_for_away(self) -> None:
+        """Ends the waits for stages that have been away for too long."""
+        while True:
+            now = time.monotonic()
+            away = [name for name in self._stages if self._is_away(name, now)]
+            self._away_since = {name: self._away_since.get(name, now) for name in away}
+            for wait in self._waits:
+                wait.end_without(self._given_up(wait.stages))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+class _Wait:
+    """A request's wait for its `stages`. `missing`: the one that it was ended for the want of."""
+
+    def __init__(self, stages: Collection[str]) -> None:
+        self.stages = stages
+        self.timeout = asyncio.timeout(None)
+        self.missing: str | None = None
+        self._began = asyncio.get_running_loop().time()
+
+    def end_without(self, stage: str | None) -> None:
+        now = asyncio.get_running_loop().time()
+        if stage is not None and self.missing is None and now - self._began >= _LEAST_SECONDS:
+            self.missing = stage
+            self.timeout.reschedule(now)

@@ -65,6 +65,8 @@ class Ingress:
             | ({} if config.encoder == "inline" else {"encode": [encode]}),
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
+            away_timeout_s=config.ingress.away_timeout_s,
+            may_rest=["encode"] if config.encode.min_replicas == 0 else [],
         )
         self._model = ModelStatus(config.model_name, self._monitor)
         self._shards = Shards(shards)
@@ -84,8 +86,8 @@ class Ingress:
         weighed = WeighedRequests(config.media.limits, adds_all_images=adds_all_images)
         timeout_s = config.ingress.first_token_timeout_s
         self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
-            GenerationRoutes(self._model, self._pipeline, self._metrics, weighed, timeout_s),
-            TokenRoutes(self._model, self._pipeline, weighed),
+            GenerationRoutes(self._model, self._monitor, self._pipeline, self._metrics, weighed, timeout_s),
+            TokenRoutes(self._model, self._monitor, self._pipeline, weighed),
             FileRoutes(uploads),
         ]
 

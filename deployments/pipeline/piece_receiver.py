@@ -43,10 +43,19 @@ class PieceReceiver:
         return AnswerStream(PieceAddress(self._port.address, next(self._numbers)), start, self._calls)
 
     async def _receive(self, reader: Reader, _: Writer) -> None:
-        while True:
-            for number, pieces, is_last in await read_message(reader):
-                if number in self._calls:  # else its client is gone
-                    self._calls[number].put(pieces, is_last=is_last)
+        seen: set[int] = set()
+        try:
+            while True:
+                for number, pieces, is_last in await read_message(reader):
+                    if number in self._calls:  # else its client is gone
+                        self._calls[number].put(pieces, is_last=is_last)
+                        seen.add(number)
+                    if is_last:
+                        seen.discard(number)
+        finally:
+            # The replica has gone. Ray may hear of that much later: of a lost node after some seconds.
+            for number in seen.intersection(self._calls):
+                self._calls[number].lose()
 
 
 class AnswerStream:
@@ -58,7 +67,7 @@ class AnswerStream:
         self._calls = calls
         self._response: DeploymentResponse[Any] | None = None
         self._waiting: list[GeneratedText] = []
-        self._has_ended = False
+        self._has_ended = self._is_lost = False
         self._news = asyncio.Event()
 
     def put(self, pieces: list[GeneratedText], *, is_last: bool) -> None:
@@ -68,8 +77,14 @@ class AnswerStream:
         self._has_ended = is_last
         self._news.set()
 
+    def lose(self) -> None:
+        """No more pieces come."""
+        self._is_lost = True
+        self._news.set()
+
     async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
-        """Raises what the call raises, and PiecesLostError where the call ends well and its pieces do not come."""
+        """Raises what the call raises, and PiecesLostError where the connection is lost, or the call ends well and its
+        pieces do not come."""
         self._calls[self._address.number] = self
         self._response = self._start(self._address)
         call = asyncio.ensure_future(self._response)
@@ -80,6 +95,8 @@ class AnswerStream:
                 if self._waiting:
                     pieces, self._waiting = joined(self._waiting), []
                     yield pieces
+                elif self._is_lost:
+                    raise PiecesLostError("the connection to the replica is lost")
                 elif call.done():
                     call.result()
         finally:

@@ -23,6 +23,11 @@ class RequestTrace:
     num_processor_cache_hits: int = 0
     num_embedding_cache_hits: int = 0
 
+    def clear(self) -> None:
+        self.prompt_token_ids = []
+        self.stage_seconds = {}
+        self.num_processor_cache_hits = self.num_embedding_cache_hits = 0
+
     def add_seconds(self, stage: str, seconds: float) -> None:
         """Items run side by side: a stage's time is that of its slowest item."""
         self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
@@ -60,6 +65,13 @@ class PipelineRequest:
         interpreter that Generate decodes with."""
         is_text = not self.media and not self.returns_prompt_ids
         return is_text and estimated_tokens(self.prompt) <= _SHORT_TEXT_TOKENS
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Returns the stages that the request may need."""
+        if self.media:
+            return "shared", "preprocess", "encode", "generate"
+        return ("generate",) if self.is_short_text else ("preprocess", "generate")
 
     def num_alike(self, source: MediaSource) -> int:
         """The number of items of the source's modality in the request, the source's own included."""

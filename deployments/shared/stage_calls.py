@@ -145,6 +145,13 @@ def route_on_this_loop(*handles: DeploymentHandle[Any]) -> None:
             handle._init(_run_router_in_separate_loop=False)
 
 
+def num_running_replicas(handle: DeploymentHandle[Any]) -> int:
+    """Returns how many replicas of the deployment run, as far as this process has heard. Ray Serve's controller tells
+    every router at once, and `route_on_this_loop` is called before."""
+    router = handle._router._asyncio_router.request_router
+    return 0 if router is None else len(router.curr_replicas)
+
+
 async def objects_of(
     response: DeploymentResponseGenerator[Any], number: int, on_pending: Callable[..., None]
 ) -> tuple[list[ObjectRef], Any]:

@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,10 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _TOKEN_BYTES = 32
 _TOKEN_SECONDS = 5.0
 _LENGTH_BYTES = 4
+
+_TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 20_000}
+"""The seconds until an idle connection is tried, those between two trials, and the trials that may fail. Last the
+milliseconds that what was sent may stay unanswered: longer, for a process that falls behind has its node answer so."""
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -65,6 +70,7 @@ class PrivatePort:
         task = asyncio.current_task()
         assert task is not None, "a server makes a task of each connection"
         self._connections[task] = writer
+        _notice_lost_nodes(writer)
         try:
             async with asyncio.timeout(_TOKEN_SECONDS):
                 token = await reader.readexactly(_TOKEN_BYTES)
@@ -79,9 +85,19 @@ class PrivatePort:
             writer.close()
 
 
+def _notice_lost_nodes(writer: Writer) -> None:
+    """Has the connection fail within seconds when the other end's node is gone, which sends no word of it."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP_OPTIONS.items():
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 async def connect(address: PortAddress) -> tuple[Reader, Writer]:
     """Raises OSError where nobody listens."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
+    _notice_lost_nodes(writer)
     writer.write(address.token)
     return reader, writer
 

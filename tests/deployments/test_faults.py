@@ -155,6 +155,30 @@ def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: 
     wait_until_healthy(app_url)
 
 
+def test_an_answer_that_nobody_has_seen_is_made_again_elsewhere(client: OpenAI, app_url: str) -> None:
+    """Its replica dies in the middle of it. A client that does not stream notices nothing."""
+
+    def answer() -> Any:
+        return client.completions.create(
+            model="shapes", prompt="Hello", max_tokens=1900, n=8, temperature=0, extra_body={"ignore_eos": True}
+        )
+
+    started = time.monotonic()
+    expected = answer()
+    seconds = time.monotonic() - started
+    (pid,) = replica_pids("Generate")
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(answer)
+        time.sleep(seconds / 2)
+        assert not begun.done()
+        os.kill(pid, signal.SIGKILL)
+        again = begun.result()
+    assert [one.text for one in again.choices] == [one.text for one in expected.choices]
+    assert again.usage == expected.usage
+    wait_for_new_replica("Generate", pid)
+    wait_until_healthy(app_url)
+
+
 def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: OpenAI, app_url: str) -> None:
     """They share the connection from the replica to the ingress."""
     (pid,) = replica_pids("Generate")
@@ -183,11 +207,18 @@ def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: 
     wait_until_healthy(app_url)
 
 
-def test_health_is_503_while_a_stage_is_away(client: OpenAI, app_url: str) -> None:
+def test_health_and_requests_are_503_while_a_stage_is_away(client: OpenAI, app_url: str) -> None:
     """The engine is stopped, not killed: its replica lives on but shows no heartbeat."""
     (pid,) = replica_pids("Generate")
     os.kill(pid, signal.SIGSTOP)
+    body = {"model": "shapes", "prompt": "Hello", "max_tokens": 1}
     try:
+        # It waits until the stage counts as away, and five seconds more.
+        refusals = [httpx.post(f"{app_url}/v1/completions", json=body, timeout=30) for _ in range(2)]
+        assert [one.status_code for one in refusals] == [503, 503]
+        assert all(int(one.headers["retry-after"]) >= 1 for one in refusals)
+        assert refusals[0].json()["error"]["message"] == "the generate stage is not available, try again"
+        assert refusals[1].elapsed.total_seconds() < 3, "known to be away"
         deadline = time.monotonic() + 30
         while (response := httpx.get(f"{app_url}/health")).status_code == 200:
             assert time.monotonic() < deadline

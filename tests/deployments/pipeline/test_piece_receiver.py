@@ -179,6 +179,27 @@ async def test_a_call_whose_last_pieces_are_lost_says_so(
         await text_of(replica.call(receiver, send))
 
 
+async def test_a_lost_connection_ends_what_it_has_carried_before_ray_hears_of_it(
+    receiver: PieceReceiver, replica: Replica
+) -> None:
+    other = Replica()
+
+    async def begin(connection: PieceConnection, number: int) -> None:
+        connection.send(number, [piece("begun")], is_last=False)
+        await asyncio.sleep(60)
+
+    async def answer(connection: PieceConnection, number: int) -> None:
+        await asyncio.sleep(0.1)
+        connection.send(number, [piece("whole", finish_reason="stop")], is_last=True)
+
+    lost, kept = aiter(replica.call(receiver, begin)), asyncio.create_task(text_of(other.call(receiver, answer)))
+    await anext(lost)
+    replica.connections.close()  # as the kernel does for a process that is killed
+    with pytest.raises(PiecesLostError, match="the connection to the replica is lost"):
+        await asyncio.wait_for(anext(lost), 5)
+    assert await kept == "whole"
+
+
 async def test_pieces_that_come_after_their_call_has_ended_are_read(receiver: PieceReceiver, replica: Replica) -> None:
     async def send(connection: PieceConnection, number: int) -> None:
         later = asyncio.get_running_loop().call_later
@@ -204,16 +225,22 @@ async def test_who_leaves_gets_nothing_more_and_others_go_on(receiver: PieceRece
 
 
 async def test_a_replica_that_loses_the_ingress_stops_and_the_next_ingress_gets_a_connection(replica: Replica) -> None:
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
     async def send_for_ever(connection: PieceConnection, number: int) -> None:
-        while True:
-            connection.send(number, [piece("on ")], is_last=False)
-            await asyncio.sleep(0.01)
+        try:
+            while True:
+                connection.send(number, [piece("on ")], is_last=False)
+                await asyncio.sleep(0.01)
+        except PiecesLostError as error:
+            ended.set_result(str(error))
 
     async with open_receiver() as first:
         task = asyncio.create_task(text_of(replica.call(first, send_for_ever)))
         await until(lambda: bool(first._port._connections))
-    with pytest.raises(PiecesLostError, match="the connection to the ingress is gone"):
+    with pytest.raises(PiecesLostError, match="the connection to the replica is lost"):
         await asyncio.wait_for(task, 5)
+    assert await asyncio.wait_for(ended, 5) == "the connection to the ingress is gone"
     async with open_receiver() as second:
         assert await text_of(replica.call(second, say_word_by_word)) == "one two three"
     await until(lambda: all(one.is_lost for one in replica.connections._open.values()))
