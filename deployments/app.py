@@ -1,10 +1,11 @@
 """Builds the Ray Serve application: which deployment gets what, and which handle goes where."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from deployments.config import (
     AppConfig,
@@ -21,6 +22,7 @@ from deployments.shared.shared_state import SharedState
 from deployments.stages.encode_stage import BATCHES, Encode
 from deployments.stages.free_memory import MALLOC_VARIABLES
 from deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
+from deployments.stages.prefix_router import prefix_routing
 from deployments.stages.preprocess_stage import PIXELS, Preprocess
 from deployments.stages.rendezvous_router import rendezvous_routing
 from deployments.stages.work_scaling import scaling
@@ -49,17 +51,17 @@ def build_app(config: AppConfig) -> Application:
     ).bind(config)
     if config.encoder == "inline":
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
-        room = {"max_ongoing_requests": most_items, "request_router_config": rendezvous_routing()}
+        room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
         encode = generate = _generate(config, room, {BATCHES: config.encode.target_batches})
     else:
         encode = _deployment(
             Encode,
             config,
             ray_actor_options=_process(config.encode),
-            **_limited(config.encode, "encode"),
+            **_limited(config.encode, "encode", rendezvous_routing),
             **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
         ).bind(config)
-        generate = _generate(config, _limited(config.generate, "generate"), {})
+        generate = _generate(config, _limited(config.generate, "generate", prefix_routing), {})
     shards = [
         # Each is a deployment of its own, since an ingress has to know which one it asks.
         _deployment(SharedState, config, name=f"Shared-{number}", ray_actor_options=_small_process(config.shared)).bind(
@@ -104,12 +106,14 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str | None = Non
     return versioned(deployment, config)
 
 
-def _limited(settings: EncodeConfig | GenerateConfig, method: str) -> dict[str, Any]:
+def _limited(
+    settings: EncodeConfig | GenerateConfig, method: str, routing: Callable[..., RequestRouterConfig]
+) -> dict[str, Any]:
     """Returns how many calls of `method` a replica takes. Other calls are heartbeats, which go past those that wait for
     room."""
     return {
         "max_ongoing_requests": settings.max_ongoing_requests + _HEARTBEATS,
-        "request_router_config": rendezvous_routing(limits={method: settings.max_ongoing_requests}),
+        "request_router_config": routing(limits={method: settings.max_ongoing_requests}),
     }
 
 

@@ -43,7 +43,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     "Ingress": {
         "preprocess": True,
         "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
-        "generate": True,
+        "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
         "uploads": True,
         "updates": True,
         "shared": set(SharedConfig.model_fields) - {"shards"},

@@ -137,6 +137,9 @@ class AnyGenerationFields(MediaFields):
         le=86_400,
         description="seconds until the request is given up, in place of x-request-timeout-s",
     )
+    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="requests with the same one go to the same replica of the language model, if it has room"
+    )
     request_id: RequestId | None = Field(None, description="makes up the answer's id, in place of x-request-id")
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
 
@@ -144,7 +147,6 @@ class AnyGenerationFields(MediaFields):
     store: Accepted = None
     service_tier: Accepted = None
     safety_identifier: Accepted = None
-    prompt_cache_key: Accepted = None
     prompt_cache_retention: Accepted = None
     prompt_cache_options: Accepted = None
     include_reasoning: Accepted = None

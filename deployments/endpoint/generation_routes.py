@@ -137,6 +137,7 @@ class GenerationRoutes:
             params,
             prompt_and_media,
             priority=_priority(call, body),
+            cache_key=body.prompt_cache_key,
             returns_prompt_ids=isinstance(body, GenerationFields) and body.return_token_ids,
         )
 

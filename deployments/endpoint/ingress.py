@@ -81,6 +81,7 @@ class Ingress:
             self._metrics,
             uploads,
             on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
+            chooses_by_prefix=config.generate.max_replicas > 1,
         )
         adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
         weighed = WeighedRequests(config.media.limits, adds_all_images=adds_all_images)

@@ -39,6 +39,7 @@ class WeighedRequests:
         prompt_and_media: tuple[Prompt, list[MediaSource]],
         *,
         priority: int = 0,
+        cache_key: str | None = None,
         returns_prompt_ids: bool = False,
     ) -> PipelineRequest:
         """Returns the pipeline's request. For each item that was not in the body it takes more of the call's budgets,
@@ -51,6 +52,7 @@ class WeighedRequests:
             params=params,
             options=body.mm_processor_kwargs or {},
             cache_salt=call.cache_salt,
+            cache_key=cache_key,
             priority=priority,
             truncation=body.prompt_truncation(params.max_tokens),
             returns_prompt_ids=returns_prompt_ids,

@@ -13,12 +13,14 @@ from deployments.pipeline.items_under_way import Infos, ItemsUnderWay
 from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.pipeline.prompt_affinity import affinity_of
 from deployments.pipeline.shared_items import ItemSource
 from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.shared.in_the_making import Announce, InTheMaking
 from deployments.shared.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
 from deployments.stages.hand_over import ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress
+from deployments.stages.prefix_router import PromptAffinity
 from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
 from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
@@ -42,11 +44,15 @@ class Pipeline:
         metrics: IngressMetrics,
         uploads: SharedUploads,
         on_reply: Callable[[str], None],
+        *,
+        chooses_by_prefix: bool = False,
     ) -> None:
+        """`chooses_by_prefix`: Generate has several replicas, and a prompt goes to the one that has its beginning."""
         self._preprocess = preprocess
         self._generate = generate
         # By gRPC, which is faster, and carries no references.
         self._generate_text = generate.options(_by_reference=False)
+        self._chooses_by_prefix = chooses_by_prefix
         self._calls = StageCalls(metrics.items_recomputed, on_reply)
         self._receiver = PieceReceiver()
         self._items = MediaItems(config, items, metrics, uploads, on_reply)
@@ -67,7 +73,7 @@ class Pipeline:
         async with ItemsUnderWay(self._items, request, items) as under_way, AsyncExitStack() as opened:
             if request.is_short_text:
                 unrendered = UnrenderedPrompt(request.prompt, request.truncation)
-                ready, answers = await self._begin(request, under_way, lambda: unrendered, opened)
+                ready, answers = await self._begin(request, items, under_way, lambda: unrendered, opened)
             else:
                 ready, answers = await self._render_and_begin(request, items, under_way, opened)
             while ready:
@@ -133,7 +139,7 @@ class Pipeline:
 
         async def begin(prompt: ProcessedPrompt | ObjectRef) -> Begun:
             # Again with the prompt itself: what the reference is to may have gone with its node.
-            return await self._begin(request, under_way, lambda: rendering.result_or(prompt), opened)
+            return await self._begin(request, items, under_way, lambda: rendering.result_or(prompt), opened)
 
         try:
             begun = await under_way.meanwhile(with_pending(rendering.pending, rendering.finished, begin))
@@ -147,6 +153,7 @@ class Pipeline:
     async def _begin(
         self,
         request: PipelineRequest,
+        items: Sequence[LoadedItem],
         under_way: ItemsUnderWay,
         prompt: Callable[[], GivenPrompt],
         opened: AsyncExitStack,
@@ -154,9 +161,13 @@ class Pipeline:
         """Calls Generate once all items are being encoded. `prompt` is called for each attempt. `opened` closes the
         generator that is returned."""
         await under_way.started()
+        affinity = None
+        if self._chooses_by_prefix:
+            mm_hashes = [item.mm_hash for item in items]
+            affinity = affinity_of(request.prompt, mm_hashes, salt=request.cache_salt, key=request.cache_key)
         answers = self._calls.stream(
             "generate",
-            lambda: self._answers(request, prompt(), under_way.hand_over()),
+            lambda: self._answers(request, prompt(), under_way.hand_over(), affinity),
             under_way.make_lost_again,
         )
         await opened.enter_async_context(aclosing(answers))
@@ -165,8 +176,16 @@ class Pipeline:
             raise StageFailedError("generate", "the generate stage gave no answer")
         return ready, answers
 
-    def _answers(self, request: PipelineRequest, prompt: GivenPrompt, embeddings: list[ItemEmbeddings]) -> AnswerStream:
+    def _answers(
+        self,
+        request: PipelineRequest,
+        prompt: GivenPrompt,
+        embeddings: list[ItemEmbeddings],
+        affinity: PromptAffinity | None,
+    ) -> AnswerStream:
         handle = self._generate_text if isinstance(prompt, UnrenderedPrompt) else self._generate
+        if affinity is not None:
+            handle = handle.options(session_id=affinity.session_id)
 
         def start(address: PieceAddress) -> DeploymentResponse[None]:
             return handle.generate.remote(

@@ -42,7 +42,8 @@ class PipelineRequest:
     """What is asked.
 
     `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
-    with different ones share neither items nor prefixes. `priority`: requests with a lower one go first.
+    with different ones share neither items nor prefixes. `cache_key`: those with the same one belong together, by their
+    client's word, and go to the same replica of Generate. `priority`: requests with a lower one go first.
     `returns_prompt_ids`: whether `trace` is to have the ids of the prompt's tokens.
     `on_fetched` is told the bytes and the pixels of each item that had to be fetched; what it raises ends the request.
     """
@@ -53,6 +54,7 @@ class PipelineRequest:
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
+    cache_key: str | None = None
     priority: int = 0
     truncation: PromptTruncation | None = None
     returns_prompt_ids: bool = False

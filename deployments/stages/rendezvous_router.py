@@ -192,7 +192,7 @@ class RendezvousRouter(RequestRouter):
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         loads = {replica_id: self._load(replica, pending_request) for replica_id, replica in replicas.items()}
         if pending_request is not None and pending_request.metadata.session_id:
-            ranked = rank(pending_request.metadata.session_id, replicas)
+            ranked = self.ranked(pending_request.metadata.session_id, list(replicas))
             order = spill_order(ranked, loads, self._bound)
         else:
             ranked = random.sample(list(replicas), len(replicas))
@@ -205,6 +205,10 @@ class RendezvousRouter(RequestRouter):
             asked = [*passed_over, *unknown, *(one for one in likely if self._is_old(replicas[one].replica_id))]
             self._start_probes([replicas[replica_id] for replica_id in asked], 0)
         return [[replicas[replica_id] for replica_id in group] for group in order]
+
+    def ranked(self, session_id: str, replica_ids: Sequence[str]) -> list[str]:
+        """The replicas in the order in which the call would have them."""
+        return rank(session_id, replica_ids)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False

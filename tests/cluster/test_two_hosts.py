@@ -72,6 +72,14 @@ class Cluster:
         code = self.control.run(f"curl -s -o /dev/null -m 10 -w '%{{http_code}}' {door}{path}", check=False)
         return int(code[-3:] or 0)
 
+    def status_of_question(self, door: str) -> int:
+        """The status of the answer to a short text, which is to come within half a minute."""
+        (self.control.home / "text.json").write_text(
+            json.dumps({"model": "shapes", "prompt": "Hello", "max_tokens": 1})
+        )
+        send = f"curl -s -o /dev/null -m 30 -w '%{{http_code}}' {door}/v1/completions -d @text.json"
+        return int(self.control.run(f"{send} -H 'Content-Type: application/json'", check=False)[-3:] or 0)
+
     def ask(self, door: str, picture: Path, question: str) -> Any:
         """The answer to a question about a picture."""
         url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
@@ -124,6 +132,7 @@ def cluster_file(head: Host, worker: Host) -> dict[str, Any]:
 
 
 CROSSING = {"preprocess": "on_worker", "encode": "on_head", "generate": "on_worker"}
+GENERATE_ON_WORKER = dict.fromkeys(("ingress", "shared", "preprocess", "encode"), "on_head") | {"generate": "on_worker"}
 WITHOUT_HEAD = dict.fromkeys(("ingress", "shared", "preprocess", "encode", "generate"), "on_worker")
 
 
@@ -202,6 +211,34 @@ def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> No
     assert result["num_right"] >= 200
     until(lambda: cluster.get(cluster.doors[0], "/health") == 200, 100, cluster.logs)
     assert cluster.ask(cluster.doors[0], PICTURES / "one.png", "How many shapes are there?")["choices"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("lost", ["raylet", "host"])
+def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluster: Cluster, lost: str) -> None:
+    cluster.deploy(GENERATE_ON_WORKER)
+    control, worker = cluster.control, cluster.worker
+    if lost == "raylet":
+        worker.run("kill -9 $(ps -eo pid,comm | awk '$2 == \"raylet\" {print $1}')")
+    else:
+        worker.power_off()
+    lost_at = time.monotonic()
+    refusals = []
+    while time.monotonic() < lost_at + 40:
+        started = time.monotonic()
+        status = cluster.status_of_question(cluster.doors[0])
+        refusals.append((status, time.monotonic() - started))
+        time.sleep(0.5)
+    print(lost, [f"{status} after {seconds:.1f} s" for status, seconds in refusals])
+    assert {status for status, _ in refusals} == {503}
+    assert max(seconds for _, seconds in refusals) < 20
+    assert statistics.median(seconds for _, seconds in refusals) < 3
+    if lost == "host":
+        power_on(control, worker)
+    for start in cluster_file(cluster.head, worker)["worker_start_ray_commands"]:
+        worker.run(f"export RAY_HEAD_IP={cluster.head.address}; {start}", timeout=100)
+    until(lambda: cluster.status_of_question(cluster.doors[0]) == 200, 150, cluster.logs)
 
 
 @pytest.mark.timeout(400)

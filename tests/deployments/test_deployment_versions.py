@@ -28,6 +28,7 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"shared": {"max_names": 1}}, {"Shared-0"}),
     ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
     ({"encode": {"tower": {"dtype": "bfloat16"}}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
+    ({"generate": {"max_replicas": 3}}, {"Ingress"}),
     ({"generate": {"engine": {"max_num_seqs": 3}}}, {"Generate"}),
     ({"media": {"limits": {"max_items": 3}}}, ALL),
     ({"max_model_len": 100}, ALL),

@@ -179,6 +179,24 @@ def test_an_answer_that_nobody_has_seen_is_made_again_elsewhere(client: OpenAI, 
     wait_until_healthy(app_url)
 
 
+def test_streams_of_a_killed_ingress_end_with_an_error_event_behind_haproxy(client: OpenAI, app_url: str) -> None:
+    (pid,) = replica_pids("Ingress")
+    streams: list[Any] = [
+        client.completions.create(
+            model="shapes", prompt=f"Hello {n}", stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+        )
+        for n in range(4)
+    ]
+    for stream in streams:
+        next(iter(stream))
+    os.kill(pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(APIError, match="the endpoint's process has ended, try again"):
+            list(stream)
+    wait_for_new_replica("Ingress", pid)
+    wait_until_healthy(app_url)
+
+
 def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: OpenAI, app_url: str) -> None:
     """They share the connection from the replica to the ingress."""
     (pid,) = replica_pids("Generate")

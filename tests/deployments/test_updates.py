@@ -159,7 +159,7 @@ def test_no_request_is_lost_and_no_stream_cut_through_five_updates(cluster: Clus
     cluster.deploy({})
     with Clients(cluster.url, num_answers=32) as clients:
         for change in UPDATES:
-            time.sleep(5)
+            time.sleep(20)
             cluster.deploy(change)
     print(
         f"{clients.num_short} requests and {clients.num_long} streams, the longest of {clients.longest_stream:.0f} s;"

@@ -1,0 +1,209 @@
+"""What several replicas cost and bring: hits in caches, the time of a hit, and throughput.
+
+    python -m benchmarks.cluster [--output FILE]
+
+Three parts, all of them on the real application with the bundled model, behind HAProxy:
+
+- `hits`: conversations with a picture each, six side by side, five turns each, on 1, 2 and 4 replicas of the ingress,
+  of the shards and of Generate. `items` is the share of pictures that were in the cache of embeddings, `prefixes` the
+  share of prompt tokens that were in a KV cache. Both are compared with one replica of each.
+- `hit_ms`: the TTFT of a picture that the server has seen, through 1 and through 2 ingresses, in turns. Figures are
+  medians in milliseconds.
+- `throughput`: answers a second of one token each, from a stub of Generate that computes nothing, by 32 clients. Each
+  ingress gets a fifth of a core and no more, by a control group, so that clients, stages and HAProxy have the rest of
+  the machine. Without control groups this part is left out.
+
+The last line is one JSON document."""
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+
+from benchmarks import stub_generate
+from benchmarks.cpu_share import NoControlGroupsError, cpu_share
+from benchmarks.document import at_least, at_most, publish, this_machine
+from benchmarks.streaming_client import ask
+from checkpoints import BUNDLED_MODEL
+from deployments.config import AppConfig
+from deployments.local_cluster import deployed_app, free_port, local_ray
+from tests.pictures import disc, encoded, user_message
+from tests.replicas import replica_pids
+
+MODEL = "shapes"
+NUMBERS = (1, 2, 4)
+CONVERSATIONS, TURNS, SIDE_BY_SIDE = 24, 5, 6
+HITS, ROUNDS, REST_SECONDS = 60, 3, 0.03
+CLIENTS, SECONDS, SHARE = 32, 10.0, 0.2
+MOST_MS = 1.5
+"""What a hit may take longer through two ingresses."""
+
+
+class Cluster:
+    """A Ray session on which one application after the other is deployed."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    @contextmanager
+    def app(self, *, ingresses: int = 1, shards: int = 1, generates: int = 1) -> Iterator[str]:
+        """Yields the URL of an application with so many replicas."""
+        replicas = {"ingress": ingresses, "generate": generates}
+        settings: dict[str, Any] = {
+            stage: {"min_replicas": number, "max_replicas": number, "num_cpus": 0.1}
+            for stage, number in replicas.items()
+        }
+        settings["shared"] = {"shards": shards, "num_cpus": 0.1}
+        config = AppConfig.model_validate({"model": str(BUNDLED_MODEL), **settings})
+        with deployed_app(config, host="127.0.0.1", port=self._port, say=lambda line: None) as url:
+            wait_for_doors(ingresses)
+            yield url
+
+
+def wait_for_doors(number: int) -> None:
+    """HAProxy hears of a replica some time after it is ready."""
+    while len(replica_pids("Ingress")) < number:
+        time.sleep(0.2)
+    time.sleep(3.0)
+
+
+# Hits
+
+
+def converse(url: str, number: int) -> list[dict[str, float]]:
+    """One conversation. Returns of each turn the items, those found, the prompt's tokens and those found."""
+    picture = encoded(disc("red", (96, 96 + number), (36, 36)))
+    messages = [user_message(f"This is conversation {number}. What colour is the circle?", picture)]
+    turns = []
+    for _ in range(TURNS):
+        body = {
+            "model": MODEL,
+            "messages": messages,
+            "max_tokens": 16,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stage_timings": True,
+        }
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+        usage = answer["usage"]
+        turns.append(
+            {
+                "items": 1,
+                "items_found": answer["stage_timings"]["embedding_cache_hits"],
+                "tokens": usage["prompt_tokens"],
+                "tokens_found": usage["prompt_tokens_details"]["cached_tokens"],
+            }
+        )
+        text = answer["choices"][0]["message"]["content"]
+        messages = [*messages, {"role": "assistant", "content": text}, user_message("And its shape?")]
+    return turns
+
+
+def measure_hits(url: str) -> dict[str, float]:
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        conversations = list(pool.map(lambda number: converse(url, number), range(CONVERSATIONS)))
+    total = {name: sum(turn[name] for one in conversations for turn in one) for name in conversations[0][0]}
+    return {"items": total["items_found"] / total["items"], "prefixes": total["tokens_found"] / total["tokens"]}
+
+
+# The time of a hit
+
+
+def measure_hit_seconds(url: str) -> list[float]:
+    content = user_message("What colour is the circle?", encoded(disc("blue", (256, 256), (80, 80))))["content"]
+    times = []
+    for number in range(HITS + 10):
+        time.sleep(REST_SECONDS)
+        answer = ask(url, MODEL, content, 2)
+        if number >= 10:  # the first ones warm up
+            times.append(answer.first)
+    return times
+
+
+# Throughput
+
+
+def measure_throughput(url: str) -> float:
+    """Returns the answers a second."""
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
+    numbers = [0] * CLIENTS
+    begun, is_over = threading.Event(), threading.Event()
+
+    def repeat(client: int) -> None:
+        with httpx.Client(base_url=url, timeout=60) as connection:
+            while not is_over.is_set():
+                connection.post("/v1/completions", json=body).raise_for_status()
+                numbers[client] += begun.is_set()
+
+    threads = [threading.Thread(target=repeat, args=(client,)) for client in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2.0)
+    begun.set()
+    started = time.perf_counter()
+    time.sleep(SECONDS)
+    answers, seconds = sum(numbers), time.perf_counter() - started
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    return answers / seconds
+
+
+def throughput_of(cluster: Cluster, numbers: Sequence[int]) -> dict[str, float]:
+    measured = {}
+    with mock.patch("deployments.app.Generate", stub_generate.Generate):
+        for number in numbers:
+            with cluster.app(ingresses=number) as url, cpu_share(replica_pids("Ingress"), SHARE):
+                measured[str(number)] = measure_throughput(url)
+    return measured
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args()
+    port = free_port()
+    checks: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    with local_ray(host="127.0.0.1", port=port, num_cpus=16, say=lambda line: None):
+        cluster = Cluster(port)
+        hits = {}
+        for number in NUMBERS:
+            with cluster.app(ingresses=number, shards=number, generates=number) as url:
+                hits[number] = measure_hits(url)
+                print(f"hits with {number}: {hits[number]}", flush=True)
+        measured["hits"] = hits
+        for kind in ("items", "prefixes"):
+            checks[f"hits, {kind}, 4 to 1 replicas"] = at_least(hits[4][kind] / hits[1][kind], 0.95)
+        seconds: dict[int, list[float]] = {1: [], 2: []}
+        for turn in range(ROUNDS * 2):
+            number = 1 + turn % 2
+            with cluster.app(ingresses=number, shards=number) as url:
+                seconds[number] += measure_hit_seconds(url)
+        measured["hit_ms"] = {number: statistics.median(own) * 1e3 for number, own in seconds.items()}
+        print(f"hit, ms: {measured['hit_ms']}", flush=True)
+        more = measured["hit_ms"][2] - measured["hit_ms"][1]
+        checks["a hit through 2 ingresses, more ms"] = at_most(more, MOST_MS)
+        try:
+            measured["throughput"] = throughput_of(cluster, (1, 2))
+            print(f"answers a second: {measured['throughput']}", flush=True)
+            checks["throughput, 2 to 1 ingresses"] = at_least(
+                measured["throughput"]["2"] / measured["throughput"]["1"], 1.7
+            )
+        except NoControlGroupsError as error:
+            print(f"throughput: {error}")
+    publish({"checks": checks, "measured": measured, "machine": this_machine()}, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
