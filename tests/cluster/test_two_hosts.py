@@ -5,6 +5,7 @@ import base64
 import json
 import secrets
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
