@@ -32,6 +32,10 @@ _RARELY = {
 """What Ray does more often by default, also while nobody asks anything. One machine needs no more."""
 _NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
 """Ray sends what becomes of each call to its dashboard."""
+_DRAINING_VARIABLE = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
+_NEWS_SECONDS = "10"
+"""How long a replica of the ingress goes on after its end was decided, so that HAProxy hears of it. Ray's 30 s are for
+load balancers in front of HAProxy, too."""
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
 """The logging of replicas. Ray Serve's access log is off: the ingress has its own log of requests, and each stage gets
@@ -64,8 +68,11 @@ def running_app(
     `say` gets a line for each step of the start. `log` gets what the stages log. Raises RuntimeError if a stage does
     not start.
     """
+    num_cpus, scales = config.num_reserved_cpus, config.ingress.max_replicas > config.ingress.min_replicas
     with (
-        local_ray(host=host, port=port, num_cpus=config.num_reserved_cpus, dashboard=dashboard, say=say, log=log),
+        local_ray(
+            host=host, port=port, num_cpus=num_cpus, ingress_scales=scales, dashboard=dashboard, say=say, log=log
+        ),
         deployed_app(config, host=host, port=port, say=say) as url,
     ):
         yield url
@@ -77,12 +84,13 @@ def local_ray(
     host: str,
     port: int,
     num_cpus: float,
+    ingress_scales: bool = False,
     dashboard: bool = False,
     say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[None]:
     """Runs a Ray cluster of this machine with Ray Serve's HTTP proxy on it. The cluster offers at least `num_cpus`
-    CPUs.
+    CPUs. `ingress_scales`: replicas of the ingress may end while others serve.
 
     Only the endpoint listens on `host`. All else listens on loopback, and files and sockets are for this user alone.
     """
@@ -90,6 +98,9 @@ def local_ray(
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
         variables = _variables(folder, host) | ({} if dashboard else _NO_TASK_EVENTS)
+        if not ingress_scales:
+            # Nobody is to hear of an ingress that ends: it ends with the server.
+            variables[_DRAINING_VARIABLE] = "0"
         stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
@@ -140,8 +151,8 @@ def _variables(folder: Path, host: str) -> dict[str, str]:
 
     Ray listens on loopback, as it does by default on systems other than Linux. A stage that cannot start says so at
     once: two more tries help only in a cluster, where they may find another node. HAProxy's files are in `folder`, and
-    its ports are apart from those of other clusters on this machine. HAProxy does not wait for a load balancer in front
-    of it when it stops. Where Ray has no HAProxy, Ray's own proxy speaks HTTP.
+    its ports are apart from those of other clusters on this machine. Where Ray has no HAProxy, Ray's own proxy speaks
+    HTTP.
     """
     variables = {
         **RAY_ENVIRONMENT,
@@ -158,7 +169,7 @@ def _variables(folder: Path, host: str) -> dict[str, str]:
         **haproxy_environment(folder),
         BIND_VARIABLE: host,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        _DRAINING_VARIABLE: _NEWS_SECONDS,
     }
 
 

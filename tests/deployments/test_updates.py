@@ -20,9 +20,6 @@ from tests.waiting import wait_until
 
 STAGES = ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")
 COLOURS = ["red", "green", "blue"]
-DRAINING_SECONDS = "10"
-"""The least that a replica of the ingress goes on after its end was decided, so that HAProxy hears of it. One machine,
-which nobody updates, does without."""
 FOR_THE_INGRESS = {"admission": {"max_queued_requests": 100}}
 
 
@@ -73,11 +70,9 @@ class Cluster:
 @pytest.fixture
 def cluster(shapes: str) -> Iterator[Cluster]:
     port = free_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", DRAINING_SECONDS)
-        with local_ray(host="127.0.0.1", port=port, num_cpus=16):
-            yield Cluster(port, shapes)
-            serve.delete(APP_NAME)
+    with local_ray(host="127.0.0.1", port=port, num_cpus=16, ingress_scales=True):
+        yield Cluster(port, shapes)
+        serve.delete(APP_NAME)
 
 
 class Clients:
