@@ -23,7 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ SETTLE_SECONDS = 20.0
 MAX_START_SECONDS = 120.0
 TARGETS = {"seconds to /health": 10.0, "idle, percent of a core": 10.0}
 TICKS = os.sysconf("SC_CLK_TCK")
-STAGES = ("Preprocess", "Encode", "Generate", "Ingress")
+STAGES = ("Preprocess", "Encode", "Generate", "Ingress", "Shared-0")
 SAID = {"starting Ray": "program", "starting Ray Serve": "Ray", "every stage is ready": "stages"}
 """The lines that `raylens serve` prints, and the part of the start that is over with each."""
 
@@ -179,9 +179,13 @@ def machine_cpu() -> float:
 
 
 def pss_of(pids: list[int]) -> dict[int, float]:
-    """Returns the memory of each process in megabytes."""
-    texts = {pid: Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids}
-    return {pid: int(text.split("\nPss:")[1].split()[0]) * 1024 / 1e6 for pid, text in texts.items()}
+    """Returns the memory of each process in megabytes, without those that have ended."""
+    found = {}
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError, IndexError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            found[pid] = int(text.split("\nPss:")[1].split()[0]) * 1024 / 1e6
+    return found
 
 
 def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:

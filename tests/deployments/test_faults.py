@@ -14,7 +14,8 @@ from ray import serve
 
 from deployments.local_cluster import APP_NAME
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids, worker_pids
+from tests.replicas import proxy_pids, replica_pids, worker_pids
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,39 @@ def test_with_nobody_behind_haproxy_every_error_is_json_and_says_when_to_come_ag
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["type"] == "server_error"
     wait_for_new_replica("Ingress", pid)
+    wait_until_healthy(app_url)
+
+
+@pytest.mark.parametrize("victim", ["HAProxy", "HAProxyManager"])
+def test_a_dead_haproxy_is_replaced_within_seconds(client: OpenAI, app_url: str, victim: str) -> None:
+    """Connections are refused meanwhile. Nobody is told that there is no such page."""
+    before = proxy_pids()
+    for pid in before if victim == "HAProxy" else worker_pids(victim):
+        os.kill(pid, signal.SIGKILL)
+    died_at, statuses = time.monotonic(), list[int]()
+    while 200 not in statuses:
+        assert time.monotonic() < died_at + 60
+        try:
+            # A HAProxy without its manager goes on for a while.
+            answer = httpx.get(f"{app_url}/v1/models", timeout=5)
+        except httpx.TransportError:
+            time.sleep(0.1)
+            continue
+        if proxy_pids() != before:
+            statuses.append(answer.status_code)
+    assert time.monotonic() - died_at < 20
+    assert set(statuses) <= {200, 503}
+    wait_until_healthy(app_url)
+
+
+def test_the_controller_s_death_costs_no_request(client: OpenAI, app_url: str) -> None:
+    (pid,) = worker_pids("ServeController")
+    with Load(client) as load:
+        load.wait_for(4, timeout=60)
+        os.kill(pid, signal.SIGKILL)
+        load.wait_for(30, timeout=60)
+    assert (load.wrong, load.errors) == ([], [])
+    wait_until(lambda: worker_pids("ServeController") not in ([], [pid]))
     wait_until_healthy(app_url)
 
 

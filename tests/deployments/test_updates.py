@@ -2,24 +2,21 @@
 notices."""
 
 import copy
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI, OpenAIError
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.local_cluster import APP_NAME, LOGGING, free_port, local_ray
-from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
+from tests.steady_clients import SteadyClients
 from tests.waiting import wait_until
 
 STAGES = ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")
-COLOURS = ["red", "green", "blue"]
 FOR_THE_INGRESS = {"admission": {"max_queued_requests": 100}}
 
 
@@ -75,74 +72,15 @@ def cluster(shapes: str) -> Iterator[Cluster]:
         serve.delete(APP_NAME)
 
 
-class Clients:
-    """Three clients with ever new pictures and two with long streams, until the block ends; and what became of it."""
-
-    def __init__(self, url: str, num_answers: int) -> None:
-        self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=300)
-        self._num_answers = num_answers
-        self._has_ended = threading.Event()
-        self.num_short = self.num_long = 0
-        self.longest_stream = 0.0
-        self.wrong: list[str] = []
-        self._threads = [threading.Thread(target=self._repeat, args=(self._ask, number)) for number in range(3)]
-        self._threads += [threading.Thread(target=self._repeat, args=(self._read, number)) for number in range(2)]
-
-    def __enter__(self) -> "Clients":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _repeat(self, act: Callable[[int, int], None], client: int) -> None:
-        number = 0
-        while not self._has_ended.is_set():
-            try:
-                act(client, number)
-            except OpenAIError as error:
-                self.wrong.append(repr(error))
-            number += 1
-            time.sleep(0.05)
-
-    def _ask(self, client: int, number: int) -> None:
-        colour = COLOURS[number % 3]
-        picture = encoded(disc(colour, (96 + number % 50, 96 + client + 10 * (number // 50)), (36, 36)))
-        message = user_message("What colour is the circle?", picture)
-        completion = self._client.chat.completions.create(model="shapes", messages=[message], temperature=0)
-        if (answer := completion.choices[0].message.content) != colour:
-            self.wrong.append(f"{answer} for {colour}")
-        self.num_short += 1
-
-    def _read(self, client: int, number: int) -> None:
-        started = time.monotonic()
-        stream: Any = self._client.completions.create(
-            model="shapes",
-            prompt=f"Hello {client} {number}",
-            stream=True,
-            max_tokens=1900,
-            n=self._num_answers,
-            extra_body={"ignore_eos": True, "seed": 1},
-        )
-        reasons = [chunk.choices[0].finish_reason for chunk in stream if chunk.choices[0].finish_reason]
-        if reasons != ["length"] * self._num_answers:
-            self.wrong.append(f"a stream of {len(reasons)} answers: {reasons}")
-        self.num_long += 1
-        self.longest_stream = max(self.longest_stream, time.monotonic() - started)
-
-
 @pytest.mark.timeout(400)
 def test_no_request_is_lost_when_settings_change(cluster: Cluster) -> None:
     cluster.deploy({})
     before = {name: replica_pids(name) for name in STAGES}
-    with Clients(cluster.url, num_answers=8) as clients:
+    with SteadyClients(cluster.url, num_answers=8) as clients:
         time.sleep(1)
         cluster.deploy(FOR_THE_INGRESS)
         after = {name: replica_pids(name) for name in STAGES}
-    assert clients.wrong == []
+    assert (clients.wrong, clients.broken) == ([], [])
     assert {name for name in STAGES if before[name] != after[name]} == {"Ingress"}
     assert clients.num_short > 50
     assert clients.num_long >= 2
@@ -152,14 +90,14 @@ def test_no_request_is_lost_when_settings_change(cluster: Cluster) -> None:
 @pytest.mark.timeout(900)
 def test_no_request_is_lost_and_no_stream_cut_through_five_updates(cluster: Cluster) -> None:
     cluster.deploy({})
-    with Clients(cluster.url, num_answers=32) as clients:
+    with SteadyClients(cluster.url, num_answers=32) as clients:
         for change in UPDATES:
             time.sleep(20)
             cluster.deploy(change)
     print(
         f"{clients.num_short} requests and {clients.num_long} streams, the longest of {clients.longest_stream:.0f} s;"
-        f" lost, cut or wrong: {clients.wrong}"
+        f" lost or wrong: {clients.wrong}, cut: {clients.broken}"
     )
-    assert clients.wrong == []
+    assert (clients.wrong, clients.broken) == ([], [])
     assert clients.num_short + clients.num_long >= 500
     assert clients.longest_stream > 60

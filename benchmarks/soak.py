@@ -1,0 +1,199 @@
+"""The whole application under load while its processes are killed one after the other.
+
+    python -m benchmarks.soak [--minutes 20] [--period 30] [--output FILE]
+
+Two ingresses, two shards, two replicas of each stage, on one machine. Three clients ask about ever new pictures, and
+two read long streams. Every `--period` seconds one process is killed: a replica of each stage, of the ingress and of
+the shards in turn, HAProxy, and Ray Serve's controller. Clients retry as OpenAI's client does by itself. All tensors go
+through the object store, and the caches are so small that they are full soon.
+
+What must hold: every answer is right. A stream breaks only when something has just been killed, and without an error
+event only with HAProxy, which holds its connection. The memory of all processes (PSS) stays what it was. Once the
+clients have gone, the object store holds no more than the caches count. When the server ends, no process is left. The
+last line is one JSON document."""
+
+import argparse
+import itertools
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ray
+
+from benchmarks.document import at_least, at_most, publish, this_machine
+from benchmarks.server_process import tree_of
+from benchmarks.startup import pss_of
+from checkpoints import BUNDLED_MODEL
+from deployments.config import AppConfig
+from deployments.local_cluster import deployed_app, free_port, local_ray
+from tests.metric_values import gauge
+from tests.replicas import proxy_pids, replica_pids, worker_pids
+from tests.steady_clients import SteadyClients
+
+VICTIMS = ("Generate", "Encode", "Ingress", "Preprocess", "Shared-1", "ServeController", "Shared-0", "HAProxy")
+CACHE_BYTES = 2 * 2**20
+STORE_SLACK_BYTES = 2**20
+MOST_GROWTH = 1.1
+RIGHT = 1
+_SAMPLE_SECONDS = 5.0
+_AFTER_KILL_SECONDS = 8.0
+"""How long after a kill a stream may break, and replacements of processes make memory no measure."""
+_SETTLE_SECONDS = 20.0
+
+
+def config() -> AppConfig:
+    two = {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.25}
+    caches = {"processor_cache_bytes": CACHE_BYTES, "embedding_cache_bytes": CACHE_BYTES}
+    settings = dict.fromkeys(("ingress", "preprocess", "encode", "generate"), two)
+    shared = {"shards": 2, "num_cpus": 0.1, **caches}
+    return AppConfig.model_validate({"model": str(BUNDLED_MODEL), "shared": shared, **settings})
+
+
+class Killer:
+    """Kills a process every `period` seconds while the block runs. `kills`: when, and what."""
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.kills: list[tuple[float, str]] = []
+
+    def __enter__(self) -> "Killer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def recent(self, at: float) -> set[str]:
+        """Returns what was killed shortly before a moment."""
+        return {victim for killed_at, victim in self.kills if 0 <= at - killed_at < _AFTER_KILL_SECONDS}
+
+    def _run(self) -> None:
+        for victim in itertools.cycle(VICTIMS):
+            if self._has_ended.wait(self._period):
+                return
+            if pids := pids_of(victim):
+                self.kills.append((time.monotonic(), victim))
+                os.kill(random.choice(pids), signal.SIGKILL)
+                print(f"killed {victim}", flush=True)
+
+
+def pids_of(victim: str) -> list[int]:
+    if victim == "HAProxy":
+        return proxy_pids()
+    return worker_pids(victim) if victim == "ServeController" else replica_pids(victim)
+
+
+class Memory:
+    """Samples the PSS of all processes of the server, in MB, with the time of each sample."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, float]] = []
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def growth(self, killer: Killer) -> float:
+        """Returns the last third of the time in proportion to the first, without its first samples."""
+        quiet = [mb for at, mb in self.samples[3:] if not killer.recent(at)]
+        third = max(1, len(quiet) // 3)
+        return statistics.median(quiet[-third:]) / statistics.median(quiet[:third])
+
+    def _run(self) -> None:
+        while not self._has_ended.wait(_SAMPLE_SECONDS):
+            self.samples.append((time.monotonic(), sum(pss_of(server_pids()).values())))
+
+
+def server_pids() -> list[int]:
+    return [pid for pid in tree_of(os.getpid()) if pid != os.getpid()]
+
+
+def store_bytes() -> float:
+    """Returns what the object store holds."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    used: float = total["object_store_memory"] - free.get("object_store_memory", 0.0)
+    return used
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    port = free_port()
+    with (
+        mock.patch.dict(os.environ, {"RAY_max_direct_call_object_size": "0"}),
+        local_ray(host="127.0.0.1", port=port, num_cpus=16, ingress_scales=True),
+        deployed_app(config(), host="127.0.0.1", port=port) as url,
+    ):
+        yield url
+
+
+def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the checks, and what they are made of."""
+    with served() as url:
+        time.sleep(5.0)
+        killer, memory = Killer(period), Memory()
+        with SteadyClients(url, num_answers=2, max_retries=8) as clients, memory, killer:
+            time.sleep(minutes * 60)
+        time.sleep(_SETTLE_SECONDS)
+        cached = gauge(url, "mm_cache_bytes") + gauge(url, "encoder_cache_bytes")
+        stored = store_bytes()
+        pids = server_pids()
+    time.sleep(2.0)
+    orphans = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    unexplained = [how for at, how in clients.broken if not killer.recent(at)]
+    silent = [how for at, how in clients.broken if not re.match("event:", how) and "HAProxy" not in killer.recent(at)]
+    measured = {
+        "kills": len(killer.kills),
+        "right_answers": clients.num_short,
+        "whole_streams": clients.num_long,
+        "broken_streams": len(clients.broken),
+        "wrong": clients.wrong[:20],
+        "unexplained": unexplained,
+        "without_event": silent,
+        "pss_mb": [round(mb) for _, mb in memory.samples],
+        "store_bytes": stored,
+        "cached_bytes": cached,
+    }
+    checks = {
+        "right answers": at_least(clients.num_short, RIGHT),
+        "wrong or lost": at_most(len(clients.wrong), 0),
+        "streams broken without a reason": at_most(len(unexplained), 0),
+        "streams broken without an event, but for HAProxy's death": at_most(len(silent), 0),
+        "PSS, end to begin": at_most(memory.growth(killer), MOST_GROWTH),
+        "bytes in the store beside the caches": at_most(stored - cached, STORE_SLACK_BYTES),
+        "orphans": at_most(len(orphans), 0),
+    }
+    return checks, measured
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0, help="default: %(default)s")
+    parser.add_argument("--period", type=float, default=30.0, help="seconds between two kills, default: %(default)s")
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args()
+    checks, measured = run(options.minutes, options.period)
+    publish({"checks": checks, "measured": measured, "machine": this_machine()}, options.output)
+    return 0 if all(check["ok"] for check in checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
