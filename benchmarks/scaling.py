@@ -4,8 +4,8 @@
 
 The real application with the bundled model: each stage may have one replica or two, Encode none at rest. Targets are
 so low that the load needs two of each. The load comes at once and stays for `--seconds`: 12 clients that ask about ever
-new photographs of 6 megapixels, and 16 that read long streams. Then it ends, and stages may stop replicas after 5 s of
-rest.
+new photographs of 1.5 megapixels, and 16 that read long streams. Then it ends, and stages may stop replicas after 5 s
+of rest.
 
 Of each stage, in seconds: `decided`, from the begin of the load to the first sign of another replica in Ray Serve's
 status; `running`, until that replica takes work; `stopped`, from the end of the load until no more replicas run than at
@@ -42,7 +42,7 @@ _REST_SECONDS = 180.0
 def config() -> AppConfig:
     targets: dict[str, dict[str, Any]] = {
         "ingress": {"num_cpus": 0.1, "target_requests": 10},
-        "preprocess": {"target_megapixels": 10},
+        "preprocess": {"target_megapixels": 2},
         "encode": {"target_batches": 0.02},
         "generate": {"target_usage": 0.1},
     }
@@ -140,7 +140,7 @@ class Load:
 
 def _photograph() -> bytes:
     buffer = BytesIO()
-    Image.effect_noise((3000, 2000), 64).convert("RGB").save(buffer, "JPEG", quality=80)
+    Image.effect_noise((1500, 1000), 32).convert("RGB").save(buffer, "JPEG", quality=80)
     return buffer.getvalue()
 
 

@@ -21,7 +21,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 CALLS = "calls"
 """Names the number of calls among what a replica reports."""
-_REPORT_SECONDS = 0.5
+_REPORT_SECONDS = 0.25
 _WINDOW_SECONDS = 1.0
 """Over how long reports are averaged: a burst that is over within it is no reason to start a replica."""
 
