@@ -7,9 +7,9 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from deployments.rollout import stage_lines, why_failed
 
 NO_PLACE = (
-    "Deployment 'Encode' in application 'raylens' has 1 replicas that have taken more than 30s to be scheduled. This may"
-    ' be due to waiting for the cluster to auto-scale. Resources required for each replica: {"CPU": 1.0, "gpu": 1.0},'
-    ' total resources available: {"CPU": 3.0}. Use `ray status` for more details.'
+    "Deployment 'Encode' in application 'raylens' has 1 replicas that have taken more than 30s to be scheduled. This"
+    ' may be due to waiting for the cluster to scale. Resources required for each replica: {"CPU": 1.0, "gpu": 1.0}'
+    ', total resources available: {"CPU": 3.0}. Use `ray status` for more details.'
 )
 RETRY = "A replica failed to start with exception. Retrying 2 more time(s). Error:\nTraceback:\n  ...\nValueError: no"
 
