@@ -1,5 +1,5 @@
-"""`ray up` with clusters/local.yaml on two hosts: at its end the application is ready, pictures cross between them, what
-one front door knows the other knows, and `ray down` leaves nothing behind."""
+"""`ray up` with clusters/local.yaml on two hosts: at its end the application is ready, pictures cross between hosts,
+one front door knows what the other knows, and `ray down` leaves nothing behind."""
 
 import base64
 import json
@@ -244,6 +244,30 @@ def test_new_code_reaches_both_hosts_and_the_application_comes_back(cluster: Clu
     until(cluster.is_ready, 200, cluster.logs)
     for door in cluster.doors:
         assert cluster.ask(door, PICTURES / "one.png", "How many shapes are there?")["choices"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_node_that_is_drained_moves_its_replicas_and_loses_no_request(cluster: Cluster) -> None:
+    """By the command that kubernetes/rayservice.yaml has for a pod that is to end."""
+    cluster.deploy(serve_file(dict.fromkeys(CROSSING, ON_WORKER)), "--host", "0.0.0.0")
+    cluster.deploy(serve_file({}), "--host", "0.0.0.0")
+    on_worker = "pgrep -fc '^ray::ServeReplica'"
+    assert int(cluster.worker.run(on_worker)) > 0
+    service = next(yaml.safe_load_all((ROOT / "kubernetes" / "rayservice.yaml").read_text()))
+    (container,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    *_, hook = container["lifecycle"]["preStop"]["exec"]["command"]
+    (cluster.worker.home / "hook.sh").write_text(hook)
+    shutil.copy(ROOT / "tests" / "cluster" / "load.py", cluster.control.home)
+    command = f"python load.py {cluster.doors[0]} 60 raylens/checkpoints/pictures"
+    with subprocess.Popen(cluster.control.inside(command), stdout=subprocess.PIPE, text=True) as load:
+        time.sleep(5)
+        cluster.worker.run("bash hook.sh", timeout=200)
+        assert cluster.worker.run(on_worker, check=False).strip() == "0"
+        output, _ = load.communicate(timeout=200)
+    result = json.loads(output.splitlines()[-1])
+    print(result["num_right"], "right answers")
+    assert result["lost"] == []
 
 
 def test_down_leaves_no_process(cluster: Cluster) -> None:
