@@ -14,6 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from deployments.config import AppConfig
 from deployments.haproxy import haproxy_environment
 from deployments.ray_environment import RAY_ENVIRONMENT
 
@@ -80,6 +81,18 @@ def test_every_stage_has_a_node_type(cloud: dict[str, Any]) -> None:
     assert gpus["cpu"] == 0 < gpus["encode"] < gpus["generate"]
     assert all(node["min_workers"] < node["max_workers"] for node in types.values())
     assert cloud["max_workers"] == sum(node["max_workers"] for node in types.values())
+
+
+def test_the_settings_that_the_docs_show_name_nodes_that_every_file_has() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
+    config = AppConfig.model_validate(yaml.safe_load(shown))
+    stages = (config.ingress, config.shared, config.preprocess, config.encode, config.generate)
+    assert {name for stage in stages for name in stage.resources} == NODES
+    for name in FILES:
+        assert [node for node in NODES if node not in _without_comments((ROOT / name).read_text())] == []
+    for name in CLOUDS:
+        gpus = read(name)["available_node_types"]["generate_worker"]["resources"]["GPU"]
+        assert gpus % config.generate.tensor_parallel_size == 0
 
 
 def test_machines_that_are_there_are_told_apart_by_their_address(tmp_path: Path) -> None:
@@ -171,6 +184,10 @@ def test_every_node_installs_the_versions_that_the_tests_run_with(cluster: dict[
     (constraints,) = re.findall(r"pip install -c (\S+) -e \.$", "\n".join(cluster["setup_commands"]), re.M)
     assert cluster["file_mounts"]["~/raylens"] == "."
     assert (ROOT / constraints).is_file()
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"#.*", "", text)
 
 
 def run_with_fake_ray(commands: list[str], home: Path, *, address: str = "192.0.2.1") -> dict[str, Any]:
