@@ -20,10 +20,11 @@ _RETRY = "A replica failed to start"
 
 
 def stage_lines(application: "ApplicationStatusOverview", *, known: set[str]) -> Mapping[str, str]:
-    """Returns a line about each stage, such as `Encode: starting, 1 of 2 replicas`. `known`: the stages that were there
-    before the deployment that is under way."""
+    """Returns a line about each stage that has replicas, such as `Encode: starting, 1 of 2 replicas`.
+
+    `known`: the stages that were there before the deployment that is under way."""
     stages = sorted(application.deployments.items())
-    return {name: f"{name}: {_progress(stage, name in known)}" for name, stage in stages}
+    return {name: f"{name}: {_progress(stage, name in known)}" for name, stage in stages if stage.replica_states}
 
 
 def _progress(stage: "DeploymentStatusOverview", was_there: bool) -> str:

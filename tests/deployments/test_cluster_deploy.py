@@ -120,6 +120,7 @@ def test_it_tells_each_change_until_all_is_ready_and_new_settings_come_the_same_
     assert lines[0] == f"{tmp_path}/serve.yaml: sent to the cluster, which has 1 node"
     assert "Encode: starting, 0 of 1 replicas" in lines
     assert "Encode: ready, 1 of 1 replicas" in lines
+    assert "0 of 0" not in first.stdout
     assert lines[-1].startswith("every stage is ready after ")
     assert len(lines) == len(set(lines)), "what has not changed is not said again"
     assert httpx.get(f"http://127.0.0.1:{ray_port}/health").status_code == 200

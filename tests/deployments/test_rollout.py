@@ -51,6 +51,10 @@ def test_a_line_says_how_far_a_stage_is(stage: ApplicationStatusOverview, known:
     assert stage_lines(stage, known={"Encode"} if known else set()) == {"Encode": f"Encode: {line}"}
 
 
+def test_there_is_no_line_about_a_stage_without_replicas() -> None:
+    assert stage_lines(application(DeploymentStatus.UPDATING), known=set()) == {}
+
+
 def test_the_reason_of_a_failure_is_the_stage_s_own_or_that_of_the_builder() -> None:
     failed = application(DeploymentStatus.DEPLOY_FAILED, RETRY, told="Failed to update the deployments ['Encode'].")
     assert why_failed(failed) == "Encode did not start: ValueError: no"
