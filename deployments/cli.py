@@ -1,7 +1,8 @@
-"""The command line: `raylens serve`, `raylens demo`, `raylens node`, `raylens key` and `raylens convert`."""
+"""The command line: `raylens serve`, `demo`, `node`, `deploy`, `key` and `convert`."""
 
 import argparse
 import importlib.metadata
+import math
 import os
 import shlex
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 from checkpoints import PICTURES
 from deployments import server_log
+from deployments.cluster_deploy import deploy
 from deployments.cluster_node import start_node
 from deployments.config_file import ConfigError, load_config
 from deployments.demo import run_demo
@@ -30,7 +32,7 @@ behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
 
 Standard output says how the start goes; standard error has a line for each request, and why one failed.
 
-On a cluster: `ray up cluster.yaml`, then `serve deploy serve.yaml` on its head node.
+On a cluster: `ray up cluster.yaml`, see docs/clusters.md.
 """
 _KEY_HELP = """\
 Make an API key. The key itself is printed once, to be given to whoever is to use it, and kept nowhere; its hash goes
@@ -51,7 +53,19 @@ Start Ray on this node of a cluster. All arguments go to `ray start`:
   raylens node --address=10.0.0.1:6379
 
 Ray gets the environment that Raylens needs. What the node keeps is in ~/.raylens. All nodes need the same token in
-~/.ray/auth_token (`ray get-auth-token --generate`). clusters/ has files for `ray up` that do all of this.
+~/.ray/auth_token (`ray get-auth-token --generate`). cluster.yaml and clusters/ have files for `ray up` that do all of
+this.
+"""
+_DEPLOY_HELP = """\
+Bring an application, or its new settings, to the Ray cluster that this node belongs to, and wait until every stage is
+ready. `ray up cluster.yaml` does this on the head node.
+
+  raylens deploy                                    serve.yaml of this folder
+  raylens deploy serve.yaml --host 0.0.0.0          for clusters: other nodes reach the endpoint, too
+  raylens deploy serve.yaml --no-wait               go on at once; `serve status` says how far it is
+
+The file is checked before anything is sent. A line tells each change of a stage. Old replicas serve until new ones are
+ready. Exits 1 when a stage does not start, with its error, and when the time is over; the deployment itself goes on.
 """
 _CONVERT_HELP = """\
 Copy a checkpoint, with the names of its weights as Raylens and transformers spell them.
@@ -61,6 +75,8 @@ Copy a checkpoint, with the names of its weights as Raylens and transformers spe
 DST is a new folder. It gets its name when all weights are written, read back and compared bit by bit, so a conversion
 that is stopped leaves nothing that looks finished. SRC is only read. No more than one file of weights is in memory.
 """
+_DEPLOY_SECONDS = 1800
+"""Enough for new nodes to start and to download a model."""
 _SETTINGS = {
     "model": "model",
     "served_model_name": "served_model_name",
@@ -165,6 +181,11 @@ def _node(args: argparse.Namespace) -> int:
     return start_node(args.arguments)
 
 
+def _deploy(args: argparse.Namespace) -> int:
+    deploy(args.file, host=args.host, timeout_s=None if args.no_wait else args.timeout)
+    return 0
+
+
 def _demo(args: argparse.Namespace) -> int:
     config = load_config(None, {})
     with running_app(config, host="127.0.0.1", port=free_port()) as url:
@@ -185,6 +206,11 @@ def _parser() -> argparse.ArgumentParser:
     node = commands.add_parser("node", help="start Ray on a node of a cluster", prefix_chars="+", add_help=False)
     node.add_argument("arguments", nargs=argparse.REMAINDER)
     node.set_defaults(run=_node)
+    deploying = commands.add_parser(
+        "deploy", help="bring settings to a cluster", description=_DEPLOY_HELP, formatter_class=style
+    )
+    _add_deploy_arguments(deploying)
+    deploying.set_defaults(run=_deploy)
     key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
     key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
     key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
@@ -224,6 +250,34 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     )
     add("--log-level", choices=server_log.LEVELS, default="info", help="what to show on the console (default: info)")
     add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
+
+
+def _add_deploy_arguments(deploying: argparse.ArgumentParser) -> None:
+    add: Any = deploying.add_argument
+    add(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        default=Path("serve.yaml"),
+        help="Serve config file (default: %(default)s)",
+    )
+    add("--host", help="address to listen on, instead of the file's http_options.host")
+    add(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        default=_DEPLOY_SECONDS,
+        help="how long to wait for all stages (default: %(default)s)",
+    )
+    add("--no-wait", action="store_true", help="do not wait")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
 
 
 def _port(text: str) -> int:

@@ -90,13 +90,13 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
         (application,) = document["applications"]
         return dict(application.get("args") or {}), _Lines(yaml.compose(text, yaml.SafeLoader))
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: {error.strerror}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigError(f"--config {path}{where}: {error.problem}") from error
+        raise ConfigError(f"{path}{where}: {error.problem}") from error
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"--config {path}: not a Serve config file with one application") from error
+        raise ConfigError(f"{path}: not a Serve config file with one application") from error
 
 
 def _with_keys(config: AppConfig) -> AppConfig:

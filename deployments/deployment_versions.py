@@ -16,11 +16,11 @@ from pydantic import PrivateAttr
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
-from deployments.config import AppConfig, EncodeConfig, GenerateConfig, SharedConfig
+from deployments.config import AppConfig, EncodeConfig, GenerateConfig, PreprocessConfig, SharedConfig
 
 _Excluded = Mapping[str, bool | Set[str]]
 
-_OF_SCALING = {
+_SCALING = {
     "min_replicas",
     "max_replicas",
     "target_requests",
@@ -29,14 +29,16 @@ _OF_SCALING = {
     "target_prompt_tokens",
     "target_usage",
 }
-_OF_CALLS = {"max_ongoing_requests", "max_ongoing_items"}
-_OF_RAY_ALONE = _OF_SCALING | _OF_CALLS
-_OF_RAY: _Excluded = {"updates": True, "scaling": True}
-_OF_INGRESS: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
-_OF_EVERY_STAGE: _Excluded = {"preprocess": _OF_RAY_ALONE, "encode": _OF_RAY_ALONE, "generate": _OF_RAY_ALONE}
-_GENERATE_BUT_DEVICE = set(GenerateConfig.model_fields) - {"num_gpus"}
-"""An inline encoder's device, and with it the dtype of pixels, is that of Generate."""
-_STAGE = {**_OF_RAY, **_OF_INGRESS, **_OF_EVERY_STAGE, "shared": True, "uploads": True}
+_OF_RAY = _SCALING | {"max_ongoing_requests", "max_ongoing_items"}
+"""What only Ray Serve reads of the settings of a stage."""
+_ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
+_STAGE: _Excluded = {**_ENDPOINT, "updates": True, "scaling": True, "shared": True, "uploads": True}
+_PIXELS: _Excluded = {
+    # What Preprocess makes depends on the dtype that Encode takes, and so on its device. An inline encoder has that of
+    # Generate.
+    "encode": set(EncodeConfig.model_fields) - {"tower", "projector", "num_gpus"},
+    "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
+}
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     # A replica of the endpoint is replaced, never changed in place: Ray Serve takes one that is being changed out of
     # HAProxy's list, and the only one would leave nobody who answers.
@@ -49,13 +51,21 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
         "shared": set(SharedConfig.model_fields) - {"shards"},
     },
     # The caches hold what Preprocess and Encode have made with their settings.
-    "Shared": {**_OF_RAY, **_OF_INGRESS, **_OF_EVERY_STAGE, "generate": _GENERATE_BUT_DEVICE},
-    "Preprocess": {**_STAGE, "generate": _GENERATE_BUT_DEVICE},
-    "Encode": {**_STAGE, "generate": True},
-    "Generate": _STAGE,
+    "Shared": {
+        **_ENDPOINT,
+        **_PIXELS,
+        "updates": True,
+        "scaling": True,
+        "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft"},
+    },
+    "Preprocess": {**_STAGE, **_PIXELS, "preprocess": _OF_RAY},
+    "Encode": {**_STAGE, "preprocess": True, "encode": _OF_RAY, "generate": True},
+    "Generate": {**_STAGE, **_PIXELS, "preprocess": True, "generate": _OF_RAY},
 }
 """By the first part of a deployment's name, what may change without its replicas being started anew. A setting that is
 not named here concerns every deployment."""
+_INLINE: Mapping[str, _Excluded] = {"Generate": {**_DOES_NOT_CONCERN["Generate"], "encode": _OF_RAY}}
+"""The same where Generate encodes."""
 
 
 def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployment:
@@ -69,7 +79,8 @@ def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployme
 
 def version_of(name: str, config: AppConfig) -> str:
     """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits."""
-    excluded: Any = _DOES_NOT_CONCERN[name.partition("-")[0]]
+    kind = name.partition("-")[0]
+    excluded: Any = (_INLINE if config.encoder == "inline" else {}).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)
     return hashlib.sha256(json.dumps(concerning, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -20,6 +20,7 @@ from deployments.haproxy import BIND_VARIABLE, haproxy_environment
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.ray_session import ray_session
+from deployments.rollout import failed_stages, why_failed
 from deployments.server_log import FILE_VARIABLE, shown
 from deployments.shared.uploads import FOLDER_VARIABLE
 from deployments.worker_template import worker_template
@@ -126,7 +127,7 @@ def deployed_app(
 
     from deployments.app import build_app
 
-    url = f"http://{_reachable(host)}:{port}"
+    url = f"http://{reachable_host(host)}:{port}"
     try:
         with _progress(say), _explaining_failure():
             serve.run(build_app(_impatient(config)), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
@@ -205,7 +206,7 @@ def check_address(host: str, port: int) -> str:
     return str(address[0])
 
 
-def _reachable(host: str) -> str:
+def reachable_host(host: str) -> str:
     """Returns the host that a client on this machine puts into a URL for a server that listens on `host`."""
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
@@ -234,20 +235,17 @@ def _progress(say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _explaining_failure() -> Iterator[None]:
-    """Adds the reason to Ray Serve's error, which says only which stage did not start. The reason is the last line of
-    the traceback in Ray Serve's status."""
+    """Adds the reason to Ray Serve's error, which says only which stage did not start."""
     from ray import serve
 
     try:
         yield
     except RuntimeError:
         application = serve.status().applications.get(APP_NAME)
-        stages = {} if application is None else application.deployments
-        failed = {name: stage.message for name, stage in stages.items() if stage.status.endswith("FAILED")}
+        failed = {} if application is None else failed_stages(application)
         if not failed:
             raise
-        reasons = [f"{name} did not start: {message.strip().splitlines()[-1]}" for name, message in failed.items()]
-        raise RuntimeError("; ".join(reasons)) from RuntimeError("\n".join(failed.values()))
+        raise RuntimeError(why_failed(application)) from RuntimeError("\n".join(failed.values()))
 
 
 def _report_states(done: threading.Event, say: Callable[[str], None]) -> None:

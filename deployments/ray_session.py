@@ -30,13 +30,47 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
     import ray
 
     try:
-        # A half-started Ray can neither be stopped cleanly nor interrupted.
-        with _own_environment(_WITHOUT_METRICS), signals_later(), _own_sigterm_handler():
+        with _driver_starts():
             _start(num_cpus, dashboard, temp_dir)
         yield
     finally:
         _end_router_thread()
         ray.shutdown()
+
+
+@contextmanager
+def joined_cluster() -> Iterator[None]:
+    """Makes this process a driver of the Ray cluster that runs on this node. The cluster stays after the block. Raises
+    RuntimeError if no Ray runs here, or if it does not let this process in."""
+    import ray
+
+    try:
+        with _driver_starts():
+            _join()
+        yield
+    finally:
+        _end_router_thread()
+        ray.shutdown()
+
+
+@contextmanager
+def _driver_starts() -> Iterator[None]:
+    """Around `ray.init`: a half-started driver can neither be stopped cleanly nor interrupted."""
+    with _own_environment(_WITHOUT_METRICS), signals_later(), _own_sigterm_handler():
+        yield
+
+
+def _join() -> None:
+    """Connects to Ray. Ray raises ConnectionError if it finds none here, and whatever comes up if the token is wrong;
+    this raises RuntimeError."""
+    import ray
+
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise RuntimeError("no Ray runs on this node: `raylens node` starts it") from error
+    except Exception as error:
+        raise RuntimeError(f"the Ray of this node cannot be joined: {error}") from error
 
 
 def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:

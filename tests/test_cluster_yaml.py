@@ -1,6 +1,7 @@
-"""cluster.yaml: Ray accepts it, and its start commands do what the application relies on."""
+"""cluster.yaml and clusters/: Ray accepts the files, and their start commands do what the application relies on."""
 
 import copy
+import json
 import os
 import re
 import stat
@@ -13,17 +14,35 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from deployments.config import AppConfig
 from deployments.haproxy import haproxy_environment
 from deployments.ray_environment import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
+FILES = ("cluster.yaml", "clusters/aws.yaml", "clusters/local.yaml")
+CLOUDS = ("cluster.yaml", "clusters/aws.yaml")
+NODES = {"cpu_node", "encode_node", "generate_node"}
+"""The custom resources by which stages find their nodes."""
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 
 
-@pytest.fixture
-def cluster() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+def read(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((ROOT / name).read_text())
     return config
+
+
+@pytest.fixture(params=FILES)
+def cluster(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return read(request.param)
+
+
+@pytest.fixture(params=CLOUDS)
+def cloud(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return read(request.param)
+
+
+def test_every_file_is_tested() -> None:
+    assert {"cluster.yaml", *(f"clusters/{file.name}" for file in (ROOT / "clusters").iterdir())} == set(FILES)
 
 
 def validate(cluster: dict[str, Any]) -> None:
@@ -41,25 +60,69 @@ def test_ray_refuses_a_misspelt_key(cluster: dict[str, Any]) -> None:
         validate(cluster)
 
 
-def test_ray_refuses_a_misspelt_key_of_a_node_type(cluster: dict[str, Any]) -> None:
-    cluster["available_node_types"]["gpu_worker"]["min_worker"] = 1
+def test_ray_refuses_a_misspelt_key_of_a_node_type(cloud: dict[str, Any]) -> None:
+    cloud["available_node_types"]["generate_worker"]["min_worker"] = 1
     with pytest.raises(Exception, match="'min_worker' was unexpected"):
-        validate(cluster)
+        validate(cloud)
 
 
-def test_ray_refuses_a_fraction_of_a_resource(cluster: dict[str, Any]) -> None:
-    cluster["available_node_types"]["gpu_worker"]["resources"]["GPU"] = 0.5
+def test_ray_refuses_a_fraction_of_a_resource(cloud: dict[str, Any]) -> None:
+    cloud["available_node_types"]["generate_worker"]["resources"]["GPU"] = 0.5
     with pytest.raises(Exception, match=r"0\.5 is not of type 'integer'"):
-        validate(cluster)
+        validate(cloud)
 
 
-def test_every_stage_has_a_node_type(cluster: dict[str, Any]) -> None:
-    types = cluster["available_node_types"]
-    head = types.pop(cluster["head_node_type"])
-    assert "GPU" not in head["resources"]
-    assert sorted("GPU" in node["resources"] for node in types.values()) == [False, True]
+def test_every_stage_has_a_node_type(cloud: dict[str, Any]) -> None:
+    types = cloud["available_node_types"]
+    head = types.pop(cloud["head_node_type"])
+    assert set(head["resources"]) == {"CPU"}
+    assert [set(node["resources"]) & NODES for node in types.values()] == [{name} for name in sorted(NODES)]
+    gpus = {name: types[f"{name}_worker"]["resources"].get("GPU", 0) for name in ("cpu", "encode", "generate")}
+    assert gpus["cpu"] == 0 < gpus["encode"] < gpus["generate"]
     assert all(node["min_workers"] < node["max_workers"] for node in types.values())
-    assert cluster["max_workers"] == sum(node["max_workers"] for node in types.values())
+    assert cloud["max_workers"] == sum(node["max_workers"] for node in types.values())
+
+
+def test_the_settings_that_the_docs_show_name_nodes_that_every_file_has() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
+    config = AppConfig.model_validate(yaml.safe_load(shown))
+    stages = (config.ingress, config.shared, config.preprocess, config.encode, config.generate)
+    assert {name for stage in stages for name in stage.resources} == NODES
+    for name in FILES:
+        assert [node for node in NODES if node not in _without_comments((ROOT / name).read_text())] == []
+    for name in CLOUDS:
+        gpus = read(name)["available_node_types"]["generate_worker"]["resources"]["GPU"]
+        assert gpus % config.generate.tensor_parallel_size == 0
+
+
+def test_machines_that_are_there_are_told_apart_by_their_address(tmp_path: Path) -> None:
+    local = read("clusters/local.yaml")
+    addresses = [local["provider"]["head_ip"], *local["provider"]["worker_ips"]]
+    assert len(set(addresses)) == 4
+
+    def resources(commands: str, address: str) -> dict[str, int]:
+        start = run_with_fake_ray(local[commands], tmp_path, address=address)
+        (given,) = [one for one in start["arguments"] if one.startswith("--resources=")]
+        found: dict[str, int] = json.loads(given.partition("=")[2])
+        return found
+
+    head, *workers = addresses
+    assert set(resources("head_start_ray_commands", head)) == {"cpu_node"}
+    kinds = [resources("worker_start_ray_commands", address) for address in workers]
+    assert [list(kind) for kind in kinds] == [["encode_node"], ["generate_node"], ["cpu_node"]]
+    assert resources("worker_start_ray_commands", f"{workers[0]}0") == {"cpu_node": 100}
+
+
+def test_the_head_brings_the_application_once_ray_runs(cluster: dict[str, Any], tmp_path: Path) -> None:
+    start = run_with_fake_ray(cluster["head_start_ray_commands"], tmp_path)
+    assert start["deploys"] == ["deploy serve.yaml --host 0.0.0.0"]
+    assert "--head" in start["arguments"], "before that, Ray is started"
+    assert run_with_fake_ray(cluster["worker_start_ray_commands"], tmp_path)["deploys"] == []
+
+
+def test_the_autoscaler_is_the_one_that_updates_workers(cluster: dict[str, Any], tmp_path: Path) -> None:
+    start = run_with_fake_ray(cluster["head_start_ray_commands"], tmp_path)
+    assert start["environment"]["RAY_enable_autoscaler_v2"] == "0"
 
 
 @pytest.mark.parametrize("commands", START_COMMANDS)
@@ -123,19 +186,32 @@ def test_every_node_installs_the_versions_that_the_tests_run_with(cluster: dict[
     assert (ROOT / constraints).is_file()
 
 
-def run_with_fake_ray(commands: list[str], home: Path) -> dict[str, Any]:
-    """Runs start commands as Ray does, each in a shell of its own, and returns how they called `ray start`."""
-    fake_ray = home / "bin" / "ray"
-    fake_ray.parent.mkdir(exist_ok=True)
-    fake_ray.write_text('#!/bin/sh\n[ "$1" = start ] || exit 0\nprintf "%s\\0" "$PWD" "$*" "$(env)" > "$HOME/call"\n')
-    fake_ray.chmod(0o755)
-    raylens = home / "bin" / "raylens"
-    raylens.write_text(f'#!/bin/sh\nexec {sys.executable} -m deployments "$@"\n')
-    raylens.chmod(0o755)
+def _without_comments(text: str) -> str:
+    return re.sub(r"#.*", "", text)
+
+
+def run_with_fake_ray(commands: list[str], home: Path, *, address: str = "192.0.2.1") -> dict[str, Any]:
+    """Runs start commands as Ray does, each in a shell of its own, on a machine with an address, where no Ray runs.
+    Returns how they called `ray start`, and `raylens deploy` after that."""
+    (home / "bin").mkdir(exist_ok=True)
+    (home / ".raylens" / "started").unlink(missing_ok=True)
+    deploys = home / "deploys"
+    deploys.write_text("")
+    (home / "call").unlink(missing_ok=True)
+    programs = {
+        "ray": '[ "$1" = start ] || exit 0\nprintf "%s\\0" "$PWD" "$*" "$(env)" > "$HOME/call"',
+        "raylens": f'[ "$1" = deploy ] && [ -e "$HOME/call" ] && echo "$*" >> {deploys} && exit 0\n'
+        f'exec {sys.executable} -m deployments "$@"',
+        "hostname": f'[ "$1" = -I ] && echo "{address} 2001:db8::1 "',
+    }
+    for name, script in programs.items():
+        program = home / "bin" / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
     (home / "raylens").mkdir(exist_ok=True)
     environment = {
         "HOME": str(home),
-        "PATH": f"{fake_ray.parent}{os.pathsep}/usr/bin:/bin",
+        "PATH": f"{home / 'bin'}{os.pathsep}/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
         "RAY_HEAD_IP": "head.invalid",
     }
@@ -146,4 +222,5 @@ def run_with_fake_ray(commands: list[str], home: Path) -> dict[str, Any]:
         "folder": folder,
         "arguments": arguments.split(),
         "environment": dict(line.partition("=")[::2] for line in lines.splitlines()),
+        "deploys": deploys.read_text().splitlines(),
     }

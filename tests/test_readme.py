@@ -20,12 +20,15 @@ PACKAGES = (
     "modeling",
     "preprocess",
 )
+FILES_ONLY = ("clusters", "kubernetes")
+"""Folders without modules."""
 
 
 def test_the_tree_names_every_package() -> None:
     tree = README[README.index("deployments/      ") : README.rindex("```")]
     assert {line.split()[0].rstrip("/") for line in tree.splitlines() if "/ " in line and line[0] != " "} == {
         *PACKAGES,
+        *FILES_ONLY,
         "tests",
     }
     rooms = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))

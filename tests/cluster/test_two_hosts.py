@@ -1,5 +1,5 @@
-"""`ray up` on two hosts: pictures cross between them, what one front door knows the other knows, and `ray down` leaves
-nothing behind."""
+"""`ray up` with clusters/local.yaml on two hosts: at its end the application is ready, pictures cross between hosts,
+one front door knows what the other knows, and `ray down` leaves nothing behind."""
 
 import base64
 import json
@@ -47,10 +47,15 @@ class Cluster:
     def __init__(self, control: Host, head: Host, worker: Host) -> None:
         self.control, self.head, self.worker = control, head, worker
         self.doors = [f"http://{host.address}:{PORT}" for host in (head, worker)]
+        self.first_up = ""
 
-    def up(self) -> None:
-        self.control.run("ray up -y --no-config-cache cluster.yaml", timeout=200)
-        until(lambda: "on_worker" in self.head.run("ray status", check=False), 100, self.logs)
+    def up(self, served: dict[str, Any]) -> str:
+        """Makes the cluster, or brings it up to date, with `served` for serve.yaml; returns what `ray up` says."""
+        (self.control.home / "raylens" / "serve.yaml").write_text(yaml.safe_dump(served))
+        try:
+            return self.control.run("ray up -y --no-config-cache cluster.yaml", timeout=300)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from error
 
     def logs(self) -> str:
         """What to look at when something does not come about."""
@@ -58,13 +63,13 @@ class Cluster:
         command = f"ray status; tail -n 30 {logs}/monitor.*; serve status; tail -n 60 {logs}/serve/*Ingress*"
         return self.head.run(command, check=False)
 
-    def deploy(self, placement: dict[str, str]) -> None:
-        """`placement`: on which host each stage runs."""
-        (self.head.home / "raylens" / "serve-two-hosts.yaml").write_text(yaml.safe_dump(serve_file(placement)))
-        self.head.run("cd raylens; serve deploy serve-two-hosts.yaml", timeout=100)
-        time.sleep(1)
-        until(lambda: "status: RUNNING" in self.head.run("serve status -n raylens", check=False), 200, self.logs)
-        until(lambda: all(self.get(door, "/health") == 200 for door in self.doors), 200, self.logs)
+    def deploy(self, served: dict[str, Any], *options: str) -> str:
+        """Deploys on the head, and returns what `raylens deploy` says."""
+        (self.head.home / "raylens" / "serve.yaml").write_text(yaml.safe_dump(served))
+        return self.head.run(f"cd raylens; raylens deploy {' '.join(options)}", timeout=300)
+
+    def is_ready(self) -> bool:
+        return all(self.get(door, "/health") == 200 for door in self.doors)
 
     def down(self) -> None:
         self.control.run("ray down -y cluster.yaml", timeout=200)
@@ -75,9 +80,8 @@ class Cluster:
 
     def status_of_question(self, door: str) -> int:
         """The status of the answer to a short text, which is to come within half a minute."""
-        (self.control.home / "text.json").write_text(
-            json.dumps({"model": "shapes", "prompt": "Hello", "max_tokens": 1})
-        )
+        body = {"model": "shapes", "prompt": "Hello", "max_tokens": 1}
+        (self.control.home / "text.json").write_text(json.dumps(body))
         send = f"curl -s -o /dev/null -m 30 -w '%{{http_code}}' {door}/v1/completions -d @text.json"
         return int(self.control.run(f"{send} -H 'Content-Type: application/json'", check=False)[-3:] or 0)
 
@@ -106,41 +110,33 @@ def until(holds: Callable[[], bool], seconds: float, complain: Callable[[], str]
 
 
 def cluster_file(head: Host, worker: Host) -> dict[str, Any]:
-    """cluster.yaml for these two hosts instead of a cloud's machines."""
-    cluster: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
-    for name in ("head_node_type", "available_node_types", "head_setup_commands", "rsync_filter"):
-        del cluster[name]
-    cluster["max_workers"] = 1
-    cluster["provider"] = {"type": "local", "head_ip": head.address, "worker_ips": [worker.address]}
+    """clusters/local.yaml with these two hosts for its machines, and without a network to install from."""
+    text = (ROOT / "clusters" / "local.yaml").read_text()
+    cluster: dict[str, Any] = yaml.safe_load(text.replace("192.0.2.11", worker.address))
+    cluster["provider"] |= {"head_ip": head.address, "worker_ips": [worker.address]}
     cluster["auth"] = {"ssh_user": "root", "ssh_private_key": "~/id"}
-    cluster["file_mounts"] = {
-        "~/raylens": "~/raylens",
-        "~/.ray/auth_token": "~/.ray/auth_token",
-        "~/install.sh": "~/install.sh",
-    }
-    cluster["setup_commands"] = [
-        "test -x ~/venv/bin/ray || bash ~/install.sh",
-        "grep -q 'venv/bin' ~/.bashrc || echo 'export PATH=\"$HOME/venv/bin:$PATH\"' >> ~/.bashrc",
-    ]
+    cluster["file_mounts"] |= {"~/raylens": "~/raylens", "~/install.sh": "~/install.sh"}
+    del cluster["rsync_filter"]  # the compiled kernels come along
+    in_path = cluster["setup_commands"][3]
+    cluster["setup_commands"] = ["test -x ~/venv/bin/ray || bash ~/install.sh", in_path]
     for host, key in ((head, "head_start_ray_commands"), (worker, "worker_start_ray_commands")):
-        # The provider for machines that are there already works with the autoscaler's first version only.
-        (start,) = cluster[key]
-        role = "on_head" if host is head else "on_worker"
-        options = f"--num-cpus=8 --object-store-memory=300000000 --node-ip-address={host.address}"
-        resources = f"""--resources='{{"{role}":100}}'"""
-        cluster[key] = [f"export RAY_enable_autoscaler_v2=0; {start} {options} {resources}"]
+        # Ray finds out a host's address by a route to the Internet. CPUs: more than the two of this machine.
+        own = f"--num-cpus=8 --object-store-memory=300000000 --node-ip-address={host.address}"
+        cluster[key][0] = f"{cluster[key][0]} {own}"
     return cluster
 
 
-CROSSING = {"preprocess": "on_worker", "encode": "on_head", "generate": "on_worker"}
-GENERATE_ON_WORKER = dict.fromkeys(("ingress", "shared", "preprocess", "encode"), "on_head") | {"generate": "on_worker"}
-WITHOUT_HEAD = dict.fromkeys(("ingress", "shared", "preprocess", "encode", "generate"), "on_worker")
+ON_HEAD, ON_WORKER = "cpu_node", "encode_node"
+"""The resources that clusters/local.yaml gives to these two."""
+CROSSING = {"preprocess": ON_WORKER, "encode": ON_HEAD, "generate": ON_WORKER}
+GENERATE_ON_WORKER = dict.fromkeys(("ingress", "shared", "preprocess", "encode"), ON_HEAD) | {"generate": ON_WORKER}
+WITHOUT_HEAD = dict.fromkeys(("ingress", "shared", "preprocess", "encode", "generate"), ON_WORKER)
 
 
 def serve_file(placement: dict[str, str]) -> dict[str, Any]:
     """serve.yaml with each stage on the host that the placement says."""
     served: dict[str, Any] = yaml.safe_load((ROOT / "serve.yaml").read_text())
-    served["http_options"] = {"host": "0.0.0.0", "port": PORT}
+    served["http_options"]["port"] = PORT
     args = served["applications"][0]["args"]
     args["ingress"] |= {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.1}
     args["shared"] |= {"shards": 2, "num_cpus": 0.1}
@@ -167,11 +163,22 @@ def cluster() -> Iterator[Cluster]:
             (control.home / "cluster.yaml").write_text(yaml.safe_dump(cluster_file(head, worker)))
             control.run("bash install.sh")
             made = Cluster(control, head, worker)
-            made.up()
-            made.deploy(CROSSING)
+            made.first_up = made.up(serve_file(CROSSING))
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_application_is_ready_when_ray_up_ends(cluster: Cluster) -> None:
+    assert "every stage is ready after" in cluster.first_up
+    assert "Encode: starting, 0 of 1 replicas" in cluster.first_up
+    assert cluster.is_ready()
+
+
+def test_an_endpoint_that_the_other_host_cannot_reach_is_refused(cluster: Cluster) -> None:
+    refused = cluster.head.run("cd raylens; raylens deploy; echo status $?", check=False)
+    assert "http_options.host: 127.0.0.1 cannot be reached from the other nodes of this cluster, which has 2" in refused
+    assert "status 2" in refused
 
 
 def test_a_picture_crosses_between_the_hosts(cluster: Cluster) -> None:
@@ -194,7 +201,8 @@ def test_what_one_door_has_seen_the_other_knows(cluster: Cluster) -> None:
 @pytest.mark.timeout(400)
 def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> None:
     """All stages are on the other host; only what holds the cluster together is on the head."""
-    cluster.deploy(WITHOUT_HEAD)
+    cluster.deploy(serve_file(WITHOUT_HEAD), "--host", "0.0.0.0")
+    until(cluster.is_ready, 60, cluster.logs)
     control, head = cluster.control, cluster.head
     shutil.copy(ROOT / "tests" / "cluster" / "load.py", control.home)
     command = f"python load.py {cluster.doors[1]} 40 raylens/checkpoints/pictures"
@@ -210,7 +218,7 @@ def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> No
     print(result["num_right"], "right answers")
     assert result["lost"] == []
     assert result["num_right"] >= 200
-    until(lambda: cluster.get(cluster.doors[0], "/health") == 200, 100, cluster.logs)
+    until(cluster.is_ready, 100, cluster.logs)
     assert cluster.ask(cluster.doors[0], PICTURES / "one.png", "How many shapes are there?")["choices"]
 
 
@@ -218,7 +226,8 @@ def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> No
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("lost", ["raylet", "host"])
 def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluster: Cluster, lost: str) -> None:
-    cluster.deploy(GENERATE_ON_WORKER)
+    cluster.deploy(serve_file(GENERATE_ON_WORKER), "--host", "0.0.0.0")
+    until(cluster.is_ready, 60, cluster.logs)
     control, worker = cluster.control, cluster.worker
     if lost == "raylet":
         worker.run("kill -9 $(ps -eo pid,comm | awk '$2 == \"raylet\" {print $1}')")
@@ -243,11 +252,60 @@ def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluste
 
 
 @pytest.mark.timeout(400)
-def test_a_second_up_brings_the_cluster_up_to_date(cluster: Cluster) -> None:
-    cluster.up()
-    until(lambda: all(cluster.get(door, "/health") == 200 for door in cluster.doors), 200, cluster.logs)
+def test_a_second_up_brings_new_settings_and_restarts_nothing_else(cluster: Cluster) -> None:
+    def raylets() -> list[str]:
+        return [host.run("pgrep -f raylet/raylet").strip() for host in (cluster.head, cluster.worker)]
+
+    before = raylets()
+    assert all(before)
+    served = serve_file(CROSSING)
+    served["applications"][0]["args"]["encode"]["step_timeout_s"] = 100
+    said = cluster.up(served)
+    assert "Encode: updating, 1 of 2 replicas" in said
+    assert "every stage is ready after" in said
+    assert raylets() == before
+    assert cluster.is_ready()
     for door in cluster.doors:
         assert cluster.ask(door, PICTURES / "one.png", "How many shapes are there?")["choices"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_new_code_reaches_both_hosts_and_the_application_comes_back(cluster: Cluster) -> None:
+    code = Path("raylens", "deployments", "app.py")
+    with (cluster.control.home / code).open("a") as file:
+        file.write("# changed\n")
+    cluster.up(serve_file(CROSSING))
+    for host in (cluster.head, cluster.worker):
+        until(lambda home=host.home: "# changed" in (home / code).read_text(), 200, cluster.logs)  # type: ignore[misc]
+    time.sleep(10)  # until Ray has been told to start anew
+    until(cluster.is_ready, 200, cluster.logs)
+    for door in cluster.doors:
+        assert cluster.ask(door, PICTURES / "one.png", "How many shapes are there?")["choices"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_node_that_is_drained_moves_its_replicas_and_loses_no_request(cluster: Cluster) -> None:
+    """By the command that kubernetes/rayservice.yaml has for a pod that is to end."""
+    cluster.deploy(serve_file(dict.fromkeys(CROSSING, ON_WORKER)), "--host", "0.0.0.0")
+    cluster.deploy(serve_file({}), "--host", "0.0.0.0")
+    on_worker = "pgrep -fc '^ray::ServeReplica'"
+    assert int(cluster.worker.run(on_worker)) > 0
+    service = next(yaml.safe_load_all((ROOT / "kubernetes" / "rayservice.yaml").read_text()))
+    (container,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    *_, hook = container["lifecycle"]["preStop"]["exec"]["command"]
+    (cluster.worker.home / "hook.sh").write_text(hook)
+    shutil.copy(ROOT / "tests" / "cluster" / "load.py", cluster.control.home)
+    command = f"python load.py {cluster.doors[0]} 60 raylens/checkpoints/pictures"
+    with subprocess.Popen(cluster.control.inside(command), stdout=subprocess.PIPE, text=True) as load:
+        time.sleep(5)
+        cluster.worker.run("bash hook.sh", timeout=200)
+        assert cluster.worker.run(on_worker, check=False).strip() == "0"
+        output, _ = load.communicate(timeout=200)
+    result = json.loads(output.splitlines()[-1])
+    print(result["num_right"], "right answers")
+    assert result["lost"] == []
 
 
 def test_down_leaves_no_process(cluster: Cluster) -> None:

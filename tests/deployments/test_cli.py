@@ -32,6 +32,9 @@ def test_help_teaches() -> None:
     text = run("serve", "--help").stdout
     for part in ("--model", "--port", "--config", "--api-key", "coloured shapes", "ray up cluster.yaml"):
         assert part in text
+    text = run("deploy", "--help").stdout
+    for part in ("serve.yaml", "--host 0.0.0.0", "--timeout", "--no-wait", "Exits 1 when a stage does not start"):
+        assert part in text
 
 
 def test_it_says_its_version() -> None:
@@ -50,6 +53,8 @@ def test_it_says_its_version() -> None:
         (["serve", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
         (["serve", "--dtype", "float7"], "--dtype: Input should be 'auto', 'float32'"),
         (["serve", "--log-level", "loud"], "invalid choice: 'loud'"),
+        (["deploy", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
+        (["deploy", "--timeout", "-1"], "-1 is not a number of seconds above 0"),
         (["nonsense"], "invalid choice"),
         ([], "required"),
     ],
