@@ -3,8 +3,8 @@
     python -m benchmarks.scaling [--seconds 40] [--output FILE]
 
 The real application with the bundled model: each stage may have one replica or two, Encode none at rest. Targets are
-so low that the load needs two of each. The load comes at once and stays for `--seconds`: 12 clients that ask about ever
-new photographs of 1.5 megapixels, and 16 that read long streams. Then it ends, and stages may stop replicas after 5 s
+so low that the load needs two of each. The load comes at once and stays for `--seconds`: 6 clients that ask about ever
+new photographs of 1.5 megapixels, and 8 that read long streams. Then it ends, and stages may stop replicas after 5 s
 of rest.
 
 Of each stage, in seconds: `decided`, from the begin of the load to the first sign of another replica in Ray Serve's
@@ -31,7 +31,7 @@ from deployments.config import AppConfig
 from deployments.local_cluster import APP_NAME, deployed_app, free_port, local_ray
 from preprocess.data_url import data_url
 
-PICTURE_CLIENTS, STREAM_CLIENTS = 12, 16
+PICTURE_CLIENTS, STREAM_CLIENTS = 6, 8
 AT_REST = {"Ingress": 1, "Preprocess": 1, "Encode": 0, "Generate": 1}
 MOST = 2
 DECIDED_SECONDS = 2.0
@@ -41,10 +41,10 @@ _REST_SECONDS = 180.0
 
 def config() -> AppConfig:
     targets: dict[str, dict[str, Any]] = {
-        "ingress": {"num_cpus": 0.1, "target_requests": 10},
-        "preprocess": {"target_megapixels": 2},
+        "ingress": {"num_cpus": 0.1, "target_requests": 5},
+        "preprocess": {"target_megapixels": 1},
         "encode": {"target_batches": 0.02},
-        "generate": {"target_usage": 0.1},
+        "generate": {"target_usage": 0.05},
     }
     for stage, settings in targets.items():
         settings |= {"min_replicas": AT_REST[stage.capitalize()], "max_replicas": MOST}
