@@ -138,7 +138,7 @@ def store_bytes() -> float:
 def served() -> Iterator[str]:
     port = free_port()
     with (
-        mock.patch.dict(os.environ, {"RAY_max_direct_call_object_size": "0"}),
+        mock.patch.dict(os.environ, {"RAY_max_direct_call_object_size": "4096"}),
         local_ray(host="127.0.0.1", port=port, num_cpus=16, ingress_scales=True),
         deployed_app(config(), host="127.0.0.1", port=port) as url,
     ):
