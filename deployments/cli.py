@@ -77,6 +77,8 @@ that is stopped leaves nothing that looks finished. SRC is only read. No more th
 """
 _DEPLOY_SECONDS = 1800
 """Enough for new nodes to start and to download a model."""
+_INTERRUPTED = 130
+"""The exit status of a command that was to come to its end, as shells have it. To stop a server is no failure."""
 _SETTINGS = {
     "model": "model",
     "served_model_name": "served_model_name",
@@ -96,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
     except KeyboardInterrupt:
         print("raylens: stopped", file=sys.stderr)
-        return 0
+        return int(args.when_stopped)
     except (ConfigError, RuntimeError) as error:
         print(f"raylens: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -196,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="raylens", description=__doc__)
     version = importlib.metadata.version("raylens")
     parser.add_argument("--version", action="version", version=f"raylens {version}")
+    parser.set_defaults(when_stopped=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     style = argparse.RawDescriptionHelpFormatter
     serve = commands.add_parser("serve", help="serve a model", description=_SERVE_HELP, formatter_class=style)
@@ -210,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         "deploy", help="bring settings to a cluster", description=_DEPLOY_HELP, formatter_class=style
     )
     _add_deploy_arguments(deploying)
-    deploying.set_defaults(run=_deploy)
+    deploying.set_defaults(run=_deploy, when_stopped=_INTERRUPTED)
     key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
     key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
     key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
