@@ -29,8 +29,10 @@ _RARELY = {
     "RAY_memory_monitor_refresh_ms": "1000",
     "REPORTER_UPDATE_INTERVAL_MS": "10000",
     "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
 }
-"""What Ray does more often by default, also while nobody asks anything. One machine needs no more."""
+"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more."""
 _NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
 """Ray sends what becomes of each call to its dashboard."""
 _DRAINING_VARIABLE = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
