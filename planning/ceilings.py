@@ -65,7 +65,11 @@ def _controller(plan: Plan, costs: Costs, hardware: Hardware) -> Ceiling:
         unit="cores",
         count=1,
         grows="no: a cluster has one; divide the fleet into clusters",
-        basis=_basis(measured is None, "--controller-ms", "measured: the idle controller's time, by its replicas"),
+        basis=_basis(
+            measured is None,
+            "--controller-ms",
+            "measured at worst: all that an idle one does",
+        ),
     )
 
 

@@ -21,6 +21,7 @@ Say how many replicas of each stage a load needs, by a simulation of the pipelin
   raylens plan --costs stage-costs.json --rate 20 --answer-tokens 100 --ttft-p95-ms 500
   raylens plan --costs stage-costs.json --rate 20 --picture-share 0.5 --megapixels 0.8 2.1 --repeated-share 0.3
   raylens plan --costs stage-costs.json --load load.yaml --tpot-p95-ms 50 --json
+  raylens plan --costs stage-costs.json --rate 5 --cores 4       can one machine of 4 cores do it?
 
 `python -m benchmarks.stage_costs --output FILE` measures the costs on the machine that it runs on. Another figure in
 its place is an assumption, and the report says so. This asks what becomes the ceiling of a fleet of 1,000 GPUs, if a
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of any stage (default: %(default)s)",
     )
     add("--cost", action="append", default=[], metavar="NAME=VALUE", help="a figure in place of the measured one")
+    add("--cores", type=_cores, metavar="N", help="all stages share one machine of N cores (default: no two share one)")
     add("--gpus", type=int, metavar="N", help="plan for as much of this load as N GPUs carry, and show ceilings")
     for name, field in Hardware.model_fields.items():
         kind = int if field.annotation is int else float
@@ -99,13 +101,22 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
         "say": _progress(sys.stderr.write),
     }
+    if args.gpus is not None and args.cores is not None:
+        raise PlanError(f"cores: must not be given with --gpus, which is about many machines, not {args.cores}")
     if args.gpus is None:
-        plan = make_plan(costs, load, slo, **options)
+        plan = make_plan(costs, load, slo, cores=args.cores, **options)
     else:
         plan = plan_for_gpus(costs, load, slo, args.gpus, **options)
     limits = ceilings(plan, costs, hardware) if args.ceilings or args.gpus is not None else []
     print(json.dumps(as_json(plan, costs, limits, assumed)) if args.json else as_text(plan, costs, limits, assumed))
     return 0
+
+
+def _cores(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is not at least 1")
+    return count
 
 
 def _load(args: argparse.Namespace) -> LoadProfile:

@@ -48,6 +48,8 @@ class Plan:
     outcome: Outcome
     cell: float
     num_simulations: int
+    cores: int | None = None
+    """Of the machine that all stages share; None: each process has a core of its own."""
 
     @property
     def cpus(self) -> float:
@@ -117,6 +119,7 @@ class PlanSearch:
         load: LoadProfile,
         slo: Slo,
         *,
+        cores: int | None = None,
         max_utilisation: float = MAX_UTILISATION,
         seed: int = 0,
         say: Callable[[str], None] = lambda line: None,
@@ -126,11 +129,13 @@ class PlanSearch:
         self._costs = costs
         self._load = load
         self._slo = slo
+        self._cores = cores
         self._max_utilisation = max_utilisation
         self._seed = seed
         self._say = say
         self._work = least_work(costs, load)
-        self._cell = min(1.0, _CELL_REPLICAS * max_utilisation / max(self._work.values()))
+        whole = 1.0 if cores else _CELL_REPLICAS * max_utilisation / max(self._work.values())
+        self._cell = min(1.0, whole)
         self._arrivals = self._cell_arrivals()
         self._outcomes: dict[tuple[int, ...], Outcome] = {}
 
@@ -138,10 +143,19 @@ class PlanSearch:
         """Returns the plan: no stage can have fewer replicas while the others stay. Raises PlanError if no number of
         replicas meets the SLO."""
         least = {stage: self._fewest(self._work[stage] * self._cell) for stage in STAGES}
+        if self._cores is not None:
+            self._check_cores(self._cores, least)
         replicas = self._enough(least)
         for stage in SEARCH_ORDER:
             replicas = self._reduced(replicas, stage, least[stage])
         return self._plan(replicas, self._outcome(replicas))
+
+    def _check_cores(self, cores: int, least: Mapping[str, int]) -> None:
+        """Raises PlanError if all stages together compute more than the cores do."""
+        outcome = simulate(self._costs, Fleet.of(least), self._arrivals, seed=self._seed, window=_WINDOW)
+        needed = math.ceil((outcome.cores_busy + self._costs.background_cores) / self._max_utilisation)
+        if needed > cores:
+            raise PlanError(f"cores: must be at least {needed} for this load, not {cores}")
 
     def _cell_arrivals(self) -> list[Arrival]:
         load = self._load.model_copy(update={"requests_per_second": self._load.requests_per_second * self._cell})
@@ -154,7 +168,8 @@ class PlanSearch:
     def _outcome(self, replicas: Mapping[str, int]) -> Outcome:
         key = tuple(replicas[stage] for stage in STAGES)
         if key not in self._outcomes:
-            outcome = simulate(self._costs, Fleet.of(replicas), self._arrivals, seed=self._seed, window=_WINDOW)
+            fleet = Fleet.of(replicas, self._cores)
+            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._seed, window=_WINDOW)
             self._outcomes[key] = outcome
             counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
             self._say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
@@ -199,7 +214,7 @@ class PlanSearch:
             own, utilisation = reserved[stage], self._work[stage] / count
             busy = outcome.utilisation[stage] * replicas[stage] / self._cell / count
             stages.append(StagePlan(stage, count, count * own.cpus, count * own.gpus, utilisation, busy))
-        return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes))
+        return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes), self._cores)
 
     def _whole(self, in_cell: int, work: float) -> int:
         """Returns the replicas for the whole load. A cell's only replica may have little to do; then the whole load
@@ -224,13 +239,14 @@ def make_plan(
     load: LoadProfile,
     slo: Slo,
     *,
+    cores: int | None = None,
     max_utilisation: float = MAX_UTILISATION,
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Plan:
-    """Returns the fewest replicas with which the load meets the SLO, each process with a core of its own. Equal
-    arguments give equal plans. Raises PlanError if no number of replicas does."""
-    return PlanSearch(costs, load, slo, max_utilisation=max_utilisation, seed=seed, say=say).run()
+    """Returns the fewest replicas with which the load meets the SLO. Each process has a core of its own, or all share
+    a machine of `cores` cores. Equal arguments give equal plans. Raises PlanError if no number of replicas does."""
+    return PlanSearch(costs, load, slo, cores=cores, max_utilisation=max_utilisation, seed=seed, say=say).run()
 
 
 def plan_for_gpus(

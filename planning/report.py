@@ -106,5 +106,6 @@ def _sources(plan: Plan, costs: Costs, assumed: Mapping[str, float]) -> str:
     if plan.cell < 1:
         lines.append(f"Simulated: {plan.cell:.2%} of the load, with as large a share of the replicas.")
     lines += [f"Assumed, not measured: {name} = {value:g} (--cost)." for name, value in assumed.items()]
-    lines.append("Assumed: each replica has cores of its own, and the cache of keys and values has room.")
+    cores = "each thread has a core of its own" if plan.cores is None else f"all stages share {plan.cores} cores"
+    lines.append(f"Assumed: {cores}, and the cache of keys and values has room.")
     return "\n".join(lines)

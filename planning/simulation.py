@@ -44,10 +44,15 @@ class Fleet:
             raise PlanError(f"cores: must be at least 1, not {self.cores}")
 
     @classmethod
-    def of(cls, replicas: Mapping[str, int]) -> "Fleet":
-        """Returns a fleet with cores for each process."""
+    def of(cls, replicas: Mapping[str, int], cores: int | None = None) -> "Fleet":
+        """Returns a fleet of so many replicas of each stage, without a client on its machine."""
         return cls(
-            replicas["ingress"], replicas["shared"], replicas["preprocess"], replicas["encode"], replicas["generate"]
+            replicas["ingress"],
+            replicas["shared"],
+            replicas["preprocess"],
+            replicas["encode"],
+            replicas["generate"],
+            cores=cores,
         )
 
     @property

@@ -47,6 +47,16 @@ def test_a_thread_shares_its_last_core_while_the_other_one_is_taken() -> None:
     assert ends(2, [(1.0, 0), (3.0, 0), (1.0, 0)]) == pytest.approx([2.0, 3.0, 2.0])
 
 
+def test_a_thread_whose_last_core_is_taken_goes_to_an_idle_one() -> None:
+    loop = EventLoop()
+    cores, done = SharedCores(loop, 2), list[float]()
+    first, _, third = (cores.thread(0) for _ in range(3))  # the third was last where the first is
+    for thread in (first, third):
+        thread.compute(1.0, lambda: done.append(loop.now))
+    loop.run()
+    assert done == pytest.approx([1.0, 1.0])
+
+
 def test_a_core_that_becomes_idle_takes_over_a_thread() -> None:
     assert ends(2, [(2.0, 0), (1.0, 0), (2.0, 0)]) == pytest.approx([2.5, 1.0, 2.5])
 

@@ -94,8 +94,14 @@ def test_pictures_that_wait_are_encoded_together() -> None:
 
 
 def test_a_picture_over_half_of_a_batch_joins_none() -> None:
-    costs = idle_costs(encode={"seconds_per_batch": 1.0, "max_batch_patches": 199})
-    assert simulate(costs, Fleet(), [Arrival(0.0, pictures(3), 1, 1)]).ttft_p50 == pytest.approx(3.0)
+    costs = idle_costs(
+        encode={"seconds_per_batch": 1.0, "max_batch_patches": 100},
+        model={"patches_per_picture": 0, "patches_per_megapixel": 100},
+    )
+    for last, batches in ((0.5, 2), (0.6, 3)):  # the first is encoded while the others wait
+        sizes = (0.1, 0.4, last)
+        three = tuple(Picture(size, False, key) for key, size in enumerate(sizes))
+        assert simulate(costs, Fleet(), [Arrival(0.0, three, 1, 1)]).ttft_p50 == pytest.approx(batches)
 
 
 def test_a_repeated_picture_is_neither_processed_nor_encoded() -> None:
@@ -113,6 +119,12 @@ def test_pictures_of_one_request_go_to_several_replicas() -> None:
     one, many = ([Arrival(0.0, pictures(8), 1, 1)] for _ in range(2))
     assert simulate(costs, Fleet(), one).ttft_p50 == pytest.approx(8.0)
     assert simulate(costs, Fleet(preprocess=8), many).ttft_p50 <= 4.0
+
+
+def test_a_popular_picture_spills_to_another_replica() -> None:
+    costs = idle_costs(preprocess={"seconds_per_item": 1.0})
+    alike = tuple(Picture(1.0, False, 5) for _ in range(12))
+    assert simulate(costs, Fleet(preprocess=2), [Arrival(0.0, alike, 1, 1)]).ttft_p50 <= 8.0
 
 
 def test_a_client_on_the_machine_takes_its_time_of_it() -> None:
