@@ -13,8 +13,9 @@ The share of a process's work that a first token waits for is not visible from o
 request alone: the simulation has to give the same (`planning/calibration.py`). A batch of the encoder is measured with
 one picture only, so that the plan expects nothing of batches: two pictures cost twice as much.
 
-The processor time of the client is measured as well. `others` in a phase are cores that all other programs of the
-machine took. The last line is one JSON document, whose `costs` are what `raylens plan --costs` reads.
+The processor time of the client is measured as well. `others` are cores that all other programs of the machine took
+during a phase. Of all rounds of a phase, that counts in which they took the least. The last line is one JSON document,
+whose `costs` are what `raylens plan --costs` reads.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from benchmarks.served_model import (
 )
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
+from deployments.haproxy import MAX_CONNECTIONS
 from planning.calibration import Alone, calibrated
 from planning.costs import Costs
 
@@ -144,24 +146,9 @@ def run_phases(meter: Meter) -> list[Phase]:
     ]
 
 
-def merged(rounds: list[list[Phase]]) -> dict[str, Phase]:
-    """Returns each phase with the answers of all rounds, and the median of each processor time over the rounds. The
-    first round's repeated pictures are new once, which the median leaves out."""
-    together = {}
-    for own in zip(*rounds, strict=True):
-        first = own[0]
-        cpu = {role: statistics.median(phase.cpu[role] for phase in own) for role in first.cpu}
-        together[first.name] = Phase(
-            first.name,
-            [answer for phase in own for answer in phase.answers],
-            cpu,
-            statistics.median(phase.seconds for phase in own),
-            first.num_streams,
-            first.new_pictures,
-            first.repeated_pictures,
-            first.megapixels,
-        )
-    return together
+def quietest(rounds: list[list[Phase]]) -> dict[str, Phase]:
+    """Returns each phase as it went in the round in which other programs took the least."""
+    return {own[0].name: min(own, key=lambda phase: phase.others) for own in zip(*rounds, strict=True)}
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
@@ -297,13 +284,14 @@ def fleet_costs(phases: dict[str, Phase], idle: Seconds) -> dict[str, float]:
         "controller_seconds_per_replica_second": idle["controller"] / 5,
         "proxy_bytes_per_piece": statistics.mean(answer.num_bytes / answer.num_pieces for answer in streams.answers),
         "proxy_bytes_per_megapixel": body / picture.megapixels,
+        "proxy_connections": MAX_CONNECTIONS,
     }
 
 
 def measure(served: ServedModel, rounds: int) -> tuple[Costs, dict[str, Phase]]:
     """Returns the costs and the phases that they follow from. The first round warms up."""
     meter = Meter(served)
-    phases = merged([run_phases(meter) for _ in range(rounds + 1)][1:])
+    phases = quietest([run_phases(meter) for _ in range(rounds + 1)][1:])
     return costs_of(phases, meter.idle), phases
 
 
