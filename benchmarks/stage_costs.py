@@ -10,8 +10,9 @@ megapixel, for a message and for a piece of an answer. Least squares over all ph
 these costs. Decoding, processing and encoding of pictures are the times that the answers tell (docs/metrics.md).
 
 The share of a process's work that a first token waits for is not visible from outside. It follows from the TTFT of one
-request alone: the simulation has to give the same (`planning/calibration.py`). A batch of the encoder is measured with
-one picture only, so that the plan expects nothing of batches: two pictures cost twice as much.
+request alone: the simulation has to give the same (`planning/calibration.py`). Before such a request the client rests,
+as that of `benchmarks.first_token` does, because a server that has just answered answers sooner. A batch of the encoder
+is measured with one picture only, so that the plan expects nothing of batches: two pictures cost twice as much.
 
 The processor time of the client is measured as well. `others` are cores that all other programs of the machine took
 during a phase. Of all rounds of a phase, that counts in which they took the least. The last line is one JSON document,
@@ -43,6 +44,7 @@ from benchmarks.served_model import (
     sending,
     served_bundled_model,
 )
+from benchmarks.streaming_client import Content
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.haproxy import MAX_CONNECTIONS
@@ -54,6 +56,9 @@ ASKED = 16
 STREAMS = {2: 192, 4: 192, 8: 160, 16: 128}
 """Numbers of streams at once, and how many tokens each answer has."""
 IDLE_SECONDS = 4.0
+REST_SECONDS = 0.03
+RESTED = "rested: "
+"""What the names of phases begin with whose client rests before each request, as that of `benchmarks.first_token`."""
 FEATURES = ("request", "new_picture", "repeated_picture", "megapixel", "message", "piece")
 
 
@@ -103,11 +108,18 @@ class Meter:
         self.idle = {role: (after[role] - before[role]) / seconds for role in ROLES}
         """Cores of each role."""
 
-    def one_by_one(self, name: str, pictures: Sequence[tuple[float, int | None]], words: int, tokens: int) -> Phase:
+    def one_by_one(
+        self, name: str, pictures: Sequence[tuple[float, int | None]], words: int, tokens: int, *, rest: float = 0.0
+    ) -> Phase:
         questions = [self._photos.question(pictures, words) for _ in range(ASKED)]
+
+        def ask(question: Content) -> tuple[TimedAnswer, float]:
+            time.sleep(rest)
+            return self._served.ask(question, tokens)
+
         return self._phase(
             name,
-            lambda: _joined([self._served.ask(question, tokens) for question in questions]),
+            lambda: _joined([ask(question) for question in questions]),
             new_pictures=sum(number is None for _, number in pictures),
             repeated_pictures=sum(number is not None for _, number in pictures),
             megapixels=sum(megapixels(size) for size, _ in pictures),
@@ -142,6 +154,10 @@ def run_phases(meter: Meter) -> list[Phase]:
         meter.one_by_one("new picture, 2.1", [(2.1, None)], 6, 1),
         meter.one_by_one("repeated picture, 0.3", [(0.3, 1)], 6, 1),
         meter.one_by_one("repeated picture, 0.8", [(0.8, 1)], 6, 1),
+        meter.one_by_one(f"{RESTED}text", [], 6, 1, rest=REST_SECONDS),
+        meter.one_by_one(f"{RESTED}text, 64 tokens", [], 6, 64, rest=REST_SECONDS),
+        meter.one_by_one(f"{RESTED}new picture, 0.8", [(0.8, None)], 6, 1, rest=REST_SECONDS),
+        meter.one_by_one(f"{RESTED}repeated picture, 0.8", [(0.8, 1)], 6, 1, rest=REST_SECONDS),
         *(meter.at_once(count, tokens) for count, tokens in STREAMS.items()),
     ]
 
@@ -196,7 +212,9 @@ def _lacking(phase: Phase) -> float:
 
 
 def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
-    """Returns the costs that the phases tell, calibrated by the TTFT of single requests."""
+    """Returns the costs that the phases tell: of a busy server, and the TTFT of one that has rested."""
+    alone = alone_of(phases)
+    phases = {name: phase for name, phase in phases.items() if not name.startswith(RESTED)}
     pictures = {name: phase for name, phase in phases.items() if phase.new_pictures}
     computing = {name: phase.median("media_decode") + phase.median("processor") for name, phase in pictures.items()}
     encoding = {name: phase.median("encode") for name, phase in pictures.items()}
@@ -243,19 +261,19 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
         "background_cores": round(sum(idle.values()), 4),
         "fleet": fleet_costs(phases, idle),
     }
-    return calibrated(Costs.checked(raw, "measured costs"), alone_of(phases), cores=this_machine()["cpus"])
+    return calibrated(Costs.checked(raw, "measured costs"), alone, cores=this_machine()["cpus"])
 
 
 def alone_of(phases: dict[str, Phase]) -> Alone:
-    """Returns what one request after the other gets."""
-    stream = phases["text, 64 tokens"]
-    text, picture = phases["text"], phases["new picture, 0.8"]
+    """Returns what a request alone gets from a server that has rested."""
+    stream = phases[f"{RESTED}text, 64 tokens"]
+    text, picture = phases[f"{RESTED}text"], phases[f"{RESTED}new picture, 0.8"]
     return Alone(
         text_tokens=round(_lacking(text)),
         megapixels=picture.megapixels,
         ttft_text=text.ttft,
         ttft_new_picture=picture.ttft,
-        ttft_repeated_picture=phases["repeated picture, 0.8"].ttft,
+        ttft_repeated_picture=phases[f"{RESTED}repeated picture, 0.8"].ttft,
         answer_tokens=64,
         tpot=statistics.median(answer.time_per_output_token for answer in stream.answers),
     )
