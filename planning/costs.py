@@ -90,6 +90,11 @@ class GenerateCosts(PlanSettings):
     seconds_per_step: float = Field(ge=0)
     seconds_per_sequence: float = Field(ge=0, description="of a step, for each sequence that decodes in it")
     seconds_per_prompt_token: float = Field(ge=0)
+    interpreter_seconds_per_step: float = Field(
+        0.0,
+        ge=0,
+        description="of seconds_per_step, those in which the engine holds the process's interpreter: `work` waits",
+    )
     wait_per_step: float = Field(0.0, ge=0, description="seconds between two steps in which nothing is computed")
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(512, ge=1)

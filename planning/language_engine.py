@@ -6,6 +6,7 @@ to the prompts that lack the fewest. The cache of keys and values has room for a
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from planning.cores import Process
 from planning.costs import GenerateCosts
@@ -29,13 +30,20 @@ def prompt_room(costs: GenerateCosts, num_decodes: int) -> int:
 
 
 class LanguageEngine:
-    """Computes requests in steps and hands on the tokens of each. `process` is the engine's thread."""
+    """Computes requests in steps and hands on the tokens of each. `process` is the engine's thread, and `interpreter`
+    is what it shares with the other thread of the replica."""
 
     def __init__(
-        self, loop: EventLoop, process: Process, costs: GenerateCosts, hand_on: Callable[[list[RequestRun]], None]
+        self,
+        loop: EventLoop,
+        process: Process,
+        interpreter: Process,
+        costs: GenerateCosts,
+        hand_on: Callable[[list[RequestRun]], None],
     ) -> None:
         self._loop = loop
         self._process = process
+        self._interpreter = interpreter
         self._costs = costs
         self._hand_on = hand_on
         self._waiting: deque[RequestRun] = deque()
@@ -43,6 +51,7 @@ class LanguageEngine:
         self._decoding: list[RequestRun] = []
         self._is_running = False
         self.num_steps = 0
+        self.step_seconds = 0.0
         self.num_sequences = 0
         """The sum over all steps of those that decoded."""
 
@@ -61,7 +70,13 @@ class LanguageEngine:
         self.num_steps += 1
         self.num_sequences += len(decoding)
         seconds = self._costs.of_step(len(decoding), sum(chunks.values()))
-        self._process.submit(seconds, lambda: self._end(decoding, chunks))
+        self.step_seconds += seconds
+        locked = min(seconds, self._costs.interpreter_seconds_per_step)
+        end = partial(self._end, decoding, chunks)
+        if locked:
+            self._interpreter.submit(locked, partial(self._process.submit, seconds - locked, end))
+        else:
+            self._process.submit(seconds, end)
 
     def _end(self, decoding: list[RequestRun], chunks: dict[RequestRun, int]) -> None:
         for request, num_tokens in chunks.items():

@@ -74,7 +74,7 @@ class GenerateReplica:
         self.loop = event_loop(cores)
         self.engine_thread = Process(cores)
         self.relay = TokenRelay(self.loop, costs.work, pipeline.to_ingresses)
-        self.engine = LanguageEngine(pipeline.events, self.engine_thread, costs, self._hand_on)
+        self.engine = LanguageEngine(pipeline.events, self.engine_thread, self.loop, costs, self._hand_on)
         self.num_ongoing = 0
 
     def _hand_on(self, requests: list[RequestRun]) -> None:
@@ -225,7 +225,7 @@ class Pipeline:
                 "shared": shards,
                 "preprocess": sum(max(pairs[one]) for one in self._preprocess),
                 "encode": sum(max(pairs[one]) for one in self._encode),
-                "generate": sum(map(max, engines)),
+                "generate": sum(max(one.loop.busy_seconds, one.engine.step_seconds) for one in self._generate),
             },
             everything=doors
             + shards

@@ -168,3 +168,20 @@ def test_no_request_and_no_replica_are_refused() -> None:
         Fleet(encode=0)
     with pytest.raises(PlanError, match="cores: must be at least 1, not 0"):
         Fleet(cores=0)
+
+
+def test_a_step_waits_for_the_interpreter_of_its_replica() -> None:
+    """Work for another request keeps the engine from a step, as far as that needs the interpreter."""
+    times = []
+    for locked in (0.0, 0.01):
+        costs = idle_costs(
+            generate={
+                "work": {"seconds_per_request": 0.05},
+                "seconds_per_step": 0.01,
+                "interpreter_seconds_per_step": locked,
+            }
+        )
+        first, _ = run(costs, Fleet(), [Arrival(0.0, (), 1, 11), Arrival(0.08, (), 1, 1)])[1]
+        times.append(first.last_token)
+    assert times[0] == pytest.approx(0.05 + 0.11)
+    assert times[1] > times[0] + 0.03
