@@ -95,7 +95,7 @@ def _ceilings(limits: Sequence[Ceiling]) -> str:
     notes = [f"  {one.name}: {one.basis}. Raised by: {one.grows}." for one in limits]
     verdict = f"The next ceiling: {nearest.name}, at {nearest.utilisation:.0%} of its limit"
     if nearest.utilisation > 1:
-        verdict += ". This fleet does not run as one cluster"
+        verdict += ". By this figure the fleet does not run as one cluster"
     heading = f"{verdict}."
     return "\n".join([heading, table(["Ceiling", "number", "used of each", "limit", "share"], rows), *notes])
 
