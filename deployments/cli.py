@@ -1,4 +1,4 @@
-"""The command line: `raylens serve`, `demo`, `node`, `deploy`, `key` and `convert`."""
+"""The command line: `raylens serve`, `demo`, `plan`, `node`, `deploy`, `key` and `convert`."""
 
 import argparse
 import importlib.metadata
@@ -20,6 +20,8 @@ from deployments.config_file import ConfigError, load_config
 from deployments.demo import run_demo
 from deployments.endpoint import api_keys
 from deployments.local_cluster import check_address, free_port, print_at_once, running_app
+from planning import command as plan_command
+from planning.settings import PlanError
 
 _SERVE_HELP = """\
 Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
@@ -99,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("raylens: stopped", file=sys.stderr)
         return int(args.when_stopped)
-    except (ConfigError, RuntimeError) as error:
+    except (ConfigError, PlanError, RuntimeError) as error:
         print(f"raylens: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 1 if isinstance(error, RuntimeError) else 2
     return status
 
 
@@ -206,6 +208,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
     demo.set_defaults(run=_demo)
+    plan = commands.add_parser(
+        "plan", help="how many replicas a load needs", description=plan_command.HELP, formatter_class=style
+    )
+    plan_command.add_arguments(plan)
+    plan.set_defaults(run=plan_command.run)
     node = commands.add_parser("node", help="start Ray on a node of a cluster", prefix_chars="+", add_help=False)
     node.add_argument("arguments", nargs=argparse.REMAINDER)
     node.set_defaults(run=_node)

@@ -1,6 +1,7 @@
 """One direction of imports. cpu_kernels lies at the bottom, and modeling on it. preprocess, encoder and llm are plain
-libraries on modeling, and deployments is the only package above them. In deployments each room imports from those below
-it: stages < shared < pipeline < api < endpoint < app."""
+libraries on modeling, and deployments is the only package above them. planning imports none of them, and of deployments
+only the command line imports planning. In deployments each room imports from those below it: stages < shared < pipeline
+< api < endpoint < app."""
 
 import ast
 import sys
@@ -17,6 +18,7 @@ PACKAGES = (
     "pipelines",
     "encoder",
     "llm",
+    "planning",
     "deployments",
     "checkpoints",
     "dashboards",
@@ -28,6 +30,8 @@ GROUND = ("config", "metrics", "server_log")
 _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = ("modeling.families", "modeling.model_configs", "modeling.wemm_config", _TORCHVISION)
 """The files of modeling that preprocess may import: it needs what a model is called and set to, not its layers."""
+_PLANNERS = ("cli",)
+"""The files of deployments that may import planning."""
 SERVING_LIBRARIES = ("ray", "fastapi", "starlette", "uvicorn", "prometheus_client")
 
 
@@ -48,7 +52,10 @@ def violations(package: str, source: str) -> list[str]:
     for module in imported_modules(source):
         top = module.split(".")[0]
         is_other_package = top in PACKAGES and top != package
-        if package in ("cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm"):
+        if package == "planning":
+            if is_other_package or top in SERVING_LIBRARIES:
+                found.append(module)
+        elif package in ("cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm"):
             is_halfs = package in ("encoder", "llm") and (module == "preprocess.schema" or top == "modeling")
             is_plug_in = (package in ("preprocess", "encoder") and top == "pipelines") or (
                 package == "pipelines" and top == "modeling"
@@ -77,6 +84,8 @@ def room_violations(module: str, source: str) -> list[str]:
     room = room_of(module)
     found = []
     for imported in imported_modules(source):
+        if imported.split(".")[0] == "planning" and module.partition(".")[2] not in _PLANNERS:
+            found.append(imported)
         if not imported.startswith("deployments") or (target := room_of(imported)) is None:
             continue
         if room is None or ROOMS.index(target) > ROOMS.index(room):
@@ -112,6 +121,8 @@ def test_no_room_imports_from_one_above_it(path: Path) -> None:
         ("deployments.endpoint.ingress", "from deployments.app import build_app"),
         ("deployments.endpoint.ingress", "from deployments import app"),
         ("deployments.config", "from deployments.stages.pieces import Piece"),
+        ("deployments.app", "from planning.plan import make_plan"),
+        ("deployments.stages.pieces", "import planning"),
     ],
 )
 def test_a_violation_of_the_rooms_is_seen(module: str, source: str) -> None:
@@ -136,6 +147,10 @@ def test_every_folder_of_deployments_is_a_room() -> None:
         ("cpu_kernels", "from modeling.half_model import without"),
         ("preprocess", "from cpu_kernels.library import kernel_library"),
         ("checkpoints", "from deployments.cli import main"),
+        ("planning", "from deployments.config import AppConfig"),
+        ("planning", "from modeling.families import FAMILIES"),
+        ("planning", "import ray"),
+        ("llm", "from planning.costs import Costs"),
     ],
 )
 def test_a_violation_is_seen(package: str, source: str) -> None:

@@ -20,6 +20,7 @@ SOURCES = (
     "llm",
     "modeling",
     "pipelines",
+    "planning",
     "preprocess",
     "pyproject.toml",
     "setup.py",
@@ -57,7 +58,7 @@ def wheel_without_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_module_is_in_it_but_those_of_training_and_tests(wheel: Path) -> None:
     files = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    packages = ("cpu_kernels", "deployments", "encoder", "llm", "modeling", "pipelines", "preprocess")
+    packages = ("cpu_kernels", "deployments", "encoder", "llm", "modeling", "pipelines", "planning", "preprocess")
     expected = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
     assert files == expected | {"checkpoints/__init__.py"}
 

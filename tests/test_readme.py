@@ -18,6 +18,7 @@ PACKAGES = (
     "encoder",
     "llm",
     "modeling",
+    "planning",
     "preprocess",
 )
 FILES_ONLY = ("clusters", "kubernetes")

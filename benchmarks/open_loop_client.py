@@ -1,0 +1,164 @@
+"""An open-loop client on one thread: it sends each request at its moment, whether or not earlier ones are answered.
+
+It reads what arrives and notes when, and parses all of it after the last answer has ended. So while requests run it
+takes little of the processor that it shares with the server, and tells how much it took."""
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+
+from benchmarks.streaming_client import Content, chat_body
+
+_RECEIVE_BYTES = 2**16
+_TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A request for exactly `num_tokens` tokens, to be sent `moment` seconds after the beginning."""
+
+    moment: float
+    body: bytes
+    num_tokens: int
+
+    @classmethod
+    def of(cls, moment: float, model: str, content: Content, num_tokens: int, **fields: Any) -> "Sending":
+        """`fields` are further ones of the request."""
+        body = chat_body(model, content, num_tokens) | {"stage_timings": True} | fields
+        return cls(moment, json.dumps(body).encode(), num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """Seconds from the beginning of the load until the request was sent, its first text came and its last text came.
+
+    `timings`: the server's own."""
+
+    sent: float
+    first: float
+    last: float
+    num_tokens: int
+    num_pieces: int
+    num_bytes: int
+    """Received, headers included."""
+    prompt_tokens: int
+    timings: dict[str, Any]
+
+    @property
+    def time_to_first_token(self) -> float:
+        return self.first - self.sent
+
+    @property
+    def time_per_output_token(self) -> float:
+        """Seconds from one token to the next, the mean. Raises ZeroDivisionError for an answer of one token."""
+        return (self.last - self.first) / (self.num_tokens - 1)
+
+
+@dataclass(slots=True)
+class _Stream:
+    connection: socket.socket
+    sending: Sending
+    sent: float
+    unsent: memoryview
+    received: list[tuple[float, bytes]] = field(default_factory=list)
+
+
+def send_open_loop(url: str, sendings: Sequence[Sending]) -> tuple[list[TimedAnswer], float]:
+    """Sends all of them, which are in the order of their moments. Returns the answers in this order, and the processor
+    seconds that this client took. Raises RuntimeError for an answer of another kind, or for none within two minutes."""
+    address = urlsplit(url)
+    cpu, started = time.thread_time(), time.perf_counter()
+    streams = _run(str(address.hostname), int(address.port or 80), sendings, started)
+    cpu = time.thread_time() - cpu
+    return [_answer(stream) for stream in streams], cpu
+
+
+def _run(host: str, port: int, sendings: Sequence[Sending], started: float) -> list[_Stream]:
+    streams: list[_Stream] = []
+    with selectors.DefaultSelector() as selector:
+        while len(streams) < len(sendings) or selector.get_map():
+            now = time.perf_counter() - started
+            while len(streams) < len(sendings) and sendings[len(streams)].moment <= now:
+                streams.append(_open(host, port, sendings[len(streams)], now))
+                selector.register(streams[-1].connection, selectors.EVENT_WRITE, streams[-1])
+            has_more = len(streams) < len(sendings)
+            timeout = max(0.0, sendings[len(streams)].moment - now) if has_more else _TIMEOUT_SECONDS
+            ready = selector.select(timeout)
+            if not ready and not has_more:
+                raise RuntimeError(f"{len(selector.get_map())} requests have no answer after {_TIMEOUT_SECONDS} s")
+            for key, _ in ready:
+                _go_on(selector, key.data, started)
+    return streams
+
+
+def _open(host: str, port: int, sending: Sending, now: float) -> _Stream:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(sending.body)}\r\nConnection: close\r\n\r\n"
+    connection = socket.create_connection((host, port))
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _Stream(connection, sending, now, memoryview(head.encode() + sending.body))
+
+
+def _go_on(selector: selectors.BaseSelector, stream: _Stream, started: float) -> None:
+    """Sends or receives what the connection is ready for."""
+    if stream.unsent:
+        stream.unsent = stream.unsent[stream.connection.send(stream.unsent) :]
+        if not stream.unsent:
+            selector.modify(stream.connection, selectors.EVENT_READ, stream)
+        return
+    data = stream.connection.recv(_RECEIVE_BYTES)
+    if data:
+        stream.received.append((time.perf_counter() - started, data))
+        return
+    selector.unregister(stream.connection)
+    stream.connection.close()
+
+
+def _answer(stream: _Stream) -> TimedAnswer:
+    parser, rest = h11.Connection(h11.CLIENT), b""
+    parser.send(h11.Request(method="POST", target="/", headers=[("Host", "server")]))
+    parser.send(h11.EndOfMessage())
+    moments: list[float] = []
+    usage: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
+    for moment, data in stream.received:
+        parser.receive_data(data)
+        *lines, rest = (rest + _body(parser)).split(b"\n")
+        events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+        for event in events:
+            usage, timings = event.get("usage") or usage, event.get("stage_timings") or timings
+        if any(choice["delta"].get("content") for event in events for choice in event["choices"]):
+            moments.append(moment)
+    if usage.get("completion_tokens") != stream.sending.num_tokens or not moments:
+        raise RuntimeError(f"an answer of {len(moments)} pieces of text ended with {usage}, not with {stream.sending}")
+    return TimedAnswer(
+        sent=stream.sent,
+        first=moments[0],
+        last=moments[-1],
+        num_tokens=stream.sending.num_tokens,
+        num_pieces=len(moments),
+        num_bytes=sum(len(data) for _, data in stream.received),
+        prompt_tokens=usage["prompt_tokens"],
+        timings=timings,
+    )
+
+
+def _body(parser: h11.Connection) -> bytes:
+    """Returns what of the answer's body has come. Raises RuntimeError for an answer of another status."""
+    body = b""
+    while True:
+        event: Any = parser.next_event()
+        if isinstance(event, h11.Response) and event.status_code != 200:
+            raise RuntimeError(f"the server answers {event.status_code}")
+        if isinstance(event, h11.Data):
+            body += bytes(event.data)
+        elif not isinstance(event, h11.Response):
+            return body

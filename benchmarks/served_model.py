@@ -1,0 +1,149 @@
+"""A server of the bundled model, the requests that are sent to it, and the processor time that its processes take."""
+
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.open_loop_client import Sending, TimedAnswer, send_open_loop
+from benchmarks.preprocess import photograph
+from benchmarks.server_process import Server, cpu_seconds, running_tree, thread_cpu_seconds, tree_of
+from benchmarks.streaming_client import Content
+from checkpoints import BUNDLED_MODEL
+from deployments.demo import picture_part
+
+TREE = Path(__file__).resolve().parent.parent
+MODEL = "shapes"
+SETTINGS: dict[str, Any] = {
+    "served_model_name": MODEL,
+    "preprocess": {"max_replicas": 1},  # a second one would start in the middle, and have no core
+    "encode": {"num_threads": 1},
+    "generate": {"engine": {"num_threads": 1, "prompt_lookup": False}},
+}
+"""One thread for each step and batch, and a token a step: what the simulation has."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SIZES = {0.3: (640, 480), 0.8: (1024, 768), 2.1: (1920, 1088)}
+"""Pictures by their names in megapixels."""
+ROLES = ("client", "proxy", "ingress", "shared", "preprocess", "encode", "generate", "engine", "controller", "beside")
+"""Whose processor time is told apart. `engine` is the engine's thread of Generate, `generate` all its others."""
+
+Seconds = dict[str, float]
+_numbers = itertools.count(time.time_ns() // 1000 % 10**8)
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def letters() -> list[int]:
+    """Returns the tokens of lower-case letters. An answer of these has text for each token as soon as it is there;
+    parts of characters and control tokens have none, and the client would see the first token late."""
+    vocabulary = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
+    return [vocabulary[letter] for letter in _LETTERS]
+
+
+def sending(moment: float, content: Content, num_tokens: int) -> Sending:
+    """Returns a request to the served model."""
+    return Sending.of(moment, MODEL, content, num_tokens, allowed_token_ids=letters())
+
+
+def megapixels(size: float) -> float:
+    width, height = SIZES[size]
+    return width * height / 1e6
+
+
+@dataclass(frozen=True)
+class Photos:
+    """Pictures of all sizes; each call gives one whose bytes no other has, unless it is numbered."""
+
+    contents: dict[float, bytes] = field(default_factory=lambda: {size: photograph(*SIZES[size]) for size in SIZES})
+
+    def content(self, size: float, number: int | None = None) -> bytes:
+        """A decoder ignores what follows the picture's end."""
+        return self.contents[size] + f"{next(_numbers) if number is None else -number}".encode()
+
+    def question(self, pictures: Sequence[tuple[float, int | None]], num_words: int = 6) -> Content:
+        """Returns a request's content: pictures, each by its size and number, and a text of new words."""
+        parts = [picture_part(self.content(size, number)) for size, number in pictures]
+        return [*parts, {"type": "text", "text": " ".join(f"{next(_numbers) % 10**8:08d}" for _ in range(num_words))}]
+
+
+class ServedModel:
+    """A running server, and the processes that belong to it."""
+
+    def __init__(self, url: str, server: Server) -> None:
+        self.url = url
+        self._root = server.pid
+        self._engine_thread: int | None = None
+        self._roles: dict[int, str] = {}
+
+    def send(self, sendings: Sequence[Sending]) -> tuple[list[TimedAnswer], float]:
+        return send_open_loop(self.url, sendings)
+
+    def ask(self, content: Content, num_tokens: int) -> tuple[TimedAnswer, float]:
+        """Sends one request and waits for its answer. Returns it with the client's processor seconds."""
+        (answer,), cpu = self.send([sending(0.0, content, num_tokens)])
+        return answer, cpu
+
+    def cpu(self) -> Seconds:
+        """Returns the processor seconds of each role so far, but for the client's, and of `machine`: all programs."""
+        used = dict.fromkeys(ROLES, 0.0)
+        for pid in tree_of(self._root):
+            with suppress(OSError):  # it has ended meanwhile
+                used[self._role(pid)] += cpu_seconds(pid)
+                if self._role(pid) == "generate":
+                    used["engine"] += self._engine_seconds(pid)
+        used["generate"] -= used["engine"]
+        used["machine"] = _machine_seconds()
+        return used
+
+    def _role(self, pid: int) -> str:
+        if pid not in self._roles:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[0]
+            self._roles[pid] = _role_of(command)
+        return self._roles[pid]
+
+    def _engine_seconds(self, pid: int) -> float:
+        """Returns the seconds of the busiest thread, which is the engine's: it has computed since the warm-up."""
+        threads = thread_cpu_seconds(pid)
+        if self._engine_thread is None:
+            self._engine_thread = max((thread for thread in threads if thread != pid), key=lambda one: threads[one])
+        return threads[self._engine_thread]
+
+
+def _role_of(command: str) -> str:
+    for stage in ("Ingress", "Shared", "Preprocess", "Encode", "Generate"):
+        if f":{stage}" in command:
+            return stage.lower()
+    if "ServeController" in command:
+        return "controller"
+    return "proxy" if "haproxy" in command and "ray::" not in command else "beside"
+
+
+def _machine_seconds() -> float:
+    """Returns the processor seconds that all programs of the machine have taken (proc(5), the first line of stat)."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+@contextmanager
+def served_bundled_model() -> Iterator[ServedModel]:
+    """Serves the bundled model with SETTINGS, warmed up."""
+    (served,) = yaml.safe_load((TREE / "serve.yaml").read_text())["applications"]
+    args = {"model": str(BUNDLED_MODEL), **SETTINGS}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps({"applications": [{"import_path": served["import_path"], "args": args}]}))
+        with running_tree(TREE, file) as (url, server):
+            model = ServedModel(url, server)
+            photos = Photos()
+            for turn in range(30):
+                model.ask(photos.question([(0.3, None)] if turn % 2 else []), 64)
+            yield model

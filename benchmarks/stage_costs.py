@@ -1,0 +1,349 @@
+"""What each stage costs: the figures that `raylens plan` computes with, measured through a server.
+
+    python -m benchmarks.stage_costs [--rounds 3] [--output FILE]
+
+It serves the bundled model on this machine. One client asks one question after the other: texts of two lengths, new
+pictures of three sizes, repeated pictures, and answers of one token and of 64. Then 2, 4, 8 and 16 streams run at once.
+For each of these phases it reads the processor time of every process, and takes off what the process takes when nobody
+asks anything. A phase's time of a process is a sum: so much for a request, for a new or repeated picture, for a
+megapixel, for a message and for a piece of an answer. Least squares over all phases, with no figure below zero, give
+these costs. Decoding, processing and encoding of pictures are the times that the answers tell (docs/metrics.md).
+
+The share of a process's work that a first token waits for is not visible from outside. It follows from the TTFT of one
+request alone: the simulation has to give the same (`planning/calibration.py`). Before such a request the client rests,
+as that of `benchmarks.first_token` does, because a server that has just answered answers sooner. A batch of the encoder
+is measured with one picture only, so that the plan expects nothing of batches: two pictures cost twice as much.
+
+The processor time of the client is measured as well. `others` are cores that all other programs of the machine took
+during a phase. Of all rounds of a phase, that counts in which they took the least. The last line is one JSON document,
+whose `costs` are what `raylens plan --costs` reads.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.document import publish, this_machine
+from benchmarks.open_loop_client import TimedAnswer
+from benchmarks.served_model import (
+    MODEL,
+    ROLES,
+    SETTINGS,
+    Photos,
+    Seconds,
+    ServedModel,
+    megapixels,
+    sending,
+    served_bundled_model,
+)
+from benchmarks.streaming_client import Content
+from checkpoints import BUNDLED_MODEL
+from deployments.config import AppConfig
+from deployments.haproxy import MAX_CONNECTIONS
+from planning.calibration import Alone, calibrated
+from planning.costs import Costs
+
+ASKED = 16
+"""Requests of a phase in a round."""
+STREAMS = {2: 192, 4: 192, 8: 160, 16: 128}
+"""Numbers of streams at once, and how many tokens each answer has."""
+IDLE_SECONDS = 4.0
+REST_SECONDS = 0.03
+RESTED = "rested: "
+"""What the names of phases begin with whose client rests before each request, as that of `benchmarks.first_token`."""
+FEATURES = ("request", "new_picture", "repeated_picture", "megapixel", "message", "piece")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a phase sent, and what processor time it took, per request."""
+
+    name: str
+    answers: list[TimedAnswer]
+    cpu: Seconds
+    seconds: float
+    num_streams: int = 1
+    new_pictures: int = 0
+    repeated_pictures: int = 0
+    megapixels: float = 0.0
+
+    @property
+    def features(self) -> list[float]:
+        pieces = statistics.mean(answer.num_pieces for answer in self.answers)
+        pictures = [float(self.new_pictures), float(self.repeated_pictures), self.megapixels]
+        return [1.0, *pictures, pieces / self.num_streams, pieces]
+
+    def median(self, stage: str) -> float:
+        """Returns the median of a stage's time, in seconds."""
+        seconds: float = statistics.median(answer.timings["seconds"][stage] for answer in self.answers)
+        return seconds
+
+    @property
+    def ttft(self) -> float:
+        return statistics.median(answer.time_to_first_token for answer in self.answers)
+
+    @property
+    def others(self) -> float:
+        """Cores that other programs took."""
+        return max(0.0, self.cpu["machine"] - sum(self.cpu[role] for role in ROLES)) / self.seconds
+
+
+class Meter:
+    """Runs phases on a server, and takes the idle server's processor time off."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        self._photos = Photos()
+        began, before = time.perf_counter(), served.cpu()
+        time.sleep(IDLE_SECONDS)
+        after, seconds = served.cpu(), time.perf_counter() - began
+        self.idle = {role: (after[role] - before[role]) / seconds for role in ROLES}
+        """Cores of each role."""
+
+    def one_by_one(
+        self, name: str, pictures: Sequence[tuple[float, int | None]], words: int, tokens: int, *, rest: float = 0.0
+    ) -> Phase:
+        questions = [self._photos.question(pictures, words) for _ in range(ASKED)]
+
+        def ask(question: Content) -> tuple[TimedAnswer, float]:
+            time.sleep(rest)
+            return self._served.ask(question, tokens)
+
+        return self._phase(
+            name,
+            lambda: _joined([ask(question) for question in questions]),
+            new_pictures=sum(number is None for _, number in pictures),
+            repeated_pictures=sum(number is not None for _, number in pictures),
+            megapixels=sum(megapixels(size) for size, _ in pictures),
+        )
+
+    def at_once(self, num_streams: int, tokens: int) -> Phase:
+        sendings = [sending(0.0, self._photos.question([]), tokens) for _ in range(num_streams)]
+        return self._phase(f"{num_streams} streams", lambda: self._served.send(sendings), num_streams=num_streams)
+
+    def _phase(self, name: str, act: Callable[[], tuple[list[TimedAnswer], float]], **counts: Any) -> Phase:
+        began, before = time.perf_counter(), self._served.cpu()
+        answers, client = act()
+        after, seconds = self._served.cpu(), time.perf_counter() - began
+        used = {role: max(0.0, after[role] - before[role] - self.idle[role] * seconds) for role in ROLES}
+        used |= {"client": client, "machine": after["machine"] - before["machine"] - sum(self.idle.values()) * seconds}
+        per_request = {role: value / len(answers) for role, value in used.items()}
+        return Phase(name, answers, per_request, seconds / len(answers), **counts)
+
+
+def _joined(asked: list[tuple[TimedAnswer, float]]) -> tuple[list[TimedAnswer], float]:
+    return [answer for answer, _ in asked], sum(cpu for _, cpu in asked)
+
+
+def run_phases(meter: Meter) -> list[Phase]:
+    """Runs one round of all phases."""
+    return [
+        meter.one_by_one("text", [], 6, 1),
+        meter.one_by_one("long text", [], 60, 1),
+        meter.one_by_one("text, 64 tokens", [], 6, 64),
+        meter.one_by_one("new picture, 0.3", [(0.3, None)], 6, 1),
+        meter.one_by_one("new picture, 0.8", [(0.8, None)], 6, 1),
+        meter.one_by_one("new picture, 2.1", [(2.1, None)], 6, 1),
+        meter.one_by_one("repeated picture, 0.3", [(0.3, 1)], 6, 1),
+        meter.one_by_one("repeated picture, 0.8", [(0.8, 1)], 6, 1),
+        meter.one_by_one(f"{RESTED}text", [], 6, 1, rest=REST_SECONDS),
+        meter.one_by_one(f"{RESTED}text, 64 tokens", [], 6, 64, rest=REST_SECONDS),
+        meter.one_by_one(f"{RESTED}new picture, 0.8", [(0.8, None)], 6, 1, rest=REST_SECONDS),
+        meter.one_by_one(f"{RESTED}repeated picture, 0.8", [(0.8, 1)], 6, 1, rest=REST_SECONDS),
+        *(meter.at_once(count, tokens) for count, tokens in STREAMS.items()),
+    ]
+
+
+def quietest(rounds: list[list[Phase]]) -> dict[str, Phase]:
+    """Returns each phase as it went in the round in which other programs took the least."""
+    return {own[0].name: min(own, key=lambda phase: phase.others) for own in zip(*rounds, strict=True)}
+
+
+def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Returns non-negative factors. While one is below zero, it becomes zero and the others are fitted again. Rows are
+    weighed by their values, so that a relative error counts alike in each."""
+    scale = np.maximum(np.asarray(values), 0.02 * max(*values, 1e-9))
+    matrix, target = np.asarray(rows) / scale[:, None], np.asarray(values) / scale
+    used = [column for column in range(matrix.shape[1]) if matrix[:, column].any()]
+    factors = np.zeros(matrix.shape[1])
+    while used:
+        found = np.linalg.lstsq(matrix[:, used], target, rcond=None)[0]
+        if found.min() >= 0:
+            factors[used] = found
+            break
+        del used[int(found.argmin())]
+    return [float(factor) for factor in factors]
+
+
+def work_of(phases: dict[str, Phase], role: str, computing: dict[str, float] | None = None) -> dict[str, float]:
+    """Returns the `Work` of a role. `computing`: seconds of each phase that are told apart from it."""
+    own = list(phases.values())
+    values = [max(0.0, phase.cpu[role] - (computing or {}).get(phase.name, 0.0)) for phase in own]
+    factors = least_squares([phase.features for phase in own], values)
+    return {f"seconds_per_{name}": round(factor, 8) for name, factor in zip(FEATURES, factors, strict=True)}
+
+
+def engine_costs(phases: dict[str, Phase]) -> dict[str, float]:
+    """Returns the costs of a step, from the processor time of the engine's thread. Of a small model, the fixed part is
+    Python's (docs/decoding.md has 0.4 ms for it), which keeps the other thread of the replica from its work."""
+    rows, values = [], []
+    budget = AppConfig().generate.engine.max_num_batched_tokens
+    for phase in phases.values():
+        answer = phase.answers[0]
+        decoded = answer.num_tokens - 1
+        lacking = _lacking(phase)
+        rows.append([-(-lacking // budget) + decoded / phase.num_streams, decoded, lacking])
+        values.append(phase.cpu["engine"])
+    step, sequence, token = least_squares(rows, values)
+    return {
+        "seconds_per_step": step,
+        "seconds_per_sequence": sequence,
+        "seconds_per_prompt_token": token,
+        "interpreter_seconds_per_step": step,
+    }
+
+
+def _lacking(phase: Phase) -> float:
+    """Returns the tokens of a prompt that the engine computes. All else of a repeated picture is computed again, too:
+    prompts of one phase differ behind the picture only, but the plan counts no prefix as cached."""
+    return statistics.median(answer.prompt_tokens for answer in phase.answers)
+
+
+def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
+    """Returns the costs that the phases tell: of a busy server, and the TTFT of one that has rested."""
+    alone = alone_of(phases)
+    phases = {name: phase for name, phase in phases.items() if not name.startswith(RESTED)}
+    pictures = {name: phase for name, phase in phases.items() if phase.new_pictures}
+    computing = {name: phase.median("media_decode") + phase.median("processor") for name, phase in pictures.items()}
+    encoding = {name: phase.median("encode") for name, phase in pictures.items()}
+    item, per_megapixel = least_squares(
+        [[1.0, phase.megapixels] for phase in pictures.values()], list(computing.values())
+    )
+    model = model_sizes(phases)
+    encode_seconds = statistics.median(encoding.values())
+    config = AppConfig.model_validate(SETTINGS)
+    engine = config.generate.engine
+    raw = {
+        "version": 1,
+        "measured_on": this_machine(settings=SETTINGS),
+        "model": model,
+        "client": work_of(phases, "client"),
+        "proxy": {"reserved": {"cpus": 0}, "work": work_of(phases, "proxy")},
+        "ingress": {"reserved": {"cpus": config.ingress.num_cpus}, "work": work_of(phases, "ingress")},
+        "shared": {"reserved": {"cpus": config.shared.num_cpus}, "work": work_of(phases, "shared")},
+        "preprocess": {
+            "reserved": {"cpus": config.preprocess.num_cpus},
+            "work": work_of(phases, "preprocess", computing),
+            "seconds_per_item": item,
+            "seconds_per_megapixel": per_megapixel,
+            "max_ongoing_items": config.preprocess.max_ongoing_items,
+            "niceness": config.preprocess.niceness,
+        },
+        "encode": {
+            "reserved": {"cpus": config.encode.num_cpus},
+            "work": work_of(phases, "encode", encoding),
+            "seconds_per_batch": 0.0,
+            "seconds_per_patch": encode_seconds / model["patches_per_picture"],
+            "max_batch_patches": config.encode.max_batch_patches or 1024,
+        },
+        "generate": {
+            "reserved": {"cpus": config.generate.num_cpus},
+            "work": work_of(phases, "generate"),
+            **engine_costs(phases),
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_decode_slowdown": engine.max_decode_slowdown,
+            "short_prompt_share": engine.short_prompt_share,
+        },
+        "beside": work_of(phases, "beside"),
+        "background_cores": round(sum(idle.values()), 4),
+        "fleet": fleet_costs(phases, idle),
+    }
+    return calibrated(Costs.checked(raw, "measured costs"), alone, cores=this_machine()["cpus"])
+
+
+def alone_of(phases: dict[str, Phase]) -> Alone:
+    """Returns what a request alone gets from a server that has rested."""
+    stream = phases[f"{RESTED}text, 64 tokens"]
+    text, picture = phases[f"{RESTED}text"], phases[f"{RESTED}new picture, 0.8"]
+    return Alone(
+        text_tokens=round(_lacking(text)),
+        megapixels=picture.megapixels,
+        ttft_text=text.ttft,
+        ttft_new_picture=picture.ttft,
+        ttft_repeated_picture=phases[f"{RESTED}repeated picture, 0.8"].ttft,
+        answer_tokens=64,
+        tpot=statistics.median(answer.time_per_output_token for answer in stream.answers),
+    )
+
+
+def model_sizes(phases: dict[str, Phase]) -> dict[str, Any]:
+    """Returns what a picture is to the bundled model: a LLaVA, for which a token is a patch."""
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    tokens = _lacking(phases["new picture, 0.8"]) - _lacking(phases["text"])
+    return {
+        "name": MODEL,
+        "patches_per_picture": tokens,
+        "tokens_per_picture": tokens,
+        "bytes_per_embedding": 4 * config["text_config"]["hidden_size"],
+        "pixel_bytes_per_patch": 4 * 3 * config["vision_config"]["patch_size"] ** 2,
+    }
+
+
+def fleet_costs(phases: dict[str, Phase], idle: Seconds) -> dict[str, float]:
+    """Returns what this one machine tells of a fleet: all that the idle controller does is put down to the replicas,
+    of which there are five."""
+    streams = phases[f"{max(STREAMS)} streams"]
+    picture = phases["new picture, 2.1"]
+    body = len(sending(0.0, Photos().question([(2.1, None)]), 1).body)
+    return {
+        "controller_seconds_per_replica_second": idle["controller"] / 5,
+        "proxy_bytes_per_piece": statistics.mean(answer.num_bytes / answer.num_pieces for answer in streams.answers),
+        "proxy_bytes_per_megapixel": body / picture.megapixels,
+        "proxy_connections": MAX_CONNECTIONS,
+    }
+
+
+def measure(served: ServedModel, rounds: int) -> tuple[Costs, dict[str, Phase]]:
+    """Returns the costs and the phases that they follow from. The first round warms up."""
+    meter = Meter(served)
+    phases = quietest([run_phases(meter) for _ in range(rounds + 1)][1:])
+    return costs_of(phases, meter.idle), phases
+
+
+def shown(phases: dict[str, Phase]) -> dict[str, dict[str, float]]:
+    """Returns the figures of each phase: its TTFT, and processor time of each role for a request, in ms."""
+    figures = {}
+    for name, phase in phases.items():
+        cpu = {f"{role}_ms": round(phase.cpu[role] * 1e3, 3) for role in ROLES}
+        figures[name] = {"ttft_ms_p50": round(phase.ttft * 1e3, 2), **cpu, "others": round(phase.others, 3)}
+        if phase.answers[0].num_tokens > 1:
+            tpot = statistics.median(answer.time_per_output_token for answer in phase.answers)
+            figures[name]["tpot_ms_p50"] = round(tpot * 1e3, 3)
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args()
+    with served_bundled_model() as served:
+        costs, phases = measure(served, options.rounds)
+    for name, figures in shown(phases).items():
+        print(f"{name}: {figures}")
+    document = {"costs": costs.model_dump(), "phases": shown(phases), "machine": this_machine()}
+    publish(document, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

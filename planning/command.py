@@ -1,0 +1,155 @@
+"""`raylens plan`: its options, and what it prints."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planning.ceilings import Hardware, ceilings
+from planning.costs import read_costs
+from planning.load import LoadProfile, Slo
+from planning.plan import MAX_UTILISATION, make_plan, plan_for_gpus
+from planning.report import as_json, as_text
+from planning.settings import PlanError, read_mapping
+
+HELP = """\
+Say how many replicas of each stage a load needs, by a simulation of the pipeline with measured costs.
+
+  raylens plan --costs stage-costs.json --rate 20 --answer-tokens 100 --ttft-p95-ms 500
+  raylens plan --costs stage-costs.json --rate 20 --picture-share 0.5 --megapixels 0.8 2.1 --repeated-share 0.3
+  raylens plan --costs stage-costs.json --load load.yaml --tpot-p95-ms 50 --json
+  raylens plan --costs stage-costs.json --rate 5 --cores 4       can one machine of 4 cores do it?
+
+`python -m benchmarks.stage_costs --output FILE` measures the costs on the machine that it runs on. Another figure in
+its place is an assumption, and the report says so. This asks what becomes the ceiling of a fleet of 1,000 GPUs, if a
+step takes 20 ms there:
+
+  raylens plan --costs stage-costs.json --rate 100 --gpus 1000 \\
+      --cost generate.reserved.gpus=1 --cost generate.seconds_per_step=0.02
+
+The same arguments give the same plan. docs/planning.md says what is simulated, what is not, and how well it fits.
+"""
+_LOAD_OPTIONS = {
+    "rate": "requests_per_second",
+    "picture_share": "picture_share",
+    "megapixels": "megapixels",
+    "repeated_share": "repeated_share",
+    "prompt_tokens": "prompt_tokens",
+    "answer_tokens": "answer_tokens",
+    "lengths": "lengths",
+}
+"""The field of LoadProfile that each option sets."""
+_QUIET_SECONDS = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `raylens plan`."""
+    add: Any = parser.add_argument
+    add(
+        "--costs",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="measured costs, of `python -m benchmarks.stage_costs`",
+    )
+    add("--load", type=Path, metavar="FILE", help="YAML or JSON file of the load; options go before what it says")
+    add("--rate", type=float, metavar="N", help="requests a second, arriving at random")
+    add("--picture-share", type=float, metavar="X", help="share of the requests that have pictures (default: 0)")
+    add("--megapixels", type=float, nargs="+", metavar="N", help="size of each picture of such a request (default: 1)")
+    add("--repeated-share", type=float, metavar="X", help="share of the pictures that came before (default: 0)")
+    add("--prompt-tokens", type=int, metavar="N", help="tokens of text in a prompt (default: 100)")
+    add("--answer-tokens", type=int, metavar="N", help="tokens of an answer (default: 100)")
+    add("--lengths", choices=("fixed", "geometric"), help="whether these are the lengths of all, or means")
+    add("--ttft-p95-ms", type=float, metavar="MS", help="SLO: time to first token, 95th percentile")
+    add("--tpot-p95-ms", type=float, metavar="MS", help="SLO: time per output token, 95th percentile")
+    add(
+        "--max-utilisation",
+        type=float,
+        default=MAX_UTILISATION,
+        metavar="X",
+        help="of any stage (default: %(default)s)",
+    )
+    add("--cost", action="append", default=[], metavar="NAME=VALUE", help="a figure in place of the measured one")
+    add("--cores", type=_cores, metavar="N", help="all stages share one machine of N cores (default: no two share one)")
+    add("--gpus", type=int, metavar="N", help="plan for as much of this load as N GPUs carry, and show ceilings")
+    for name, field in Hardware.model_fields.items():
+        kind = int if field.annotation is int else float
+        flag = f"--{name.replace('_', '-')}"
+        add(
+            flag,
+            type=kind,
+            default=field.default,
+            metavar="N",
+            help=f"{field.description} (default: {field.default:g})",
+        )
+    add("--ceilings", action="store_true", help="show what a larger fleet runs into, also without --gpus")
+    add("--seed", type=int, default=0, help="of the arrivals (default: %(default)s)")
+    add("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan and returns 0. Raises PlanError for what cannot be planned with."""
+    assumed = _assumed(args.cost)
+    costs = read_costs(args.costs, assumed)
+    load, slo = _load(args), _slo(args)
+    hardware = Hardware.checked({name: getattr(args, name) for name in Hardware.model_fields}, "options")
+    options: dict[str, Any] = {
+        "max_utilisation": args.max_utilisation,
+        "seed": args.seed,
+        "say": _progress(sys.stderr.write),
+    }
+    if args.gpus is not None and args.cores is not None:
+        raise PlanError(f"cores: must not be given with --gpus, which is about many machines, not {args.cores}")
+    if args.gpus is None:
+        plan = make_plan(costs, load, slo, cores=args.cores, **options)
+    else:
+        plan = plan_for_gpus(costs, load, slo, args.gpus, **options)
+    limits = ceilings(plan, costs, hardware) if args.ceilings or args.gpus is not None else []
+    print(json.dumps(as_json(plan, costs, limits, assumed)) if args.json else as_text(plan, costs, limits, assumed))
+    return 0
+
+
+def _cores(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is not at least 1")
+    return count
+
+
+def _load(args: argparse.Namespace) -> LoadProfile:
+    values = {} if args.load is None else read_mapping(args.load)
+    given = {field: getattr(args, option) for option, field in _LOAD_OPTIONS.items()}
+    values |= {field: value for field, value in given.items() if value is not None}
+    if "requests_per_second" not in values:
+        raise PlanError("load: requests_per_second: must be given, by --rate or in the file of --load")
+    return LoadProfile.checked(values, "load" if args.load is None else str(args.load))
+
+
+def _slo(args: argparse.Namespace) -> Slo:
+    milliseconds = {"ttft_p95_seconds": args.ttft_p95_ms, "tpot_p95_seconds": args.tpot_p95_ms}
+    return Slo.checked({name: None if value is None else value / 1e3 for name, value in milliseconds.items()}, "SLO")
+
+
+def _assumed(overrides: list[str]) -> dict[str, float]:
+    assumed = {}
+    for override in overrides:
+        name, _, value = override.partition("=")
+        try:
+            assumed[name] = float(value)
+        except ValueError as error:
+            raise PlanError(f"--cost {override}: must be NAME=VALUE with a number as the value") from error
+    return assumed
+
+
+def _progress(write: Callable[[str], Any]) -> Callable[[str], None]:
+    """Returns what shows a line for each simulation, once the plan takes longer than a moment."""
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        if time.monotonic() - started > _QUIET_SECONDS:
+            write(f"simulated {line}\n")
+
+    return say

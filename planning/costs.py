@@ -1,0 +1,199 @@
+"""What each stage costs, as `python -m benchmarks.stage_costs` measures it: the format of `costs.json`.
+
+Seconds are processor seconds of one thread unless a field says otherwise. A stage on a GPU has seconds of the GPU.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from planning.load import Picture
+from planning.settings import PlanError, PlanSettings, read_mapping
+
+VERSION = 1
+
+
+class MeasuredOn(PlanSettings):
+    """The machine and the settings that the costs are of."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    processor: str = Field(description="its name, and for GPUs theirs")
+    cpus: float = Field(gt=0, description="cores")
+
+
+class Work(PlanSettings):
+    """What a process does for the requests that pass through it: linear in what they bring and get."""
+
+    seconds_per_request: float = Field(0.0, ge=0)
+    seconds_per_new_picture: float = Field(0.0, ge=0)
+    seconds_per_repeated_picture: float = Field(0.0, ge=0)
+    seconds_per_megapixel: float = Field(0.0, ge=0, description="of new and of repeated pictures")
+    seconds_per_message: float = Field(0.0, ge=0, description="a message brings tokens that are ready together")
+    seconds_per_piece: float = Field(0.0, ge=0, description="a piece is the tokens of one answer in a message")
+
+    def of_request(self, pictures: tuple[Picture, ...] = ()) -> float:
+        """Returns the seconds for a request, without its answer's tokens."""
+        return self.seconds_per_request + sum(map(self.of_picture, pictures))
+
+    def of_picture(self, picture: Picture) -> float:
+        fixed = self.seconds_per_repeated_picture if picture.is_repeated else self.seconds_per_new_picture
+        return fixed + self.seconds_per_megapixel * picture.megapixels
+
+    def of_pieces(self, count: float, messages: float = 1) -> float:
+        return self.seconds_per_message * messages + self.seconds_per_piece * count
+
+
+class Reserved(PlanSettings):
+    """What a replica reserves of a cluster."""
+
+    cpus: float = Field(ge=0)
+    gpus: float = Field(0.0, ge=0)
+
+
+class ProcessCosts(PlanSettings):
+    """A process that computes nothing but the way of requests through it."""
+
+    reserved: Reserved
+    work: Work
+
+
+class PreprocessCosts(PlanSettings):
+    """Preprocess. `work` is what it does beside decoding pictures and running the processor on them."""
+
+    reserved: Reserved
+    work: Work
+    seconds_per_item: float = Field(ge=0)
+    seconds_per_megapixel: float = Field(ge=0)
+    max_ongoing_items: int = Field(16, ge=1)
+    niceness: int = Field(10, ge=0, le=19)
+
+
+class EncodeCosts(PlanSettings):
+    """Encode. `work` is what it does beside the batches."""
+
+    reserved: Reserved
+    work: Work
+    seconds_per_batch: float = Field(ge=0)
+    seconds_per_patch: float = Field(ge=0)
+    max_batch_patches: int = Field(1024, ge=1)
+    niceness: int = Field(10, ge=0, le=19)
+
+
+class GenerateCosts(PlanSettings):
+    """Generate. `work` is what it does beside the engine's steps."""
+
+    reserved: Reserved
+    work: Work
+    seconds_per_step: float = Field(ge=0)
+    seconds_per_sequence: float = Field(ge=0, description="of a step, for each sequence that decodes in it")
+    seconds_per_prompt_token: float = Field(ge=0)
+    interpreter_seconds_per_step: float = Field(
+        0.0,
+        ge=0,
+        description="of seconds_per_step, those in which the engine holds the process's interpreter: `work` waits",
+    )
+    wait_per_step: float = Field(0.0, ge=0, description="seconds between two steps in which nothing is computed")
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=1)
+    max_decode_slowdown: float | None = Field(9.0, gt=1)
+    short_prompt_share: float = Field(0.5, ge=0, le=0.9)
+
+    def of_step(self, num_decodes: int, num_prompt_tokens: int) -> float:
+        """Returns the seconds of a step."""
+        decoding = self.seconds_per_step + self.seconds_per_sequence * num_decodes
+        return decoding + self.seconds_per_prompt_token * num_prompt_tokens
+
+
+class ModelSizes(PlanSettings):
+    """What a picture is to the model: so many patches for the encoder, so many tokens of a prompt."""
+
+    name: str
+    patches_per_picture: float = Field(ge=0)
+    patches_per_megapixel: float = Field(0.0, ge=0)
+    tokens_per_picture: float = Field(ge=0)
+    tokens_per_megapixel: float = Field(0.0, ge=0)
+    bytes_per_embedding: float = Field(0.0, ge=0, description="bytes of the embedding of one token")
+    pixel_bytes_per_patch: float = Field(0.0, ge=0, description="bytes of the tensors that Encode gets, a patch")
+
+    def patches(self, picture: Picture) -> int:
+        return max(1, round(self.patches_per_picture + self.patches_per_megapixel * picture.megapixels))
+
+    def tokens(self, picture: Picture) -> int:
+        return round(self.tokens_per_picture + self.tokens_per_megapixel * picture.megapixels)
+
+
+class ByKind(PlanSettings):
+    """A figure for each kind of request: text alone, with a new picture, with repeated pictures only."""
+
+    text: float = Field(ge=0)
+    new_picture: float = Field(ge=0)
+    repeated_picture: float = Field(ge=0)
+
+    def of(self, pictures: tuple[Picture, ...]) -> float:
+        if not pictures:
+            return self.text
+        return self.repeated_picture if all(picture.is_repeated for picture in pictures) else self.new_picture
+
+
+class FleetCosts(PlanSettings):
+    """What a large fleet runs into. None: not measured, so that an option or an assumption has to say it."""
+
+    controller_seconds_per_replica_second: float | None = Field(
+        None, ge=0, description="of Serve's controller, each second, for the health and metrics of one replica"
+    )
+    proxy_bytes_per_piece: float | None = Field(None, ge=0, description="sent to a client for a piece of an answer")
+    proxy_bytes_per_megapixel: float | None = Field(None, ge=0, description="received for a picture, in base64")
+    proxy_connections: int | None = Field(None, ge=1, description="of clients, that one HAProxy serves at once")
+
+
+class Costs(PlanSettings):
+    """The costs of all stages. `shared_cores`: cores that the stages shared where this was measured."""
+
+    version: Literal[1]
+    measured_on: MeasuredOn
+    model: ModelSizes
+    client: Work = Field(Work(), description="of the load's own client, which counts where it shares the cores")
+    proxy: ProcessCosts
+    ingress: ProcessCosts
+    shared: ProcessCosts
+    preprocess: PreprocessCosts
+    encode: EncodeCosts
+    generate: GenerateCosts
+    beside: Work = Field(Work(), description="what other processes do for a request, such as Ray's, on nobody's path")
+    background_cores: float = Field(0.0, ge=0, description="cores that the idle server takes")
+    on_path_share: ByKind = Field(
+        ByKind(text=1, new_picture=1, repeated_picture=1),
+        description="share of each `work` that a request waits for; its process does the rest behind it",
+    )
+    wait_seconds: ByKind = Field(
+        ByKind(text=0, new_picture=0, repeated_picture=0),
+        description="seconds of a first token in which nothing is computed",
+    )
+    fleet: FleetCosts = FleetCosts()
+
+
+def read_costs(path: Path, overrides: Mapping[str, float] | None = None) -> Costs:
+    """Returns the costs of a file. `overrides` replace figures by their names, such as `generate.seconds_per_step`.
+
+    The file holds the costs alone, or a benchmark's document with them as `costs`. Raises PlanError that names the
+    file, the field, its limit and its value.
+    """
+    values = read_mapping(path)
+    values = values["costs"] if isinstance(values.get("costs"), dict) else values
+    if values.get("version") != VERSION:
+        raise PlanError(f"{path}: version: must be {VERSION}, not {values.get('version')!r}")
+    for name, value in (overrides or {}).items():
+        _override(values, name, value)
+    return Costs.checked(values, str(path))
+
+
+def _override(values: dict[str, Any], name: str, value: float) -> None:
+    *groups, field = name.split(".")
+    for group in groups:
+        values = values.setdefault(group, {})
+        if not isinstance(values, dict):
+            raise PlanError(f"--cost {name}: {group} is a figure, not a group of figures")
+    values[field] = value

@@ -1,0 +1,91 @@
+"""The load that a plan is for: how many requests arrive, and what is in them."""
+
+import random
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from planning.settings import PlanSettings
+
+
+class LoadProfile(PlanSettings):
+    """Requests that arrive at random moments (a Poisson process), each independent of the others."""
+
+    requests_per_second: float = Field(gt=0, le=1e7, description="mean rate of arrivals")
+    picture_share: float = Field(0.0, ge=0, le=1, description="share of the requests that have pictures")
+    megapixels: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = Field(
+        (1.0,), max_length=256, description="size of each picture of such a request, in 10^6 pixels"
+    )
+    repeated_share: float = Field(
+        0.0, ge=0, le=1, description="share of the pictures whose embeddings are in the cache, because they came before"
+    )
+    prompt_tokens: int = Field(100, ge=1, le=10**7, description="tokens of text in a prompt, the template included")
+    answer_tokens: int = Field(100, ge=1, le=10**6, description="tokens of an answer")
+    lengths: Literal["fixed", "geometric"] = Field(
+        "fixed", description="whether prompts and answers all have these lengths, or these means"
+    )
+
+    @model_validator(mode="after")
+    def _has_pictures(self) -> "LoadProfile":
+        if self.picture_share > 0 and not self.megapixels:
+            raise ValueError(f"megapixels must name a picture where picture_share ({self.picture_share}) is above 0")
+        return self
+
+    @property
+    def pictures_per_second(self) -> float:
+        return self.requests_per_second * self.picture_share * len(self.megapixels)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.requests_per_second * self.answer_tokens
+
+
+class Slo(PlanSettings):
+    """What clients were promised: percentiles of TTFT (time to first token) and of TPOT (time per output token, a
+    request's mean). None: no promise."""
+
+    ttft_p95_seconds: float | None = Field(None, gt=0, description="time to first token, 95th percentile")
+    tpot_p95_seconds: float | None = Field(None, gt=0, description="time per output token, 95th percentile")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture of a request. `key` is what replicas are chosen by."""
+
+    megapixels: float
+    is_repeated: bool
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that comes at `moment`, in seconds. `prompt_tokens` are those of text alone."""
+
+    moment: float
+    pictures: tuple[Picture, ...]
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def arrivals(load: LoadProfile, count: int, seed: int) -> list[Arrival]:
+    """Returns `count` requests. The same seed gives the same ones, at any rate but for their moments."""
+    draw = random.Random(seed)
+    moment, found = 0.0, []
+    for _ in range(count):
+        moment += draw.expovariate(1.0) / load.requests_per_second
+        has_pictures = draw.random() < load.picture_share
+        drawn = [(draw.random() < load.repeated_share, draw.getrandbits(32)) for _ in load.megapixels]
+        pictures = tuple(
+            Picture(megapixels, is_repeated, key)
+            for megapixels, (is_repeated, key) in zip(load.megapixels, drawn, strict=True)
+        )
+        lengths = (_length(load, load.prompt_tokens, draw), _length(load, load.answer_tokens, draw))
+        found.append(Arrival(moment, pictures if has_pictures else (), *lengths))
+    return found
+
+
+def _length(load: LoadProfile, mean: int, draw: random.Random) -> int:
+    if load.lengths == "fixed" or mean == 1:
+        return mean
+    return 1 + int(draw.expovariate(1.0) * (mean - 1) + 0.5)

@@ -1,0 +1,111 @@
+"""A plan as people read it, and as programs do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from planning.ceilings import Ceiling
+from planning.costs import Costs
+from planning.plan import Plan
+
+
+def as_text(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mapping[str, float]) -> str:
+    """Returns the report: replicas, what to expect, ceilings where there are any, and what is assumed."""
+    parts = [_replicas(plan), _expectations(plan), _ceilings(limits), _sources(plan, costs, assumed)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def as_json(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the same as a JSON document; times in seconds."""
+    outcome = plan.outcome
+    return {
+        "load": plan.load.model_dump(),
+        "slo": plan.slo.model_dump(),
+        "stages": [asdict(stage) for stage in plan.stages],
+        "cpus": plan.cpus,
+        "gpus": plan.gpus,
+        "limiting_stage": plan.limiting_stage,
+        "predicted": {
+            "ttft_p50_seconds": outcome.ttft_p50,
+            "ttft_p95_seconds": outcome.ttft_p95,
+            "tpot_p50_seconds": outcome.tpot_p50,
+            "tpot_p95_seconds": outcome.tpot_p95,
+            "sequences_per_step": outcome.mean_batch,
+        },
+        "simulated_share_of_load": plan.cell,
+        "simulations": plan.num_simulations,
+        "ceilings": [asdict(ceiling) | {"utilisation": ceiling.utilisation} for ceiling in limits],
+        "assumed": dict(assumed),
+        "measured_on": costs.measured_on.model_dump(),
+        "model": costs.model.name,
+    }
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns columns as wide as they need to be: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def _replicas(plan: Plan) -> str:
+    rows = [
+        [
+            stage.name.capitalize(),
+            str(stage.replicas),
+            f"{stage.cpus:g}",
+            f"{stage.gpus:g}",
+            f"{stage.utilisation:.0%}",
+            f"{stage.busy:.0%}",
+        ]
+        for stage in plan.stages
+    ]
+    total = ["all", str(sum(stage.replicas for stage in plan.stages)), f"{plan.cpus:g}", f"{plan.gpus:g}", "", ""]
+    return table(["Stage", "replicas", "CPUs", "GPUs", "of capacity", "busy"], [*rows, total])
+
+
+def _expectations(plan: Plan) -> str:
+    outcome, slo = plan.outcome, plan.slo
+    rows = [_percentiles("TTFT", outcome.ttft_p50, outcome.ttft_p95, slo.ttft_p95_seconds)]
+    if outcome.tpot_p50 is not None and outcome.tpot_p95 is not None:
+        rows.append(_percentiles("TPOT", outcome.tpot_p50, outcome.tpot_p95, slo.tpot_p95_seconds))
+    load = f"{plan.load.requests_per_second:g} requests and {plan.load.tokens_per_second:.0f} tokens a second"
+    return f"{load}; {plan.limiting_stage.capitalize()} limits\n" + table(["", "p50", "p95", "SLO p95"], rows)
+
+
+def _percentiles(name: str, p50: float, p95: float, limit: float | None) -> list[str]:
+    return [name, _ms(p50), _ms(p95), "-" if limit is None else _ms(limit)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _ceilings(limits: Sequence[Ceiling]) -> str:
+    if not limits:
+        return ""
+    nearest = limits[0]
+    rows = [
+        [one.name, str(one.count), f"{one.used:.4g}", f"{one.limit:.4g} {one.unit}", f"{one.utilisation:.1%}"]
+        for one in limits
+    ]
+    notes = [f"  {one.name}: {one.basis}. Raised by: {one.grows}." for one in limits]
+    verdict = f"The next ceiling: {nearest.name}, at {nearest.utilisation:.0%} of its limit"
+    if nearest.utilisation > 1:
+        verdict += ". By this figure the fleet does not run as one cluster"
+    heading = f"{verdict}."
+    return "\n".join([heading, table(["Ceiling", "number", "used of each", "limit", "share"], rows), *notes])
+
+
+def _sources(plan: Plan, costs: Costs, assumed: Mapping[str, float]) -> str:
+    measured = costs.measured_on
+    lines = [f"Costs measured with {costs.model.name} on {measured.processor}, {measured.cpus:g} cores."]
+    if plan.cell < 1:
+        lines.append(f"Simulated: {plan.cell:.2%} of the load, with as large a share of the replicas.")
+    lines += [f"Assumed, not measured: {name} = {value:g} (--cost)." for name, value in assumed.items()]
+    cores = "each thread has a core of its own" if plan.cores is None else f"all stages share {plan.cores} cores"
+    lines.append(f"Assumed: {cores}, and the cache of keys and values has room.")
+    return "\n".join(lines)
