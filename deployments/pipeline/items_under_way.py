@@ -79,6 +79,13 @@ class ItemsUnderWay:
         them. Raises the failure of the first item that fails."""
         return await with_pending(self._infos, self._processed, call)
 
+    async def processed_infos(self) -> list[ItemInfo] | None:
+        """Waits until every item is known. Returns the metadata of all items, or None if Preprocess still works on one.
+        Raises the failure of the first item that fails."""
+        infos = await self.meanwhile(self._infos())
+        processed = [info for info in infos if isinstance(info, ItemInfo)]
+        return processed if len(processed) == len(infos) else None
+
     async def started(self) -> None:
         """Waits until every item's embeddings are ready or being made."""
         await self.meanwhile(_wait_for(item.has_started for item in self._items))

@@ -71,9 +71,9 @@ class Pipeline:
         """
         items = await self._items.load(request, processor)
         async with ItemsUnderWay(self._items, request, items) as under_way, AsyncExitStack() as opened:
-            if request.is_short_text:
-                unrendered = UnrenderedPrompt(request.prompt, request.truncation)
-                ready, answers = await self._begin(request, items, under_way, lambda: unrendered, opened)
+            unrendered = await self._unrendered(request, items, under_way)
+            if unrendered is not None:
+                ready, answers = await self._begin_unrendered(request, items, under_way, unrendered, opened)
             else:
                 ready, answers = await self._render_and_begin(request, items, under_way, opened)
             while ready:
@@ -131,6 +131,37 @@ class Pipeline:
         request.trace.prompt_token_ids = prompt.prompt_token_ids
         return prompt
 
+    async def _unrendered(
+        self, request: PipelineRequest, items: Sequence[LoadedItem], under_way: ItemsUnderWay
+    ) -> UnrenderedPrompt | None:
+        """Returns the prompt for Generate to render, or None if it is long, or Preprocess still works on an item of
+        it."""
+        if not request.is_short():
+            return None
+        infos = await under_way.processed_infos() if items else []
+        if infos is None or not request.is_short(sum(len(info.expansion.token_ids) for info in infos)):
+            return None
+        return UnrenderedPrompt(request.prompt, request.truncation, tuple(item.mm_hash for item in items), tuple(infos))
+
+    async def _begin_unrendered(
+        self,
+        request: PipelineRequest,
+        items: Sequence[LoadedItem],
+        under_way: ItemsUnderWay,
+        unrendered: UnrenderedPrompt,
+        opened: AsyncExitStack,
+    ) -> Begun:
+        begun = self._begin(request, items, under_way, lambda: unrendered, opened)
+        if not items:
+            return await begun
+        try:
+            return await under_way.meanwhile(begun)
+        except InvalidRequestError as error:
+            if error.item is None:
+                raise
+            prompt = await self._render(request, items, under_way.with_infos)
+            raise _for_item(error, error.item, prompt, items) from error
+
     async def _render_and_begin(
         self, request: PipelineRequest, items: list[LoadedItem], under_way: ItemsUnderWay, opened: AsyncExitStack
     ) -> Begun:
@@ -147,7 +178,7 @@ class Pipeline:
         except InvalidRequestError as error:
             if error.item is None:
                 raise
-            raise error.for_field((await rendering.finished()).placed(items)[error.item].source.field) from error
+            raise _for_item(error, error.item, await rendering.finished(), items) from error
         return begun
 
     async def _begin(
@@ -183,7 +214,8 @@ class Pipeline:
         embeddings: list[ItemEmbeddings],
         affinity: PromptAffinity | None,
     ) -> AnswerStream:
-        handle = self._generate_text if isinstance(prompt, UnrenderedPrompt) else self._generate
+        has_references = embeddings or not isinstance(prompt, UnrenderedPrompt)
+        handle = self._generate if has_references else self._generate_text
         if affinity is not None:
             handle = handle.options(session_id=affinity.session_id)
 
@@ -199,3 +231,10 @@ class Pipeline:
             )
 
         return self._receiver.call(start)
+
+
+def _for_item(
+    error: InvalidRequestError, index: int, prompt: ProcessedPrompt, items: Sequence[LoadedItem]
+) -> InvalidRequestError:
+    """Returns the error with the client's name for item `index` of the prompt."""
+    return error.for_field(prompt.placed(list(items))[index].source.field)

@@ -10,7 +10,7 @@ from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTrunc
 
 CHARS_PER_TOKEN = 4
 """About so many characters of a text are a token."""
-_SHORT_TEXT_TOKENS = 2048
+_SHORT_PROMPT_TOKENS = 2048
 
 
 @dataclass(slots=True)
@@ -61,19 +61,18 @@ class PipelineRequest:
     on_fetched: Callable[[int, int], Awaitable[None]] = _ignore
     trace: RequestTrace = field(default_factory=RequestTrace)
 
-    @property
-    def is_short_text(self) -> bool:
-        """Returns whether Generate renders the prompt itself, which saves a call. A long text would take time of the
-        interpreter that Generate decodes with."""
-        is_text = not self.media and not self.returns_prompt_ids
-        return is_text and estimated_tokens(self.prompt) <= _SHORT_TEXT_TOKENS
+    def is_short(self, num_item_tokens: int = 0) -> bool:
+        """Returns whether Generate may render the prompt itself, which saves a call. `num_item_tokens`: of its items. A
+        long prompt would take time of the interpreter that Generate decodes with."""
+        num_tokens = estimated_tokens(self.prompt) + num_item_tokens
+        return not self.returns_prompt_ids and num_tokens <= _SHORT_PROMPT_TOKENS
 
     @property
     def stages(self) -> tuple[str, ...]:
         """Returns the stages that the request may need."""
         if self.media:
             return "shared", "preprocess", "encode", "generate"
-        return ("generate",) if self.is_short_text else ("preprocess", "generate")
+        return ("generate",) if self.is_short() else ("preprocess", "generate")
 
     def num_alike(self, source: MediaSource) -> int:
         """The number of items of the source's modality in the request, the source's own included."""

@@ -152,8 +152,9 @@ class Generate:
 
     async def _rendered(self, unrendered: UnrenderedPrompt) -> ProcessedPrompt:
         """Raises InvalidRequestError, see `rendered`."""
+        prompt, items, mm_hashes = unrendered.prompt, unrendered.items, unrendered.mm_hashes
         return await asyncio.get_running_loop().run_in_executor(
-            self._prompt_thread, lambda: rendered(self._prompts, unrendered.prompt, [], [], unrendered.truncation)
+            self._prompt_thread, lambda: rendered(self._prompts, prompt, items, mm_hashes, unrendered.truncation)
         )
 
     def _spell(self, words: Sequence[str]) -> None:

@@ -4,12 +4,13 @@ A stage that makes tensors answers with two objects: first the tensors, then a d
 the tensors are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the
 second. The caller owns both, so they outlive the replica that made them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray import ObjectRef
 
-from preprocess.schema import ProcessorIdentity, Prompt, PromptTruncation, ToolCallFormat
+from preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, ToolCallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,13 @@ class ItemJob:
 
 @dataclass(frozen=True, slots=True)
 class UnrenderedPrompt:
-    """A prompt without items that Generate renders itself, see `PromptRenderer.render`."""
+    """A prompt that Generate renders itself, with the content hashes and the metadata of its items, see
+    `PromptRenderer.render`."""
 
     prompt: Prompt
     truncation: PromptTruncation | None
+    mm_hashes: Sequence[str] = ()
+    items: Sequence[ItemInfo] = ()
 
 
 @dataclass(frozen=True, slots=True)

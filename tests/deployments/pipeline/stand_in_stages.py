@@ -1,8 +1,8 @@
 """Stages whose every call works, or ends at a given moment because its replica dies. For tests of the pipeline."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -255,11 +255,21 @@ async def ask(stages: StandInStages, sent: PipelineRequest) -> str:
 
 
 async def answer(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+    async with running(stages) as pipeline, aclosing(pieces_of(pipeline, sent)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+def pieces_of(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+    return pipeline.run(sent, ProcessorIdentity("fingerprint"))
+
+
+@asynccontextmanager
+async def running(stages: StandInStages) -> AsyncIterator[Pipeline]:
+    """A pipeline, whose caches keep what its requests have brought."""
     pipeline = stages.pipeline()
     await pipeline.open()
     try:
-        async with aclosing(pipeline.run(sent, ProcessorIdentity("fingerprint"))) as pieces:
-            async for piece in pieces:
-                yield piece
+        yield pipeline
     finally:
         await pipeline.close()

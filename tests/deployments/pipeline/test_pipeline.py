@@ -15,7 +15,17 @@ from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
 from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt
 from tests.deployments.pipeline.local_items import LocalItems
-from tests.deployments.pipeline.stand_in_stages import Fate, Objects, StandInStages, answer, ask, request, stage_error
+from tests.deployments.pipeline.stand_in_stages import (
+    Fate,
+    Objects,
+    StandInStages,
+    answer,
+    ask,
+    pieces_of,
+    request,
+    running,
+    stage_error,
+)
 from tests.waiting import until
 
 P, E, G = "preprocess", "encode", "generate"
@@ -258,6 +268,26 @@ async def test_a_short_text_is_one_call() -> None:
     assert await ask(stages, sent) == "red"
     assert (stages.calls, stages.num_renderings) == ([G], 0)
     assert stages.prompts == [UnrenderedPrompt(sent.prompt, sent.truncation)]
+
+
+async def test_behind_pictures_that_are_processed_generate_renders_a_short_prompt() -> None:
+    stages = StandInStages()
+    async with running(stages) as pipeline:
+        for _ in range(2):
+            assert [piece.text async for piece in pieces_of(pipeline, request(2))] == ["re", "d"]
+    assert stages.num_renderings == 1
+    first, second = stages.prompts
+    assert not isinstance(first, UnrenderedPrompt)
+    assert len(second.mm_hashes) == 2
+    assert [info.modality for info in second.items] == ["image", "image"]
+
+
+async def test_a_mistake_in_a_picture_that_generate_finds_has_the_client_s_name_for_it() -> None:
+    stages = StandInStages(generate=["works", stage_error(InvalidRequestError("too large", field="item", item=1))])
+    async with running(stages) as pipeline:
+        assert [piece.text async for piece in pieces_of(pipeline, request(2))] == ["re", "d"]
+        with pytest.raises(InvalidRequestError, match=r"messages\[1\]: too large"):
+            await anext(pieces_of(pipeline, request(2)))
 
 
 @pytest.mark.parametrize("fate", ["dies before", "cancelled before"])
