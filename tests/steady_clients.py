@@ -53,8 +53,8 @@ class SteadyClients:
 
     def _ask(self, client: int, number: int) -> None:
         colour = COLOURS[number % 3]
-        size = (96 + number % 50, 96 + client + 10 * (number // 50 % 50))
-        picture = encoded(disc(colour, size, (36, 36)))
+        # Of sizes that the model is sure of. What follows a picture's end makes it another file.
+        picture = encoded(disc(colour, (96 + number % 50, 96 + client), (36, 36))) + f"{client} {number}".encode()
         message = user_message("What colour is the circle?", picture)
         completion = self._client.chat.completions.create(model="shapes", messages=[message], temperature=0)
         if (answer := completion.choices[0].message.content) != colour:
