@@ -172,6 +172,7 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> N
     assert not any("/health" in line or "heartbeat" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_without_kernels_it_serves_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the package was installed without a compiler."""
     monkeypatch.setenv(VARIABLE, "off")

@@ -102,6 +102,7 @@ def test_a_rank_that_dies_while_nobody_asks_is_replaced(client: OpenAI, app_url:
     assert_recovers(client, app_url, lost, 45)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_ends_streams_and_is_replaced(client: OpenAI, app_url: str) -> None:
     lost = all_pids()
     stream = endless_stream(client)

@@ -76,7 +76,7 @@ def cluster(shapes: str) -> Iterator[Cluster]:
 def test_no_request_is_lost_when_settings_change(cluster: Cluster) -> None:
     cluster.deploy({})
     before = {name: replica_pids(name) for name in STAGES}
-    with SteadyClients(cluster.url, num_answers=8) as clients:
+    with SteadyClients(cluster.url, num_answers=3) as clients:
         time.sleep(1)
         cluster.deploy(FOR_THE_INGRESS)
         after = {name: replica_pids(name) for name in STAGES}

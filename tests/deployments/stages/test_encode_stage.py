@@ -76,6 +76,7 @@ def test_a_picture_that_there_is_no_memory_for_is_the_clients_to_change(client: 
     assert len(ask(client, pictures[0])) == 8, "the other one was fine"
 
 
+@pytest.mark.slow
 def test_a_replica_killed_in_the_middle_of_64_encodes(client: OpenAI, app_url: str) -> None:
     pictures = [large_picture(number, SIDE_OF_MANY) for number in range(NUM_PICTURES)]
     with ThreadPoolExecutor(NUM_PICTURES) as pool:
