@@ -27,8 +27,7 @@ serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
 test: compiler .venv/installed chromium hosts ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
-	$(BIN)/python -m pytest -m "not slow and not gpu and not cluster" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m "cluster and not slow"
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/installed chromium hosts ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow

@@ -113,7 +113,12 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize(
-    "last", ["starting Ray", pytest.param("starting Ray Serve", marks=pytest.mark.slow), "ingress loading"]
+    "last",
+    [
+        "starting Ray",
+        pytest.param("starting Ray Serve", marks=pytest.mark.slow),
+        pytest.param("ingress loading", marks=pytest.mark.slow),
+    ],
 )
 def test_to_be_stopped_during_the_start_is_one_line(last: str) -> None:
     with started() as server:

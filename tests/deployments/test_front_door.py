@@ -97,6 +97,7 @@ def test_another_user_may_start_a_server_beside_it(app_url: str, tmp_path: Path)
     assert stat.S_IMODE((home / ".ray" / "auth_token").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_thousands_of_slow_headers_do_not_stop_the_endpoint(app_url: str) -> None:
     to = urlsplit(app_url)
     with ExitStack() as stack:

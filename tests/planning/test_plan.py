@@ -58,6 +58,7 @@ def test_one_replica_less_of_any_stage_misses_the_slo_or_is_too_busy(plan: Plan,
     assert num_tried > 0
 
 
+@pytest.mark.slow
 def test_the_same_arguments_give_the_same_plan(plan: Plan, slo: Slo) -> None:
     assert make_plan(example_costs(), LOAD, slo) == plan
 
@@ -88,6 +89,7 @@ def test_a_large_load_is_simulated_as_a_cell() -> None:
         assert large.stage(stage).replicas <= 2 * math.ceil(work / MAX_UTILISATION)
 
 
+@pytest.mark.slow
 def test_an_slo_that_no_replicas_meet_is_refused_with_what_is_possible() -> None:
     with pytest.raises(PlanError, match=r"ttft_p95_seconds: must be at least 0\.0\d+, .* not 0\.001"):
         make_plan(example_costs(), LOAD, Slo(ttft_p95_seconds=0.001))
