@@ -30,7 +30,6 @@ _RARELY = {
     "REPORTER_UPDATE_INTERVAL_MS": "10000",
     "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
 }
 """What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more."""
 _NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}

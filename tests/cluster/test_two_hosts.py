@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -234,13 +235,15 @@ def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluste
     else:
         worker.power_off()
     lost_at = time.monotonic()
-    refusals = []
+    answers = []
     while time.monotonic() < lost_at + 40:
         started = time.monotonic()
         status = cluster.status_of_question(cluster.doors[0])
-        refusals.append((status, time.monotonic() - started))
+        answers.append((status, time.monotonic() - started))
         time.sleep(0.5)
-    print(lost, [f"{status} after {seconds:.1f} s" for status, seconds in refusals])
+    print(lost, [f"{status} after {seconds:.1f} s" for status, seconds in answers])
+    # A replica without its raylet may give another answer before it ends.
+    refusals = list(dropwhile(lambda answer: answer[0] == 200, answers))
     assert {status for status, _ in refusals} == {503}
     assert max(seconds for _, seconds in refusals) < 20
     assert statistics.median(seconds for _, seconds in refusals) < 3
