@@ -11,7 +11,7 @@ from typing import Any
 from planning.ceilings import Hardware, ceilings
 from planning.costs import read_costs
 from planning.load import LoadProfile, Slo
-from planning.plan import MAX_UTILISATION, make_plan, plan_for_gpus
+from planning.plan import MAX_UTILISATION, SearchOptions, make_plan, plan_for_gpus
 from planning.report import as_json, as_text
 from planning.settings import PlanError, read_mapping
 
@@ -96,17 +96,13 @@ def run(args: argparse.Namespace) -> int:
     costs = read_costs(args.costs, assumed)
     load, slo = _load(args), _slo(args)
     hardware = Hardware.checked({name: getattr(args, name) for name in Hardware.model_fields}, "options")
-    options: dict[str, Any] = {
-        "max_utilisation": args.max_utilisation,
-        "seed": args.seed,
-        "say": _progress(sys.stderr.write),
-    }
+    options = SearchOptions(args.cores, args.max_utilisation, args.seed, _progress(sys.stderr.write))
     if args.gpus is not None and args.cores is not None:
         raise PlanError(f"cores: must not be given with --gpus, which is about many machines, not {args.cores}")
     if args.gpus is None:
-        plan = make_plan(costs, load, slo, cores=args.cores, **options)
+        plan = make_plan(costs, load, slo, options)
     else:
-        plan = plan_for_gpus(costs, load, slo, args.gpus, **options)
+        plan = plan_for_gpus(costs, load, slo, args.gpus, options)
     limits = ceilings(plan, costs, hardware) if args.ceilings or args.gpus is not None else []
     print(json.dumps(as_json(plan, costs, limits, assumed)) if args.json else as_text(plan, costs, limits, assumed))
     return 0

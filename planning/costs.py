@@ -54,39 +54,33 @@ class Reserved(PlanSettings):
 
 
 class ProcessCosts(PlanSettings):
-    """A process that computes nothing but the way of requests through it."""
+    """A process, with the work that the way of requests through it takes."""
 
     reserved: Reserved
     work: Work
 
 
-class PreprocessCosts(PlanSettings):
+class PreprocessCosts(ProcessCosts):
     """Preprocess. `work` is what it does beside decoding pictures and running the processor on them."""
 
-    reserved: Reserved
-    work: Work
     seconds_per_item: float = Field(ge=0)
     seconds_per_megapixel: float = Field(ge=0)
     max_ongoing_items: int = Field(16, ge=1)
     niceness: int = Field(10, ge=0, le=19)
 
 
-class EncodeCosts(PlanSettings):
+class EncodeCosts(ProcessCosts):
     """Encode. `work` is what it does beside the batches."""
 
-    reserved: Reserved
-    work: Work
     seconds_per_batch: float = Field(ge=0)
     seconds_per_patch: float = Field(ge=0)
     max_batch_patches: int = Field(1024, ge=1)
     niceness: int = Field(10, ge=0, le=19)
 
 
-class GenerateCosts(PlanSettings):
+class GenerateCosts(ProcessCosts):
     """Generate. `work` is what it does beside the engine's steps."""
 
-    reserved: Reserved
-    work: Work
     seconds_per_step: float = Field(ge=0)
     seconds_per_sequence: float = Field(ge=0, description="of a step, for each sequence that decodes in it")
     seconds_per_prompt_token: float = Field(ge=0)

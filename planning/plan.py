@@ -110,31 +110,32 @@ def least_work(costs: Costs, load: LoadProfile) -> dict[str, float]:
     }
 
 
-class PlanSearch:
-    """Looks for the fewest replicas. `say` gets a line for each simulation."""
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How to look for a plan. `cores`: of the machine that all processes share; None: each has a core of its own.
+    `max_utilisation`: of any stage. `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError
+    unless `max_utilisation` is between 0 and 1."""
 
-    def __init__(
-        self,
-        costs: Costs,
-        load: LoadProfile,
-        slo: Slo,
-        *,
-        cores: int | None = None,
-        max_utilisation: float = MAX_UTILISATION,
-        seed: int = 0,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        if not 0 < max_utilisation < 1:
-            raise PlanError(f"max_utilisation: must be between 0 and 1, not {max_utilisation}")
+    cores: int | None = None
+    max_utilisation: float = MAX_UTILISATION
+    seed: int = 0
+    say: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_utilisation < 1:
+            raise PlanError(f"max_utilisation: must be between 0 and 1, not {self.max_utilisation}")
+
+
+class PlanSearch:
+    """Looks for the fewest replicas."""
+
+    def __init__(self, costs: Costs, load: LoadProfile, slo: Slo, options: SearchOptions) -> None:
         self._costs = costs
         self._load = load
         self._slo = slo
-        self._cores = cores
-        self._max_utilisation = max_utilisation
-        self._seed = seed
-        self._say = say
+        self._options = options
         self._work = least_work(costs, load)
-        whole = 1.0 if cores else _CELL_REPLICAS * max_utilisation / max(self._work.values())
+        whole = 1.0 if options.cores else _CELL_REPLICAS * options.max_utilisation / max(self._work.values())
         self._cell = min(1.0, whole)
         self._arrivals = self._cell_arrivals()
         self._outcomes: dict[tuple[int, ...], Outcome] = {}
@@ -143,8 +144,8 @@ class PlanSearch:
         """Returns the plan: no stage can have fewer replicas while the others stay. Raises PlanError if no number of
         replicas meets the SLO."""
         least = {stage: self._fewest(self._work[stage] * self._cell) for stage in STAGES}
-        if self._cores is not None:
-            self._check_cores(self._cores, least)
+        if self._options.cores is not None:
+            self._check_cores(self._options.cores, least)
         replicas = self._enough(least)
         for stage in SEARCH_ORDER:
             replicas = self._reduced(replicas, stage, least[stage])
@@ -152,27 +153,27 @@ class PlanSearch:
 
     def _check_cores(self, cores: int, least: Mapping[str, int]) -> None:
         """Raises PlanError if all stages together compute more than the cores do."""
-        outcome = simulate(self._costs, Fleet.of(least), self._arrivals, seed=self._seed, window=_WINDOW)
-        needed = math.ceil((outcome.cores_busy + self._costs.background_cores) / self._max_utilisation)
+        outcome = simulate(self._costs, Fleet.of(least), self._arrivals, seed=self._options.seed, window=_WINDOW)
+        needed = math.ceil((outcome.cores_busy + self._costs.background_cores) / self._options.max_utilisation)
         if needed > cores:
             raise PlanError(f"cores: must be at least {needed} for this load, not {cores}")
 
     def _cell_arrivals(self) -> list[Arrival]:
         load = self._load.model_copy(update={"requests_per_second": self._load.requests_per_second * self._cell})
         count = max(_LEAST_REQUESTS, min(_MOST_REQUESTS, _TOKENS // self._load.answer_tokens))
-        return arrivals(load, count, self._seed)
+        return arrivals(load, count, self._options.seed)
 
     def _fewest(self, work: float) -> int:
-        return max(1, math.ceil(work / self._max_utilisation))
+        return max(1, math.ceil(work / self._options.max_utilisation))
 
     def _outcome(self, replicas: Mapping[str, int]) -> Outcome:
         key = tuple(replicas[stage] for stage in STAGES)
         if key not in self._outcomes:
-            fleet = Fleet.of(replicas, self._cores)
-            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._seed, window=_WINDOW)
+            fleet = Fleet.of(replicas, self._options.cores)
+            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._options.seed, window=_WINDOW)
             self._outcomes[key] = outcome
             counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
-            self._say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
+            self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
         return self._outcomes[key]
 
     def _misses(self, outcome: Outcome) -> list[str]:
@@ -214,7 +215,7 @@ class PlanSearch:
             own, utilisation = reserved[stage], self._work[stage] / count
             busy = outcome.utilisation[stage] * replicas[stage] / self._cell / count
             stages.append(StagePlan(stage, count, count * own.cpus, count * own.gpus, utilisation, busy))
-        return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes), self._cores)
+        return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes), self._options.cores)
 
     def _whole(self, in_cell: int, work: float) -> int:
         """Returns the replicas for the whole load. A cell's only replica may have little to do; then the whole load
@@ -234,30 +235,14 @@ def reserved_by_stage(costs: Costs) -> dict[str, Reserved]:
     }
 
 
-def make_plan(
-    costs: Costs,
-    load: LoadProfile,
-    slo: Slo,
-    *,
-    cores: int | None = None,
-    max_utilisation: float = MAX_UTILISATION,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-) -> Plan:
-    """Returns the fewest replicas with which the load meets the SLO. Each process has a core of its own, or all share
-    a machine of `cores` cores. Equal arguments give equal plans. Raises PlanError if no number of replicas does."""
-    return PlanSearch(costs, load, slo, cores=cores, max_utilisation=max_utilisation, seed=seed, say=say).run()
+def make_plan(costs: Costs, load: LoadProfile, slo: Slo, options: SearchOptions = SearchOptions()) -> Plan:
+    """Returns the fewest replicas with which the load meets the SLO. Equal arguments give equal plans. Raises PlanError
+    if no number of replicas does."""
+    return PlanSearch(costs, load, slo, options).run()
 
 
 def plan_for_gpus(
-    costs: Costs,
-    load: LoadProfile,
-    slo: Slo,
-    gpus: int,
-    *,
-    max_utilisation: float = MAX_UTILISATION,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
+    costs: Costs, load: LoadProfile, slo: Slo, gpus: int, options: SearchOptions = SearchOptions()
 ) -> Plan:
     """Returns a plan for as much of this load as about `gpus` GPUs carry, and no more. Raises PlanError where no stage
     has a GPU, or where so many are too few for a replica of each stage."""
@@ -268,7 +253,7 @@ def plan_for_gpus(
             f"gpus: must be 0 with costs whose stages use none, not {gpus}; --cost generate.reserved.gpus=1 assumes one"
         )
     for _ in range(_GPU_TRIES):
-        plan = make_plan(costs, load, slo, max_utilisation=max_utilisation, seed=seed, say=say)
+        plan = make_plan(costs, load, slo, options)
         factor = gpus / plan.gpus
         if 1 <= factor < _NEAR_ENOUGH:
             return plan

@@ -8,7 +8,7 @@ from planning.ceilings import Ceiling, Hardware, ceilings
 from planning.costs import Costs
 from planning.load import LoadProfile, Slo, arrivals
 from planning.outcome import STAGES, Window
-from planning.plan import MAX_UTILISATION, Plan, least_work, make_plan, plan_for_gpus
+from planning.plan import MAX_UTILISATION, Plan, SearchOptions, least_work, make_plan, plan_for_gpus
 from planning.settings import PlanError
 from planning.simulation import Fleet, simulate
 from tests.planning.example_costs import example_costs
@@ -100,16 +100,18 @@ def test_an_slo_that_no_replicas_meet_is_refused_with_what_is_possible() -> None
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0])
 def test_a_utilisation_that_cannot_be_is_refused(value: float) -> None:
     with pytest.raises(PlanError, match=f"max_utilisation: must be between 0 and 1, not {value}"):
-        make_plan(example_costs(), LOAD, Slo(), max_utilisation=value)
+        make_plan(example_costs(), LOAD, Slo(), SearchOptions(max_utilisation=value))
 
 
 def test_stages_that_share_a_machine_need_enough_cores() -> None:
     load = LOAD.model_copy(update={"requests_per_second": 20.0})
-    shared = make_plan(example_costs(), load, Slo(), cores=2)
+    shared = make_plan(example_costs(), load, Slo(), SearchOptions(cores=2))
     alone = make_plan(example_costs(), load, Slo())
     assert shared.outcome.ttft_p95 > alone.outcome.ttft_p95
     with pytest.raises(PlanError, match="cores: must be at least [34] for this load, not 2"):
-        make_plan(example_costs(), LOAD.model_copy(update={"requests_per_second": 100.0}), Slo(), cores=2)
+        make_plan(
+            example_costs(), LOAD.model_copy(update={"requests_per_second": 100.0}), Slo(), SearchOptions(cores=2)
+        )
 
 
 def test_a_fleet_of_many_gpus_takes_about_all_of_them() -> None:
