@@ -3,8 +3,6 @@
 import ipaddress
 import logging
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from deployments.config_file import ConfigError, load_config
-from deployments.local_cluster import print_at_once, reachable_host
+from deployments.local_cluster import print_at_once, reachable_host, wait_for_health
 from deployments.ray_session import joined_cluster
 from deployments.rollout import stage_lines, why_failed
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 _POLL_SECONDS = 0.5
-_HEALTH_SECONDS = 5.0
 
 
 def deploy(
@@ -162,12 +159,6 @@ def _wait_for_endpoint(wanted: "ServeDeploySchema", deadline: float) -> None:
     if ray.get_runtime_context().get_node_id() not in serve.status().proxies:
         return
     options = wanted.http_options
-    url = f"http://{reachable_host(options.host)}:{options.port}/health"
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=_HEALTH_SECONDS):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            if time.monotonic() >= deadline:
-                raise RuntimeError(f"every stage is ready, but {url} does not answer: {error}") from error
-        time.sleep(_POLL_SECONDS)
+    url = f"http://{reachable_host(options.host)}:{options.port}"
+    if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
+        raise RuntimeError(f"every stage is ready, but {url}/health does not answer: {failure}") from failure

@@ -46,6 +46,7 @@ LOOPBACK = "127.0.0.1"
 HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
+_HEALTH_SECONDS = 5.0
 _DRAIN_SECONDS = 10.0
 _LOG_FILE = "server.log"
 
@@ -132,7 +133,9 @@ def deployed_app(
     try:
         with _progress(say), _explaining_failure():
             serve.run(build_app(_impatient(config)), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
-        _wait_until_ready(url)
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+        if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
+            raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure
         say("every stage is ready")
         yield url
     finally:
@@ -265,12 +268,14 @@ def _report_states(done: threading.Event, say: Callable[[str], None]) -> None:
             last = line
 
 
-def _wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
+def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:
+    """Asks the endpoint until it says that every stage is ready. Returns None then, or its last failure once `deadline`
+    has come, in seconds of `time.monotonic`."""
+    while True:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(_POLL_SECONDS)
-    raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s")
+            with urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_SECONDS):
+                return None
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            if time.monotonic() >= deadline:
+                return error
+        time.sleep(poll_seconds)

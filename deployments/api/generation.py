@@ -14,6 +14,9 @@ from preprocess.schema import InvalidRequestError, PromptTruncation
 _ANSWER_ROOM = 256
 """The number of tokens that a prompt cut to the context leaves for an answer, if the client asks for no length."""
 
+MAX_TIMEOUT_S = 86_400.0
+"""The most seconds that a client may give a request."""
+
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -134,7 +137,7 @@ class AnyGenerationFields(MediaFields):
     timeout_s: float | None = Field(
         None,
         gt=0,
-        le=86_400,
+        le=MAX_TIMEOUT_S,
         description="seconds until the request is given up, in place of x-request-timeout-s",
     )
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(

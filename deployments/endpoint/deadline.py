@@ -5,18 +5,17 @@ A call that is made again, because a replica has died, has what is left of the t
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from starlette.datastructures import Headers
 
+from deployments.api.generation import MAX_TIMEOUT_S
 from preprocess.schema import InvalidRequestError
 
 ResultT = TypeVar("ResultT")
 
 HEADER = "x-request-timeout-s"
-MAX_SECONDS = 86_400.0
 
 
 class DeadlineError(TimeoutError):
@@ -30,23 +29,17 @@ class Deadline:
         self._seconds = seconds
         self._at = None if seconds is None else arrived_at + seconds
 
-    @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """Raises DeadlineError out of what the block waits for, once the time has passed."""
+    async def wait_for(self, work: Awaitable[ResultT]) -> ResultT:
+        """Returns the result of `work`. Raises DeadlineError once the time has passed."""
+        if self._at is None:  # as for most requests, and this is called for each token
+            return await work
         try:
             async with asyncio.timeout_at(self._at) as limit:
-                yield
+                return await work
         except TimeoutError:
             if limit.expired():
                 raise DeadlineError(f"the request has taken {self._seconds:g} s, the time that it gave") from None
             raise
-
-    async def wait_for(self, work: Awaitable[ResultT]) -> ResultT:
-        """Returns the result of `work`. Raises DeadlineError."""
-        if self._at is None:  # as for most requests, and this is called for each token
-            return await work
-        async with self.kept():
-            return await work
 
 
 def seconds_in(headers: Headers) -> float | None:
@@ -57,7 +50,7 @@ def seconds_in(headers: Headers) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= MAX_SECONDS:
-        reason = f"{text[:40]!r} is not a number of seconds above 0 and up to {MAX_SECONDS:g}"
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        reason = f"{text[:40]!r} is not a number of seconds above 0 and up to {MAX_TIMEOUT_S:g}"
         raise InvalidRequestError(reason, field=HEADER, code="invalid_timeout")
     return seconds

@@ -1,7 +1,7 @@
 """A request's way through the stages: media -> Preprocess -> Encode -> Generate."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 from ray import ObjectRef
@@ -136,8 +136,6 @@ class Pipeline:
     ) -> UnrenderedPrompt | None:
         """Returns the prompt for Generate to render, or None if it is long, or Preprocess still works on an item of
         it."""
-        if not request.is_short():
-            return None
         infos = await under_way.processed_infos() if items else []
         if infos is None or not request.is_short(sum(len(info.expansion.token_ids) for info in infos)):
             return None
@@ -154,13 +152,8 @@ class Pipeline:
         begun = self._begin(request, items, under_way, lambda: unrendered, opened)
         if not items:
             return await begun
-        try:
+        async with _naming_item(items, lambda: self._render(request, items, under_way.with_infos)):
             return await under_way.meanwhile(begun)
-        except InvalidRequestError as error:
-            if error.item is None:
-                raise
-            prompt = await self._render(request, items, under_way.with_infos)
-            raise _for_item(error, error.item, prompt, items) from error
 
     async def _render_and_begin(
         self, request: PipelineRequest, items: list[LoadedItem], under_way: ItemsUnderWay, opened: AsyncExitStack
@@ -172,14 +165,10 @@ class Pipeline:
             # Again with the prompt itself: what the reference is to may have gone with its node.
             return await self._begin(request, items, under_way, lambda: rendering.result_or(prompt), opened)
 
-        try:
+        async with _naming_item(items, rendering.finished):
             begun = await under_way.meanwhile(with_pending(rendering.pending, rendering.finished, begin))
             await rendering.finished()
-        except InvalidRequestError as error:
-            if error.item is None:
-                raise
-            raise _for_item(error, error.item, await rendering.finished(), items) from error
-        return begun
+            return begun
 
     async def _begin(
         self,
@@ -191,11 +180,11 @@ class Pipeline:
     ) -> Begun:
         """Calls Generate once all items are being encoded. `prompt` is called for each attempt. `opened` closes the
         generator that is returned."""
-        await under_way.started()
         affinity = None
         if self._chooses_by_prefix:
             mm_hashes = [item.mm_hash for item in items]
             affinity = affinity_of(request.prompt, mm_hashes, salt=request.cache_salt, key=request.cache_key)
+        await under_way.started()
         answers = self._calls.stream(
             "generate",
             lambda: self._answers(request, prompt(), under_way.hand_over(), affinity),
@@ -233,8 +222,14 @@ class Pipeline:
         return self._receiver.call(start)
 
 
-def _for_item(
-    error: InvalidRequestError, index: int, prompt: ProcessedPrompt, items: Sequence[LoadedItem]
-) -> InvalidRequestError:
-    """Returns the error with the client's name for item `index` of the prompt."""
-    return error.for_field(prompt.placed(list(items))[index].source.field)
+@asynccontextmanager
+async def _naming_item(
+    items: Sequence[LoadedItem], prompt: Callable[[], Awaitable[ProcessedPrompt]]
+) -> AsyncIterator[None]:
+    """Gives an error about an item of the prompt the client's name for that item."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.item is None:
+            raise
+        raise error.for_field((await prompt()).placed(list(items))[error.item].source.field) from error

@@ -97,7 +97,4 @@ class PrefixRouter(RendezvousRouter):
 
 def prefix_routing(*, limits: Mapping[str, int] = MappingProxyType({})) -> RequestRouterConfig:
     """What a deployment takes as `request_router_config`. `limits`: see `rendezvous_routing`."""
-    settings = rendezvous_routing(limits=limits)
-    return RequestRouterConfig(
-        request_router_class=PrefixRouter, request_router_kwargs=dict(settings.request_router_kwargs)
-    )
+    return rendezvous_routing(router=PrefixRouter, limits=limits)

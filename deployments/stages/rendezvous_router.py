@@ -298,6 +298,7 @@ class RendezvousRouter(RequestRouter):
 
 def rendezvous_routing(
     *,
+    router: type[RendezvousRouter] = RendezvousRouter,
     balance_factor: float = BALANCE_FACTOR,
     min_bound: int = MIN_BOUND,
     limits: Mapping[str, int] = MappingProxyType({}),
@@ -309,5 +310,5 @@ def rendezvous_routing(
     # Checked here: an error in the router itself shows only in a log, and every call waits for ever.
     bound = LoadBound(balance_factor, min_bound)
     return RequestRouterConfig(
-        request_router_class=RendezvousRouter, request_router_kwargs={**asdict(bound), "limits": dict(limits)}
+        request_router_class=router, request_router_kwargs={**asdict(bound), "limits": dict(limits)}
     )
