@@ -262,7 +262,7 @@ class UpdateConfig(Settings):
 
 
 class ScalingConfig(Settings):
-    """How replicas come and go with the load. More of them start within two seconds of their being needed."""
+    """How replicas come and go with the load. More of them start some two seconds after they are needed."""
 
     downscale_delay_s: float = Field(
         60.0, ge=0, description="seconds that a stage must need fewer replicas before one of them stops"

@@ -93,7 +93,7 @@ def desired_replicas(share: float, *, has_queue: bool, at_least: int, at_most: i
 def scaling(*, at_least: int, at_most: int, targets: Mapping[str, float], down_delay_s: float) -> dict[str, Any]:
     """Returns the options of a deployment that has between `at_least` and `at_most` replicas.
 
-    A replica more is started within two seconds of its being needed; one fewer has to do for `down_delay_s` before one
+    A replica more is started some two seconds after it is needed; one fewer has to do for `down_delay_s` before one
     stops. Raises ValueError unless each target is a number above 0."""
     # Checked here: an error in the policy itself would show only in the controller's log.
     for unit, target in targets.items():
