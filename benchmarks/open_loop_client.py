@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import h11
-
+from benchmarks.event_stream import events_of, request_bytes, text_of
 from benchmarks.streaming_client import Content, chat_body
 
 _RECEIVE_BYTES = 2**16
@@ -99,12 +98,10 @@ def _run(host: str, port: int, sendings: Sequence[Sending], started: float) -> l
 
 
 def _open(host: str, port: int, sending: Sending, now: float) -> _Stream:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(sending.body)}\r\nConnection: close\r\n\r\n"
     connection = socket.create_connection((host, port))
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return _Stream(connection, sending, now, memoryview(head.encode() + sending.body))
+    return _Stream(connection, sending, now, memoryview(request_bytes(f"{host}:{port}", sending.body)))
 
 
 def _go_on(selector: selectors.BaseSelector, stream: _Stream, started: float) -> None:
@@ -123,19 +120,13 @@ def _go_on(selector: selectors.BaseSelector, stream: _Stream, started: float) ->
 
 
 def _answer(stream: _Stream) -> TimedAnswer:
-    parser, rest = h11.Connection(h11.CLIENT), b""
-    parser.send(h11.Request(method="POST", target="/", headers=[("Host", "server")]))
-    parser.send(h11.EndOfMessage())
     moments: list[float] = []
     usage: dict[str, Any] = {}
     timings: dict[str, Any] = {}
-    for moment, data in stream.received:
-        parser.receive_data(data)
-        *lines, rest = (rest + _body(parser)).split(b"\n")
-        events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+    for moment, events in events_of(stream.received):
         for event in events:
             usage, timings = event.get("usage") or usage, event.get("stage_timings") or timings
-        if any(choice["delta"].get("content") for event in events for choice in event["choices"]):
+        if text_of(events):
             moments.append(moment)
     if usage.get("completion_tokens") != stream.sending.num_tokens or not moments:
         raise RuntimeError(f"an answer of {len(moments)} pieces of text ended with {usage}, not with {stream.sending}")
@@ -149,16 +140,3 @@ def _answer(stream: _Stream) -> TimedAnswer:
         prompt_tokens=usage["prompt_tokens"],
         timings=timings,
     )
-
-
-def _body(parser: h11.Connection) -> bytes:
-    """Returns what of the answer's body has come. Raises RuntimeError for an answer of another status."""
-    body = b""
-    while True:
-        event: Any = parser.next_event()
-        if isinstance(event, h11.Response) and event.status_code != 200:
-            raise RuntimeError(f"the server answers {event.status_code}")
-        if isinstance(event, h11.Data):
-            body += bytes(event.data)
-        elif not isinstance(event, h11.Response):
-            return body

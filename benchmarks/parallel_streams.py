@@ -8,11 +8,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-import h11
-
+from benchmarks.event_stream import events_of, request_bytes, text_of
 from benchmarks.streaming_client import Content, chat_body
 
 MarkT = TypeVar("MarkT")
@@ -67,10 +66,8 @@ def stream_together(
 def _begin(url: str, model: str, content: Content, num_tokens: int) -> _Stream:
     address = urlsplit(url)
     body = json.dumps(chat_body(model, content, num_tokens)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     connection = socket.create_connection((address.hostname, address.port), timeout=_TIMEOUT_SECONDS)
-    connection.sendall(head.encode() + body)
+    connection.sendall(request_bytes(address.netloc, body))
     return _Stream(connection)
 
 
@@ -107,29 +104,11 @@ def _receive_all(streams: Sequence[_Stream], at_mark: Callable[[], MarkT]) -> li
 
 def _pieces(stream: _Stream, num_tokens: int) -> Iterator[tuple[float, int]]:
     """Yields the time of each piece of text and its length in characters."""
-    parser, rest, usage = h11.Connection(h11.CLIENT), b"", None
-    parser.send(h11.Request(method="POST", target="/", headers=[("Host", "server")]))
-    parser.send(h11.EndOfMessage())
-    for moment, data in stream.received:
-        parser.receive_data(data)
-        *lines, rest = (rest + _body(parser)).split(b"\n")
-        events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
-        length = sum(len(choice["delta"].get("content") or "") for event in events for choice in event["choices"])
+    usage = None
+    for moment, events in events_of(stream.received):
+        length = len(text_of(events))
         usage = next((event["usage"] for event in events if event.get("usage")), usage)
         if length:
             yield moment, length
     if usage is None or usage["completion_tokens"] != num_tokens:
         raise RuntimeError(f"a stream ended with {usage}, not with {num_tokens} tokens")
-
-
-def _body(parser: h11.Connection) -> bytes:
-    """Returns what of the answer's body has come. Raises RuntimeError for an answer of another status."""
-    body = b""
-    while True:
-        event: Any = parser.next_event()
-        if isinstance(event, h11.Response) and event.status_code != 200:
-            raise RuntimeError(f"the server answers {event.status_code}")
-        if isinstance(event, h11.Data):
-            body += bytes(event.data)
-        elif not isinstance(event, h11.Response):
-            return body

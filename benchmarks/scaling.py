@@ -15,10 +15,10 @@ one JSON document."""
 import argparse
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from ray import serve
 from benchmarks.document import at_most, publish, this_machine
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
-from deployments.local_cluster import APP_NAME, deployed_app, free_port, local_ray
+from deployments.local_cluster import APP_NAME, free_port, running_app
 from deployments.ray_environment import RAY_ENVIRONMENT
 from preprocess.data_url import data_url
+from tests.background import Background
 
 PICTURE_CLIENTS, STREAM_CLIENTS = 6, 8
 AT_REST = {"Ingress": 1, "Preprocess": 1, "Encode": 0, "Generate": 1}
@@ -58,28 +59,19 @@ def config() -> AppConfig:
     return AppConfig.model_validate(settings | {"shared": {"num_cpus": 0.1}, "updates": {"drain_seconds": 120}})
 
 
-class ReplicaCounts:
+class ReplicaCounts(Background):
     """Watches how many replicas each stage has: when there is one more than at rest, starting and running, and when
     there is none any more."""
 
     def __init__(self) -> None:
+        super().__init__(self._watch)
         self.events: dict[str, dict[str, float]] = {stage: {} for stage in AT_REST}
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "ReplicaCounts":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
 
     def are_at_rest(self) -> bool:
         return all("stopped" in events for events in self.events.values())
 
     def _watch(self) -> None:
-        while not self._has_ended.is_set():
+        while not self.is_over.is_set():
             deployments = serve.status().applications[APP_NAME].deployments
             now = time.monotonic()
             for stage, events in self.events.items():
@@ -97,32 +89,20 @@ class ReplicaCounts:
             events.setdefault("stopped", now)
 
 
-class Load:
+class Load(Background):
     """The clients, until the block ends; and how many of their requests were answered, and lost."""
 
     def __init__(self, url: str) -> None:
+        acts = [*[self._ask] * PICTURE_CLIENTS, *[self._read] * STREAM_CLIENTS]
+        super().__init__(*(partial(self._repeat, act, number) for number, act in enumerate(acts)))
         self._url = url
         self._photograph = _photograph()
-        self._is_over = threading.Event()
         self.num_answered, self.lost = 0, list[str]()
-        acts: list[Callable[[httpx.Client, int], None]] = [*[self._ask] * PICTURE_CLIENTS]
-        acts += [self._read] * STREAM_CLIENTS
-        self._threads = [threading.Thread(target=self._repeat, args=(act, n)) for n, act in enumerate(acts)]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
 
     def _repeat(self, act: Callable[[httpx.Client, int], None], client: int) -> None:
         number = 0
         with httpx.Client(base_url=self._url, timeout=300) as connection:
-            while not self._is_over.is_set():
+            while not self.is_over.is_set():
                 try:
                     act(connection, client * 1_000_000 + number)
                     self.num_answered += 1
@@ -152,11 +132,9 @@ def _photograph() -> bytes:
 
 @contextmanager
 def served() -> Iterator[str]:
-    port = free_port()
     with (
         mock.patch.dict(os.environ, {CONTROL_LOOP: RAY_ENVIRONMENT[CONTROL_LOOP]}),
-        local_ray(host="127.0.0.1", port=port, num_cpus=16, ingress_scales=True, say=lambda line: None),
-        deployed_app(config(), host="127.0.0.1", port=port, say=lambda line: None) as url,
+        running_app(config(), host="127.0.0.1", port=free_port(), say=lambda line: None) as url,
     ):
         yield url
 

@@ -20,7 +20,6 @@ import re
 import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +34,8 @@ from benchmarks.server_process import tree_of
 from benchmarks.startup import pss_of
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app, free_port, local_ray
+from deployments.local_cluster import free_port, running_app
+from tests.background import Background
 from tests.metric_values import gauge
 from tests.replicas import proxy_pids, replica_pids, worker_pids
 from tests.steady_clients import SteadyClients
@@ -59,22 +59,13 @@ def config() -> AppConfig:
     return AppConfig.model_validate({"model": str(BUNDLED_MODEL), "shared": shared, **settings})
 
 
-class Killer:
+class Killer(Background):
     """Kills a process every `period` seconds while the block runs. `kills`: when, and what."""
 
     def __init__(self, period: float) -> None:
+        super().__init__(self._run)
         self._period = period
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.kills: list[tuple[float, str]] = []
-
-    def __enter__(self) -> "Killer":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
 
     def recent(self, at: float) -> set[str]:
         """Returns what was killed shortly before a moment."""
@@ -82,7 +73,7 @@ class Killer:
 
     def _run(self) -> None:
         for victim in itertools.cycle(VICTIMS):
-            if self._has_ended.wait(self._period):
+            if self.is_over.wait(self._period):
                 return
             if pids := pids_of(victim):
                 self.kills.append((time.monotonic(), victim))
@@ -96,21 +87,12 @@ def pids_of(victim: str) -> list[int]:
     return worker_pids(victim) if victim == "ServeController" else replica_pids(victim)
 
 
-class Memory:
+class Memory(Background):
     """Samples the PSS of all processes of the server, in MB, with the time of each sample."""
 
     def __init__(self) -> None:
+        super().__init__(self._run)
         self.samples: list[tuple[float, float]] = []
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Memory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
 
     def growth(self, killer: Killer) -> float:
         """Returns the last third of the time in proportion to the first, without its first samples."""
@@ -119,7 +101,7 @@ class Memory:
         return statistics.median(quiet[-third:]) / statistics.median(quiet[:third])
 
     def _run(self) -> None:
-        while not self._has_ended.wait(_SAMPLE_SECONDS):
+        while not self.is_over.wait(_SAMPLE_SECONDS):
             self.samples.append((time.monotonic(), sum(pss_of(server_pids()).values())))
 
 
@@ -136,11 +118,9 @@ def store_bytes() -> float:
 
 @contextmanager
 def served() -> Iterator[str]:
-    port = free_port()
     with (
         mock.patch.dict(os.environ, {"RAY_max_direct_call_object_size": "4096"}),
-        local_ray(host="127.0.0.1", port=port, num_cpus=16, ingress_scales=True),
-        deployed_app(config(), host="127.0.0.1", port=port) as url,
+        running_app(config(), host="127.0.0.1", port=free_port()) as url,
     ):
         yield url
 

@@ -27,8 +27,12 @@ def replica_log(pid: int) -> str:
 
 def proxy_pids() -> list[int]:
     """What speaks HTTP in the cluster that this process started: HAProxy, the child of the actor that starts it."""
-    managers = worker_pids("HAProxyManager")
-    return _pids("", lambda pid: parent(pid) in managers)
+    return [child for manager in worker_pids("HAProxyManager") for child in children(manager)]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started."""
+    return _pids("", lambda child: parent(child) == pid)
 
 
 def _pids(command: str, is_meant: Callable[[int], bool]) -> list[int]:

@@ -1,19 +1,20 @@
 """Clients that ask and read on and on, whatever happens to the server, and note what comes back."""
 
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
 from openai import APIError, OpenAI
 
+from tests.background import Background
 from tests.pictures import disc, encoded, user_message
 
 COLOURS = ["red", "green", "blue"]
 
 
-class SteadyClients:
+class SteadyClients(Background):
     """Three clients with ever new pictures and two with long streams, until the block ends.
 
     `wrong`: what was answered wrong or not at all, after `max_retries` of OpenAI's client. `broken`: when streams ended
@@ -21,29 +22,19 @@ class SteadyClients:
 
     def __init__(self, url: str, *, num_answers: int, max_retries: int = 0) -> None:
         """`num_answers`: of a stream, which make it long."""
+        asking = [partial(self._repeat, self._ask, number) for number in range(3)]
+        reading = [partial(self._repeat, self._read, number) for number in range(2)]
+        super().__init__(*asking, *reading)
         self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=max_retries, timeout=300)
         self._num_answers = num_answers
-        self._has_ended = threading.Event()
         self.num_short = self.num_long = 0
         self.longest_stream = 0.0
         self.wrong: list[str] = []
         self.broken: list[tuple[float, str]] = []
-        self._threads = [threading.Thread(target=self._repeat, args=(self._ask, number)) for number in range(3)]
-        self._threads += [threading.Thread(target=self._repeat, args=(self._read, number)) for number in range(2)]
-
-    def __enter__(self) -> "SteadyClients":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        for thread in self._threads:
-            thread.join()
 
     def _repeat(self, act: Callable[[int, int], None], client: int) -> None:
         number = 0
-        while not self._has_ended.is_set():
+        while not self.is_over.is_set():
             try:
                 act(client, number)
             except (APIError, httpx.HTTPError) as error:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from openai import APIError, OpenAI
 from ray import serve
 
 from deployments.local_cluster import APP_NAME
+from tests.background import Background
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import proxy_pids, replica_pids, worker_pids
 from tests.waiting import wait_until
@@ -26,27 +28,16 @@ def keeps_app_as_it_is() -> bool:
 COLOURS = ["red", "green", "blue"]
 
 
-class Load:
+class Load(Background):
     """Four clients that ask about ever new pictures, one request after the other, and note what comes back."""
 
     def __init__(self, client: OpenAI) -> None:
+        super().__init__(*(partial(self._run, index) for index in range(4)))
         self._client = client
-        self._stop = threading.Event()
         self._lock = threading.Lock()
         self.wrong: list[str] = []
         self.errors: list[tuple[float, str]] = []
         self.num_right = 0
-        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(4)]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def wait_for(self, num_right: int, timeout: float) -> None:
         """Waits until that many more requests were answered right."""
@@ -58,7 +49,7 @@ class Load:
 
     def _run(self, index: int) -> None:
         for number in range(10_000):
-            if self._stop.is_set():
+            if self.is_over.is_set():
                 return
             colour = COLOURS[(index + number) % len(COLOURS)]
             size = (96 + number % 50, 96 + index + 10 * (number // 50))

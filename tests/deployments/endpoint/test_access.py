@@ -20,6 +20,7 @@ from openai import AuthenticationError, NotFoundError, OpenAI, RateLimitError
 
 from deployments.config import AppConfig
 from deployments.endpoint.api_keys import hash_key
+from tests.background import Background
 from tests.chromium import chromium
 from tests.metric_values import exported
 from tests.page_driver import ask, open_page, pick
@@ -243,26 +244,17 @@ def test_a_lower_priority_passes_by_a_key_s_higher_one_in_the_engine_too(app_url
     assert order == ["dave", "bob"]
 
 
-class Health:
+class Health(Background):
     """Asks for the health again and again and notes how many seconds each answer takes."""
 
     def __init__(self, url: str) -> None:
+        super().__init__(self._run)
         self._url = url
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.times: list[float] = []
-
-    def __enter__(self) -> "Health":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         with httpx.Client() as client:
-            while not self._stop.wait(0.02):
+            while not self.is_over.wait(0.02):
                 started = time.perf_counter()
                 assert client.get(f"{self._url}/health", timeout=10).status_code == 200
                 self.times.append(time.perf_counter() - started)

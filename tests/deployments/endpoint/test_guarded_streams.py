@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deployments.local_cluster import free_port
-from tests.replicas import parent
+from tests.replicas import children
 from tests.waiting import wait_until
 
 SERVER = textwrap.dedent(
@@ -70,17 +70,6 @@ def rest_of(client: socket.socket) -> bytes:
         received += chunk
 
 
-def guardians(pid: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"stream_guardian" in (folder / "cmdline").read_bytes() and parent(int(folder.name)) == pid:
-                found.append(int(folder.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
 LAST = b'data: {"error":{"message":"the endpoint\'s process has ended, try again","type":"server_error","param":null'
 
 
@@ -90,7 +79,7 @@ def test_a_stream_gets_an_event_and_its_end(server: tuple[int, int], version: st
     client = opened(port, "/v1/completions", version)
     assert client.recv(10)
     time.sleep(0.2)
-    (guardian,) = guardians(pid)
+    (guardian,) = children(pid)
     os.kill(pid, signal.SIGKILL)
     rest = rest_of(client)
     assert LAST in rest
@@ -122,7 +111,7 @@ def test_a_stream_that_has_ended_and_one_whose_client_has_left_are_held_no_longe
     short, left = opened(port, "/short"), opened(port, "/")
     assert left.recv(10)
     time.sleep(0.2)
-    (guardian,) = guardians(pid)
+    (guardian,) = children(pid)
     left.close()
 
     def num_sockets() -> int:
@@ -142,7 +131,7 @@ def test_without_the_guardian_streams_go_on(server: tuple[int, int]) -> None:
     first = opened(port, "/")
     assert first.recv(10)
     time.sleep(0.2)
-    (guardian,) = guardians(pid)
+    (guardian,) = children(pid)
     os.kill(guardian, signal.SIGKILL)
     second = opened(port, "/short")
     received = b""
@@ -153,6 +142,6 @@ def test_without_the_guardian_streams_go_on(server: tuple[int, int]) -> None:
     third = opened(port, "/")  # has another guardian started
     assert third.recv(10)
     time.sleep(0.3)
-    assert len(guardians(pid)) == 1
+    assert len(children(pid)) == 1
     os.kill(pid, signal.SIGKILL)
     assert LAST in rest_of(third)
