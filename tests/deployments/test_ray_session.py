@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray._private import utils
 
-from deployments.ray_session import ray_session
+from deployments.ray_session import joined_cluster, ray_session
 from tests.signal_handlers import handled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,6 +103,15 @@ def test_a_ray_that_does_not_start_is_an_error_of_ours(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ray, "init", never)
     with pytest.raises(RuntimeError, match=r"^Ray did not start: the current node timed out$"), ray_session(1):
+        pass
+
+
+def test_no_ray_to_join_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", none)
+    with pytest.raises(RuntimeError, match=r"^no Ray runs on this node: `raylens node` starts it$"), joined_cluster():
         pass
 
 
