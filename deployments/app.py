@@ -49,23 +49,20 @@ def build_app(config: AppConfig) -> Application:
         request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
         **_scaling(config, config.preprocess, {PIXELS: config.preprocess.target_megapixels * 1e6}),
     ).bind(config)
-    if config.encoder == "inline":
-        # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
-        room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
-        encode = generate = _generate(config, room, {BATCHES: config.encode.target_batches})
-    else:
-        encode = _deployment(
+    generate = _generate(config, most_items)
+    encoders = {} if config.encoder == "separate" else {"generate": generate}
+    if config.encoder != "inline":
+        encoders["encode"] = _deployment(
             Encode,
             config,
             ray_actor_options=_process(config.encode),
             **_limited(config.encode, "encode", rendezvous_routing),
             **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
         ).bind(config)
-        generate = _generate(config, _limited(config.generate, "generate", prefix_routing), {})
     shards = [
         # Each is a deployment of its own, since an ingress has to know which one it asks.
         _deployment(SharedState, config, name=f"Shared-{number}", ray_actor_options=_small_process(config.shared)).bind(
-            config, number, preprocess, encode
+            config, number, preprocess, encoders
         )
         for number in range(config.shared.shards)
     ]
@@ -76,18 +73,25 @@ def build_app(config: AppConfig) -> Application:
         ray_actor_options=_small_process(config.ingress),
         max_ongoing_requests=_MOST_HTTP_CALLS,
         **_scaling(config, config.ingress, {REQUESTS: config.ingress.target_requests}),
-    ).bind(config, preprocess, encode, generate, *shards)
+    ).bind(config, preprocess, encoders.get("encode", generate), generate, *shards)
 
 
-def _generate(config: AppConfig, room: Mapping[str, Any], further_targets: Mapping[str, float]) -> Application:
+def _generate(config: AppConfig, most_items: int) -> Application:
     settings = config.generate
     targets = {PROMPT_TOKENS: settings.target_prompt_tokens, USAGE: settings.target_usage}
+    if config.encoder == "separate":
+        room = _limited(settings, "generate", prefix_routing)
+    else:
+        # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
+        room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
+    if config.encoder == "inline":
+        targets[BATCHES] = config.encode.target_batches
     return _deployment(
         Generate,
         config,
         ray_actor_options=_process(settings),
         **room,
-        **_scaling(config, settings, {**targets, **further_targets}),
+        **_scaling(config, settings, targets),
         **_bundles(settings),
     ).bind(config)
 

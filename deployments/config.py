@@ -279,10 +279,10 @@ class AppConfig(Settings):
         "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
-    encoder: Literal["separate", "inline"] = Field(
+    encoder: Literal["separate", "inline", "auto"] = Field(
         "separate",
-        description="where items are encoded: in a stage of their own, or in the replicas of Generate (inline), for"
-        " little traffic with pictures",
+        description="where items are encoded: in a stage of their own; in the replicas of Generate (inline), for little"
+        " traffic with pictures; or each item where requests wait the least for it (auto)",
     )
     multimodal_pipeline: PipelineConfig = PipelineConfig()
     media: MediaConfig = MediaConfig()
@@ -296,6 +296,15 @@ class AppConfig(Settings):
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()
+
+    @model_validator(mode="after")
+    def _encoders_are_alike(self) -> Self:
+        if self.encoder == "auto" and bool(self.encode.num_gpus) != bool(self.generate.num_gpus):
+            raise ValueError(
+                "encoder: auto takes the same kind of device for both stages: encode.num_gpus is"
+                f" {self.encode.num_gpus}, but generate.num_gpus {self.generate.num_gpus}"
+            )
+        return self
 
     @property
     def model_name(self) -> str:
@@ -317,10 +326,6 @@ class AppConfig(Settings):
         if self.encoder == "inline":
             return self.generate_device
         return "cuda" if self.encode.num_gpus else "cpu"
-
-    @property
-    def encoder_num_cpus(self) -> float:
-        return self.generate.num_cpus if self.encoder == "inline" else self.encode.num_cpus
 
     def part_device(self, part: VisionPartConfig) -> str:
         return self.encoder_device if part.device == "auto" else part.device

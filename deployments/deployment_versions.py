@@ -80,7 +80,7 @@ def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployme
 def version_of(name: str, config: AppConfig) -> str:
     """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits."""
     kind = name.partition("-")[0]
-    excluded: Any = (_INLINE if config.encoder == "inline" else {}).get(kind, _DOES_NOT_CONCERN[kind])
+    excluded: Any = ({} if config.encoder == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)
     return hashlib.sha256(json.dumps(concerning, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.shared.stage_calls import StageUnavailableError, num_running_replicas
+from deployments.shared.stage_calls import StageUnavailableError, has_running_replica
 from deployments.stages.stage_messages import Heartbeat, ServedModel
 
 _LOOK_SECONDS = 0.25
@@ -114,11 +114,11 @@ class StageMonitor:
         return answered is not None and now - answered > self._timeout_s
 
     def _has_replica(self, name: str) -> bool:
-        return any(num_running_replicas(handle) for handle in self._stages[name])
+        return any(has_running_replica(handle) for handle in self._stages[name])
 
     async def _watch(self, name: str, handle: DeploymentHandle[Any]) -> None:
         while True:
-            if name in self._may_rest and not num_running_replicas(handle):
+            if name in self._may_rest and not has_running_replica(handle):
                 self.saw(name)
             else:
                 # A call to a stage without replicas waits, and one to a dying replica fails: both are no sign of life.

@@ -66,13 +66,12 @@ class Ingress:
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
             away_timeout_s=config.ingress.away_timeout_s,
-            may_rest=["encode"] if config.encode.min_replicas == 0 else [],
+            # Items need no Encode that rests: it starts, or Generate encodes them.
+            may_rest=["encode"] if config.encode.min_replicas == 0 or config.encoder == "auto" else [],
         )
         self._model = ModelStatus(config.model_name, self._monitor)
         self._shards = Shards(shards)
         uploads = SharedUploads(self._shards)
-        # Whoever encodes is seen when it does.
-        homes = {"encode": "generate"} if config.encoder == "inline" else {}
         self._pipeline = Pipeline(
             config.media,
             preprocess,
@@ -80,7 +79,7 @@ class Ingress:
             SharedItems(self._shards, self._metrics.items_recomputed),
             self._metrics,
             uploads,
-            on_reply=lambda stage: self._monitor.saw(homes.get(stage, stage)),
+            on_reply=self._monitor.saw,
             chooses_by_prefix=config.generate.max_replicas > 1,
         )
         adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt

@@ -121,9 +121,10 @@ class MediaItems:
         request.trace.num_embedding_cache_hits += trace.was_encoded
         for stage, seconds in trace.stage_seconds.items():
             request.trace.add_seconds(stage, seconds)
-        for stage, name in (("preprocess", "processor"), ("encode", "encode")):
-            if name in trace.stage_seconds:
-                self._on_reply(stage)
+        if "processor" in trace.stage_seconds:
+            self._on_reply("preprocess")
+        if trace.encoded_by is not None:
+            self._on_reply(trace.encoded_by)
 
     def _check_total_bytes(self, num_bytes: int) -> None:
         if num_bytes > self._limits.max_total_bytes:

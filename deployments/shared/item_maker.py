@@ -4,6 +4,7 @@ The tensors never enter this process. What a stage returns belongs to the proces
 lies in the object store, one copy a node, and outlives the replica that made it."""
 
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import SharedConfig
 from deployments.metrics import ItemMetrics
+from deployments.shared.encoder_choice import EncoderPlace, cheapest
 from deployments.shared.in_the_making import Announce, InTheMaking
 from deployments.shared.item_states import (
     ContentMissingError,
@@ -38,12 +40,13 @@ class ItemMaker:
         self,
         config: SharedConfig,
         preprocess: DeploymentHandle[Any],
-        encode: DeploymentHandle[Any],
+        encoders: Sequence[EncoderPlace],
         calls: StageCalls,
         metrics: ItemMetrics,
     ) -> None:
+        """`encoders`: where items may be encoded."""
         self._preprocess = preprocess
-        self._encode = encode
+        self._encoders = encoders
         self._calls = calls
         self._metrics = metrics
         self.processed: ItemCache[StoredItem, PendingItem] = ItemCache(config.processor_cache_bytes // config.shards)
@@ -135,7 +138,6 @@ class ItemMaker:
     async def _encode_item(
         self, order: ItemOrder, trace: ItemTrace, processing: ItemProcessing, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
-        encode = self._encode.options(stream=True, session_id=order.mm_hash).encode
         item_id = f"{order.request_id}-{order.mm_hash}"
 
         def announce_embeddings(embeddings: ObjectRef, _: ObjectRef) -> None:
@@ -148,8 +150,14 @@ class ItemMaker:
             return ref
 
         async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
-            response = encode.remote(item_id, order.modality, tensors, time.time())
-            (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
+            encoder = cheapest(self._encoders, order.num_pixels)
+            encode = encoder.handle.options(stream=True, session_id=order.mm_hash).encode
+            with encoder.call(order.num_pixels) as encoding:
+                response = encode.remote(item_id, order.modality, tensors, time.time())
+                (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
+                assert isinstance(info, EmbeddingInfo)
+                encoding.answered(info)
+            trace.encoded_by = encoder.stage
             return embeddings, info
 
         async def process_again() -> None:

@@ -50,10 +50,11 @@ class PendingItem:
 
 @dataclass(slots=True)
 class ItemTrace:
-    """What happened for one order: the seconds that each stage took for it, and whether each cache had the item. An
-    order that joins another's work has no times."""
+    """What happened for one order: the seconds that each stage took for it, the stage that encoded it, and whether each
+    cache had the item. An order that joins another's work has no times."""
 
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    encoded_by: str | None = None
     was_processed: bool = False
     was_encoded: bool = False
 

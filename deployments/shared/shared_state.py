@@ -6,7 +6,8 @@ the first shard. An ingress keeps a connection to each shard open (`deployments.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ray import ObjectRef
@@ -16,6 +17,7 @@ from deployments.config import AppConfig
 from deployments.metrics import ItemMetrics
 from deployments.server_log import join_server_log
 from deployments.shared.codec import pack, read
+from deployments.shared.encoder_choice import EncoderPlace
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ContentMissingError, PendingItem
 from deployments.shared.ledger import Ledger
@@ -35,7 +37,13 @@ from deployments.shared.messages import (
     Result,
 )
 from deployments.shared.named_contents import NamedContents
-from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
+from deployments.shared.stage_calls import (
+    StageCalls,
+    StageError,
+    StageFailedError,
+    has_running_replica,
+    route_on_this_loop,
+)
 from deployments.shared.uploads import Upload, Uploads
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.object_contents import received, sent
@@ -52,13 +60,21 @@ class SharedState:
     """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
 
     def __init__(
-        self, config: AppConfig, number: int, preprocess: DeploymentHandle[Any], encode: DeploymentHandle[Any]
+        self,
+        config: AppConfig,
+        number: int,
+        preprocess: DeploymentHandle[Any],
+        encoders: Mapping[str, DeploymentHandle[Any]],
     ) -> None:
+        """`encoders`: the stages that encode items, by their names. The first one of equals is taken."""
         join_server_log("shared")
-        route_on_this_loop(preprocess, encode)
+        route_on_this_loop(preprocess, *encoders.values())
+        places = [
+            EncoderPlace(stage, handle, partial(has_running_replica, handle)) for stage, handle in encoders.items()
+        ]
         self._metrics = ItemMetrics()
         calls = StageCalls(self._metrics.items_recomputed)
-        self.maker = ItemMaker(config.shared, preprocess, encode, calls, self._metrics)
+        self.maker = ItemMaker(config.shared, preprocess, places, calls, self._metrics)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
         self.ledger = Ledger()
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)

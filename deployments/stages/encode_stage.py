@@ -1,4 +1,5 @@
-"""The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is inline."""
+"""The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is not
+separate."""
 
 import logging
 import time
@@ -38,10 +39,11 @@ PROFILED_IMAGE = (448, 448)
 class Encode:
     """Batches waiting items through the vision half."""
 
-    def __init__(self, config: AppConfig) -> None:
-        if config.encoder != "inline":
+    def __init__(self, config: AppConfig, *, in_generate: bool = False) -> None:
+        """`in_generate`: whether this is part of a replica of Generate."""
+        if not in_generate:
             join_server_log("encode")
-        set_up_torch(config.encoder_num_cpus)
+            set_up_torch(config.encode.num_cpus)
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig
@@ -38,7 +38,7 @@ USAGE = "usage"
 
 class Generate:
     """Stitches embeddings into the prompt and decodes. The replica is rank 0 where the model is divided among several
-    ranks. Where `encoder` is inline, the replica encodes, too, on a thread of its own."""
+    ranks. Where `encoder` is not separate, the replica encodes, too, on a thread of its own."""
 
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
@@ -50,7 +50,7 @@ class Generate:
         set_up_torch(settings.num_cpus)
         # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
         # may take as much memory as its activations.
-        self._encoder = Encode(config) if config.encoder == "inline" else None
+        self._encoder = None if config.encoder == "separate" else Encode(config, in_generate=True)
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from llm.engine import LLMEngine
 
@@ -165,10 +165,12 @@ class Generate:
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """See `Encode.encode`. Only for an inline `encoder`."""
+        """See `Encode.encode`. Not for a separate `encoder`."""
         assert self._encoder is not None
         async with aclosing(self._encoder.encode(request_id, modality, item, sent_at)) as objects:
             async for one in objects:
+                if isinstance(one, EmbeddingInfo):
+                    one = replace(one, num_decoding=self._engine.stats.num_running)
                 yield one
 
     async def heartbeat(self) -> Heartbeat:

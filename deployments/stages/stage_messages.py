@@ -61,12 +61,14 @@ class UnrenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """What is known of an item's embeddings besides the tensor. Times in seconds."""
+    """What is known of an item's embeddings besides the tensor. Times in seconds. `num_decoding`: the answers that the
+    same replica was decoding, which waited meanwhile."""
 
     num_bytes: int
     transfer_seconds: float
     queue_seconds: float
     encode_seconds: float
+    num_decoding: int = 0
 
 
 @dataclass(frozen=True, slots=True)

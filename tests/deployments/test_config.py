@@ -119,6 +119,15 @@ def test_an_inline_encoder_is_where_the_language_model_is() -> None:
     assert config.num_reserved_cpus == AppConfig().num_reserved_cpus - AppConfig().encode.num_cpus
 
 
+def test_an_item_s_embeddings_do_not_depend_on_where_it_is_encoded() -> None:
+    alike = {"encoder": "auto", "encode": {"num_gpus": 0.2}, "generate": {"num_gpus": 1}}
+    assert AppConfig.model_validate(alike).encoder_device == "cuda"
+    with pytest.raises(
+        ValueError, match=r"same kind of device .* encode\.num_gpus is 0\.0, but generate\.num_gpus 1\.0"
+    ):
+        AppConfig.model_validate(alike | {"encode": {}})
+
+
 def test_every_rank_reserves_its_cpus() -> None:
     one, two = (AppConfig.model_validate({"generate": {"tensor_parallel_size": n, "num_cpus": 1.5}}) for n in (1, 2))
     assert two.num_reserved_cpus - one.num_reserved_cpus == 1.5

@@ -59,11 +59,16 @@ def test_a_setting_restarts_whom_it_concerns(change: dict[str, Any], names: set[
     assert restarted(change) == names
 
 
-def test_an_inline_encoder_s_settings_concern_generate() -> None:
+@pytest.mark.parametrize("encoder", ["inline", "auto"])
+def test_the_encoder_s_settings_concern_generate_where_it_encodes(encoder: str) -> None:
+    before = versions({"encoder": encoder})
+    after = versions({"encoder": encoder, "encode": {"activation_bytes": 2**20}})
+    assert before["Generate"] != after["Generate"]
+
+
+def test_an_inline_encoder_is_on_generate_s_device() -> None:
     inline = {"encoder": "inline"}
     before = versions(inline)
-    after = versions(inline | {"encode": {"activation_bytes": 2**20}})
-    assert before["Generate"] != after["Generate"]
     on_gpu = versions(inline | {"generate": {"num_gpus": 1}})
     assert before["Preprocess"] != on_gpu["Preprocess"], "its dtype is that of the encoder's device"
 
@@ -71,8 +76,9 @@ def test_an_inline_encoder_s_settings_concern_generate() -> None:
 def applications(application: Application) -> Iterator[Application]:
     yield application
     for argument in application._bound_deployment.init_args:
-        if isinstance(argument, Application):
-            yield from applications(argument)
+        for one in argument.values() if isinstance(argument, dict) else [argument]:
+            if isinstance(one, Application):
+                yield from applications(one)
 
 
 def test_ray_serve_is_sent_the_deployments_own_versions() -> None:

@@ -15,6 +15,7 @@ from deployments.config import MediaConfig, SharedConfig
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.shared.encoder_choice import EncoderPlace
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.stage_calls import StageCalls
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
@@ -232,7 +233,8 @@ class StandInStages:
         metrics: Any = SimpleNamespace(mm_items=ignore, object_store_transfer_bytes=ignore, items_recomputed=again)
         uploads: Any = None
         preprocess = handle(process_item=self._process, render=self._render)
-        maker = ItemMaker(SharedConfig(), preprocess, handle(encode=self._encode), StageCalls(again), metrics)
+        encoders = [EncoderPlace("encode", handle(encode=self._encode), lambda: True)]
+        maker = ItemMaker(SharedConfig(), preprocess, encoders, StageCalls(again), metrics)
         return Pipeline(
             MediaConfig(),
             preprocess,
