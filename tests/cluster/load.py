@@ -1,4 +1,6 @@
-"""Clients that ask about pictures, seen and new, for a while; run on a host as `python load.py DOOR SECONDS FOLDER`.
+"""Clients that ask about pictures, seen and new, for a while.
+
+Run on a host as `python -m tests.cluster.load DOOR SECONDS FOLDER`.
 
 The last line of the output is a JSON object: how many answers were right, and what became of the others."""
 
@@ -24,11 +26,16 @@ def made_new(picture: bytes, name: str) -> bytes:
     return picture[:33] + struct.pack(">I", len(content)) + b"tEXt" + content + check + picture[33:]
 
 
-def ask(door: str, pictures: list[bytes], question: str) -> str:
+def question(pictures: list[bytes], text: str) -> dict[str, Any]:
+    """The body of a request."""
     urls = [f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
     content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    content.append({"type": "text", "text": question})
-    body = {"model": "shapes", "messages": [{"role": "user", "content": content}], "temperature": 0}
+    content.append({"type": "text", "text": text})
+    return {"model": "shapes", "messages": [{"role": "user", "content": content}], "temperature": 0}
+
+
+def ask(door: str, pictures: list[bytes], text: str) -> str:
+    body = question(pictures, text)
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{door}/v1/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:

@@ -127,6 +127,7 @@ def cluster_file(head: Host, worker: Host) -> dict[str, Any]:
     return cluster
 
 
+INGRESSES = "pgrep -f '^ray::ServeReplica:raylens:Ingress'"
 ON_HEAD, ON_WORKER = "cpu_node", "encode_node"
 """The resources that clusters/local.yaml gives to these two."""
 CROSSING = {"preprocess": ON_WORKER, "encode": ON_HEAD, "generate": ON_WORKER}
@@ -198,6 +199,26 @@ def test_what_one_door_has_seen_the_other_knows(cluster: Cluster) -> None:
         assert found["stage_timings"]["embedding_cache_hits"] == 1
 
 
+def test_equal_pictures_at_both_doors_are_encoded_once_and_a_dead_ingress_takes_only_its_own_streams(
+    cluster: Cluster,
+) -> None:
+    control = cluster.control
+    command = f"cd raylens; python -m tests.cluster.doors {' '.join(cluster.doors)} checkpoints/pictures"
+    with subprocess.Popen(control.inside(command), stdout=subprocess.PIPE, text=True) as clients:
+        assert clients.stdout is not None
+        assert clients.stdout.readline() == "begun\n"
+        holder = next(host for host in (cluster.worker, cluster.head) if host.run(f"{INGRESSES} || true").strip())
+        holder.run(f"kill -9 $({INGRESSES} | head -1)")
+        output, _ = clients.communicate(timeout=100)
+    result = json.loads(output.splitlines()[-1])
+    assert (result["wrong"], result["num_encoded"]) == ([], 1)
+    assert set(result["ends"]) == {"whole", "the endpoint's process has ended, try again"}, result["ends"]
+    for door in cluster.doors:
+        until(lambda door=door: cluster.get(door, "/health") == 200, 60, cluster.logs)  # type: ignore[misc]
+        found = cluster.ask(door, PICTURES / "one.png", "How many shapes are there?")
+        assert found["stage_timings"]["embedding_cache_hits"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> None:
@@ -205,8 +226,7 @@ def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> No
     cluster.deploy(serve_file(WITHOUT_HEAD), "--host", "0.0.0.0")
     until(cluster.is_ready, 60, cluster.logs)
     control, head = cluster.control, cluster.head
-    shutil.copy(ROOT / "tests" / "cluster" / "load.py", control.home)
-    command = f"python load.py {cluster.doors[1]} 40 raylens/checkpoints/pictures"
+    command = f"cd raylens; python -m tests.cluster.load {cluster.doors[1]} 40 checkpoints/pictures"
     with subprocess.Popen(control.inside(command), stdout=subprocess.PIPE, text=True) as load:
         time.sleep(5)
         head.power_off()
@@ -299,8 +319,7 @@ def test_a_node_that_is_drained_moves_its_replicas_and_loses_no_request(cluster:
     (container,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
     *_, hook = container["lifecycle"]["preStop"]["exec"]["command"]
     (cluster.worker.home / "hook.sh").write_text(hook)
-    shutil.copy(ROOT / "tests" / "cluster" / "load.py", cluster.control.home)
-    command = f"python load.py {cluster.doors[0]} 60 raylens/checkpoints/pictures"
+    command = f"cd raylens; python -m tests.cluster.load {cluster.doors[0]} 60 checkpoints/pictures"
     with subprocess.Popen(cluster.control.inside(command), stdout=subprocess.PIPE, text=True) as load:
         time.sleep(5)
         cluster.worker.run("bash hook.sh", timeout=200)

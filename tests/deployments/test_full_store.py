@@ -1,0 +1,69 @@
+"""The object store is full: Ray writes what is not in use to disk, and requests are answered as before."""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from openai import OpenAI
+
+from benchmarks.server_process import running_tree, tree_of
+from deployments.local_cluster import APP_NAME
+from tests.pictures import user_message
+from tests.slow_encoder import large_picture, make_slow_checkpoint
+
+ROOT = Path(__file__).parents[2]
+SIDE = 700  # pixels; as tensors such a picture has 12 MB
+NUM_PICTURES = 12
+STORE_BYTES = 80 * 2**20
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[OpenAI, int]]:
+    """A client of a server of its own, and the server's process."""
+    args = {"model": make_slow_checkpoint(tmp_path, SIDE), "served_model_name": "small"}
+    application = {"name": APP_NAME, "import_path": "deployments.app:build_app", "args": args}
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE_BYTES)}
+    with mock.patch.dict("os.environ", small), running_tree(ROOT, file) as (url, process):
+        yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), process.pid
+
+
+def answers(client: OpenAI, numbers: Sequence[int], *, at_once: int, tail: bytes = b"") -> list[str]:
+    """Asks of each picture. With another `tail` it is another file, and made anew."""
+
+    def ask(number: int) -> Any:
+        return client.chat.completions.create(
+            model="small",
+            messages=[user_message("What?", large_picture(number, SIDE) + tail)],
+            temperature=0,
+            max_tokens=4,
+            extra_body={"ignore_eos": True},
+        )
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return [one.choices[0].message.content for one in threads.map(ask, numbers)]
+
+
+def test_a_full_store_costs_no_answer(server: tuple[OpenAI, int]) -> None:
+    client, pid = server
+    pictures = range(NUM_PICTURES)
+    one_by_one = answers(client, pictures, at_once=1)
+    assert len(set(one_by_one)) > NUM_PICTURES // 2
+    assert answers(client, pictures, at_once=NUM_PICTURES, tail=b"another") == one_by_one
+    assert spilled_bytes(pid) > STORE_BYTES
+    assert answers(client, pictures, at_once=4) == one_by_one, "from what was written to disk"
+
+
+def spilled_bytes(pid: int) -> int:
+    """What the Ray of this server has written to disk."""
+    commands = [Path(f"/proc/{one}/cmdline").read_text() for one in tree_of(pid)]
+    (session,) = {found.group(1) for one in commands if (found := re.search(r"--session[-_]dir=([^\0]+)", one))}
+    time.sleep(1)
+    return sum(file.stat().st_size for file in Path(session).glob("ray_spilled_objects*/**/*") if file.is_file())
