@@ -4,11 +4,11 @@ The tensors never enter this process. What a stage returns belongs to the proces
 lies in the object store, one copy a node, and outlives the replica that made it."""
 
 import time
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
 from ray import ObjectRef
-from ray.serve.handle import DeploymentHandle
 
 from deployments.config import SharedConfig
 from deployments.metrics import ItemMetrics
@@ -22,7 +22,8 @@ from deployments.shared.item_states import (
     PendingItem,
     StoredItem,
 )
-from deployments.shared.stage_calls import StageCalls, objects_of, with_pending
+from deployments.shared.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
 from preprocess.cache import ItemCache
 from preprocess.schema import ItemInfo
@@ -32,18 +33,17 @@ ItemProcessing = InTheMaking[PendingItem, StoredItem]
 
 class ItemMaker:
     """One shard of the items: both caches, and the calls that fill them. Equal items that are ordered together are made
-    once."""
+    once. All models share the caches; each has stages of its own."""
 
     def __init__(
         self,
         config: SharedConfig,
-        preprocess: DeploymentHandle[Any],
-        encode: DeploymentHandle[Any],
+        stages: Mapping[str, StageHandles],
         calls: StageCalls,
         metrics: ItemMetrics,
     ) -> None:
-        self._preprocess = preprocess
-        self._encode = encode
+        """`stages`: those of each model, by the `model` of its items' orders."""
+        self._stages = stages
         self._calls = calls
         self._metrics = metrics
         self.processed: ItemCache[StoredItem, PendingItem] = ItemCache(config.processor_cache_bytes // config.shards)
@@ -86,6 +86,13 @@ class ItemMaker:
             else:
                 return MadeItem(stored, trace)
 
+    def _stages_for(self, order: ItemOrder, stage: str) -> StageHandles:
+        """Returns the stages that make the item. Raises StageUnavailableError for a model that this shard has not heard
+        of, which an update brings or takes away."""
+        if order.model not in self._stages:
+            raise StageUnavailableError(stage, f"the {stage} stage is not available")
+        return self._stages[order.model]
+
     def forget(self, mm_hash: str, lost: ObjectRef) -> None:
         """Drops an item from both caches, because the node that held its embeddings `lost` is gone. If it has been made
         anew since, it stays."""
@@ -116,7 +123,8 @@ class ItemMaker:
             order.is_precomputed,
         )
         # The same item goes to the same replica, because that node has what the item needs.
-        process_item = self._preprocess.options(stream=True, session_id=order.mm_hash).process_item
+        preprocess = self._stages_for(order, "preprocess").preprocess
+        process_item = preprocess.options(stream=True, session_id=order.mm_hash).process_item
 
         async def call() -> tuple[ObjectRef, Any]:
             (tensors, _), info = await objects_of(
@@ -135,7 +143,7 @@ class ItemMaker:
     async def _encode_item(
         self, order: ItemOrder, trace: ItemTrace, processing: ItemProcessing, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
-        encode = self._encode.options(stream=True, session_id=order.mm_hash).encode
+        encode = self._stages_for(order, "encode").encode.options(stream=True, session_id=order.mm_hash).encode
         item_id = f"{order.request_id}-{order.mm_hash}"
 
         def announce_embeddings(embeddings: ObjectRef, _: ObjectRef) -> None:

@@ -6,11 +6,10 @@ the first shard. An ingress keeps a connection to each shard open (`deployments.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ray import ObjectRef
-from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
 from deployments.metrics import ItemMetrics
@@ -40,6 +39,7 @@ from deployments.shared.uploads import Upload, Uploads
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.object_contents import received, sent
 from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import Heartbeat
 from preprocess.schema import InvalidRequestError
 
@@ -51,14 +51,14 @@ _REPORT_SECONDS = 1.0
 class SharedState:
     """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
 
-    def __init__(
-        self, config: AppConfig, number: int, preprocess: DeploymentHandle[Any], encode: DeploymentHandle[Any]
-    ) -> None:
+    def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
+        """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
         join_server_log("shared")
-        route_on_this_loop(preprocess, encode)
+        for own in stages.values():
+            route_on_this_loop(own.preprocess, own.encode)
         self._metrics = ItemMetrics()
         calls = StageCalls(self._metrics.items_recomputed)
-        self.maker = ItemMaker(config.shared, preprocess, encode, calls, self._metrics)
+        self.maker = ItemMaker(config.shared, stages, calls, self._metrics)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
         self.ledger = Ledger()
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)

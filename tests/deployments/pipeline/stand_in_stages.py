@@ -19,6 +19,7 @@ from deployments.shared.item_maker import ItemMaker
 from deployments.shared.stage_calls import StageCalls
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
@@ -232,11 +233,13 @@ class StandInStages:
         metrics: Any = SimpleNamespace(mm_items=ignore, object_store_transfer_bytes=ignore, items_recomputed=again)
         uploads: Any = None
         preprocess = handle(process_item=self._process, render=self._render)
-        maker = ItemMaker(SharedConfig(), preprocess, handle(encode=self._encode), StageCalls(again), metrics)
+        generate = handle(generate=self._generate)
+        stages = {"": StageHandles(preprocess, handle(encode=self._encode), generate)}
+        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), metrics)
         return Pipeline(
             MediaConfig(),
             preprocess,
-            handle(generate=self._generate),
+            generate,
             LocalItems(maker),
             metrics,
             uploads,
