@@ -1,5 +1,6 @@
 """The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
 
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
@@ -22,6 +23,9 @@ Resources = Annotated[
         description="custom resources of Ray reserved per replica, by which a stage finds its nodes, e.g. {cpu_node: 1}"
     ),
 ]
+
+_MOST_SUFFIX_CHARS = 100
+"""A replica's log file has the name of its deployment, and file systems have names of 255 bytes at most."""
 
 ModelSource = Annotated[str, Field(description="folder or hub id of the checkpoint")]
 
@@ -378,10 +382,9 @@ class AppConfig(ModelConfig):
         """Returns for each model what its stages are built with, by what the names of its deployments end with. That is
         nothing for the first one, so that its stages are called Generate and so on, and `-NAME` for a further one.
 
-        Ray Serve allows no `#` in names, and its log files no `/`. Such characters become %23 and the like, so two
-        models never have one suffix."""
-        further = {f"-{quote(model.model_name, safe='')}": self.of(model) for model in self.further_models}
-        return {"": self.of(self), **further}
+        Ray Serve allows no `#` in names, and its log files no `/`. Such characters become %23 and the like, and long
+        names end in a hash, so two models never have one suffix."""
+        return {"": self.of(self), **{_suffix(model.model_name): self.of(model) for model in self.further_models}}
 
     @property
     def num_reserved_cpus(self) -> float:
@@ -391,3 +394,10 @@ class AppConfig(ModelConfig):
             + self.shared.shards * self.shared.num_cpus
             + sum(model.num_stage_cpus for model in self.models)
         )
+
+
+def _suffix(name: str) -> str:
+    quoted = quote(name, safe="")
+    if len(quoted) > _MOST_SUFFIX_CHARS:
+        quoted = f"{quoted[:_MOST_SUFFIX_CHARS]}+{sha256(name.encode()).hexdigest()[:16]}"  # no quoted name has a +
+    return f"-{quoted}"

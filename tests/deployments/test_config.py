@@ -162,12 +162,12 @@ def test_a_further_model_has_settings_of_its_own_and_those_of_the_endpoint() -> 
 
 
 def test_the_stages_of_different_models_never_have_one_name() -> None:
-    names = ["a", "A", "a/b", "a%2Fb", "a-b", "a b", "a#b", "ä", "..", "-", "0"]
+    names = ["a", "A", "a/b", "a%2Fb", "a-b", "a b", "a#b", "ä", "..", "-", "0", "x" * 300, "x" * 301, "ä" * 90]
     further = [{"model": "m", "served_model_name": name} for name in names]
     suffixes = list(AppConfig.model_validate({"model": "x", "further_models": further}).by_suffix())
     assert len(set(suffixes)) == len(names) + 1
     assert suffixes[:4] == ["", "-a", "-A", "-a%2Fb"]
-    assert all(re.fullmatch(r"-[\w.~%-]+", suffix, re.ASCII) for suffix in suffixes[1:])
+    assert all(re.fullmatch(r"-[\w.~%+-]{1,120}", suffix, re.ASCII) for suffix in suffixes[1:])
 
 
 def test_every_rank_reserves_its_cpus() -> None:
