@@ -148,13 +148,12 @@ def test_every_route_reaches_either_model(client: OpenAI, app_url: str) -> None:
     assert all(one != two for one, two in zip(*found, strict=True))
 
 
-def test_a_request_that_names_no_model_is_for_the_first(app_url: str) -> None:
-    fields = {"prompt": "Hello", "temperature": 0, "max_tokens": 8}
-    unnamed, named = (
-        httpx.post(f"{app_url}/v1/completions", json={**fields, **model}).json()["choices"]
-        for model in ({}, {"model": "shapes"})
+def test_where_a_request_need_not_name_its_model_the_first_one_is_meant(app_url: str) -> None:
+    unnamed, first, second = (
+        httpx.post(f"{app_url}/tokenize", json={"prompt": "Hello there", **model}).json()
+        for model in ({}, {"model": "shapes"}, {"model": SECOND})
     )
-    assert unnamed == named
+    assert unnamed == first != second
 
 
 def test_health_tells_of_the_stages_of_both(app_url: str) -> None:
