@@ -86,13 +86,6 @@ class ItemMaker:
             else:
                 return MadeItem(stored, trace)
 
-    def _stages_for(self, order: ItemOrder, stage: str) -> StageHandles:
-        """Returns the stages that make the item. Raises StageUnavailableError for a model that this shard has not heard
-        of, which an update brings or takes away."""
-        if order.model not in self._stages:
-            raise StageUnavailableError(stage, f"the {stage} stage is not available")
-        return self._stages[order.model]
-
     def forget(self, mm_hash: str, lost: ObjectRef) -> None:
         """Drops an item from both caches, because the node that held its embeddings `lost` is gone. If it has been made
         anew since, it stays."""
@@ -100,6 +93,13 @@ class ItemMaker:
         if entry is None or entry.ref == lost:
             self.embeddings.discard(mm_hash)
             self.processed.discard(mm_hash)
+
+    def _stages_for(self, order: ItemOrder, stage: str) -> StageHandles:
+        """Returns the stages that make the item. Raises StageUnavailableError for a model that this shard has not heard
+        of, which an update brings or takes away."""
+        if order.model not in self._stages:
+            raise StageUnavailableError(stage, f"the {stage} stage is not available")
+        return self._stages[order.model]
 
     async def _processed(
         self, order: ItemOrder, trace: ItemTrace, on_pending: Announce[PendingItem] = lambda pending: None
