@@ -25,6 +25,7 @@ from deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
 from deployments.stages.prefix_router import prefix_routing
 from deployments.stages.preprocess_stage import PIXELS, Preprocess
 from deployments.stages.rendezvous_router import rendezvous_routing
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.work_scaling import scaling
 from deployments.start_worker import FORKED
 from deployments.worker_template import NUM_THREADS
@@ -39,30 +40,11 @@ admission what they ask for."""
 def build_app(config: AppConfig) -> Application:
     """Builds the application of `config`, ready for `serve.run`. `serve.yaml` names this function as its import
     path."""
-    most_items = config.admission.total.requests * (1 + config.media.limits.max_items)
-    preprocess = _deployment(
-        Preprocess,
-        config,
-        ray_actor_options=_process(config.preprocess),
-        # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
-        max_ongoing_requests=most_items,
-        request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
-        **_scaling(config, config.preprocess, {PIXELS: config.preprocess.target_megapixels * 1e6}),
-    ).bind(config)
-    generate = _generate(config, most_items)
-    encoders = {} if config.encoder == "separate" else {"generate": generate}
-    if config.encoder != "inline":
-        encoders["encode"] = _deployment(
-            Encode,
-            config,
-            ray_actor_options=_process(config.encode),
-            **_limited(config.encode, "encode", rendezvous_routing),
-            **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
-        ).bind(config)
+    stages = {suffix: _stages(own, suffix) for suffix, own in config.by_suffix().items()}
     shards = [
         # Each is a deployment of its own, since an ingress has to know which one it asks.
         _deployment(SharedState, config, name=f"Shared-{number}", ray_actor_options=_small_process(config.shared)).bind(
-            config, number, preprocess, encoders
+            config, number, stages
         )
         for number in range(config.shared.shards)
     ]
@@ -73,10 +55,37 @@ def build_app(config: AppConfig) -> Application:
         ray_actor_options=_small_process(config.ingress),
         max_ongoing_requests=_MOST_HTTP_CALLS,
         **_scaling(config, config.ingress, {REQUESTS: config.ingress.target_requests}),
-    ).bind(config, preprocess, encoders.get("encode", generate), generate, *shards)
+    ).bind(config, stages, *shards)
 
 
-def _generate(config: AppConfig, most_items: int) -> Application:
+def _stages(config: AppConfig, suffix: str) -> StageHandles:
+    """Returns the stages of one model. `suffix`: what their names end with, see `AppConfig.by_suffix`."""
+    most_items = config.admission.total.requests * (1 + config.media.limits.max_items)
+    preprocess: Any = _deployment(
+        Preprocess,
+        config,
+        name=f"Preprocess{suffix}",
+        ray_actor_options=_process(config.preprocess),
+        # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
+        max_ongoing_requests=most_items,
+        request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
+        **_scaling(config, config.preprocess, {PIXELS: config.preprocess.target_megapixels * 1e6}),
+    ).bind(config)
+    generate: Any = _generate(config, suffix, most_items)
+    encoders: dict[str, Any] = {} if config.encoder == "separate" else {"generate": generate}
+    if config.encoder != "inline":
+        encoders["encode"] = _deployment(
+            Encode,
+            config,
+            name=f"Encode{suffix}",
+            ray_actor_options=_process(config.encode),
+            **_limited(config.encode, "encode", rendezvous_routing),
+            **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
+        ).bind(config)
+    return StageHandles(preprocess, generate, encoders)
+
+
+def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
     settings = config.generate
     targets = {PROMPT_TOKENS: settings.target_prompt_tokens, USAGE: settings.target_usage}
     if config.encoder == "separate":
@@ -89,6 +98,7 @@ def _generate(config: AppConfig, most_items: int) -> Application:
     return _deployment(
         Generate,
         config,
+        name=f"Generate{suffix}",
         ray_actor_options=_process(settings),
         **room,
         **_scaling(config, settings, targets),
@@ -96,11 +106,11 @@ def _generate(config: AppConfig, most_items: int) -> Application:
     ).bind(config)
 
 
-def _deployment(replica: type[Any], config: AppConfig, *, name: str | None = None, **options: Any) -> serve.Deployment:
+def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: Any) -> serve.Deployment:
     """Returns a deployment with its version, and with how Ray Serve watches, replaces and stops its replicas."""
     deployment = serve.deployment(
         replica,
-        name=name or replica.__name__,
+        name=name,
         health_check_period_s=1.0,  # its default takes 10 s to notice a dead replica
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.updates.drain_seconds,

@@ -30,6 +30,7 @@ behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
   raylens serve                                     the bundled model, which knows coloured shapes only
   raylens serve ~/models/llava-1.5-7b-hf            a folder in Hugging Face format
   raylens serve llava-hf/llava-1.5-7b-hf            a hub id
+  raylens serve ~/models/a ~/models/b               two models behind one endpoint
   raylens serve --config serve.yaml                 every setting, each explained in that file
 
 Standard output says how the start goes; standard error has a line for each request, and why one failed.
@@ -127,10 +128,15 @@ def _stop_on_signals() -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     flags = {setting: getattr(args, name) for name, setting in _SETTINGS.items() if getattr(args, name) is not None}
-    if args.folder is not None:
+    if args.models:
         if args.model is not None:
-            raise ConfigError(f"the model is named twice: {args.folder} and --model {args.model}")
-        flags["model"] = args.folder
+            raise ConfigError(f"the model is named twice: {args.models[0]} and --model {args.model}")
+        if flags and len(args.models) > 1:
+            flag = next(name for name in _SETTINGS if getattr(args, name) is not None).replace("_", "-")
+            raise ConfigError(f"--{flag} concerns one model: settings of several go into a file (--config)")
+        flags["model"], *further = args.models
+        if further:
+            flags["further_models"] = [{"model": model} for model in further]
     config = load_config(args.config, flags)
     if args.api_key:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
@@ -141,7 +147,9 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     os.environ[server_log.LEVEL_VARIABLE] = args.log_level
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
-        print(f"\n{config.model_name} is ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
+        names = " and ".join(model.model_name for model in config.models)
+        are = "is" if len(config.models) == 1 else "are"
+        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
         print("Try:\n")
         key = args.api_key[0] if args.api_key else None
         print(_curl_line(url, config.model_name, key), flush=True)
@@ -237,8 +245,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add: Any = serve.add_argument
-    add("folder", nargs="?", metavar="MODEL", help="folder or hub id of the model (default: the bundled model)")
-    add("--model", help="the same")
+    add(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="folder or hub id of the model (default: the bundled model), or of several behind one endpoint",
+    )
+    add("--model", help="the same for one")
     add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags go before what it says")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")

@@ -1,6 +1,8 @@
 """The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
 
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +23,11 @@ Resources = Annotated[
         description="custom resources of Ray reserved per replica, by which a stage finds its nodes, e.g. {cpu_node: 1}"
     ),
 ]
+
+_MOST_SUFFIX_CHARS = 100
+"""A replica's log file has the name of its deployment, and file systems have names of 255 bytes at most."""
+
+ModelSource = Annotated[str, Field(description="folder or hub id of the checkpoint")]
 
 
 class MediaConfig(Settings):
@@ -269,10 +276,10 @@ class ScalingConfig(Settings):
     )
 
 
-class AppConfig(Settings):
-    """One model behind one endpoint."""
+class ModelConfig(Settings):
+    """One model and its stages."""
 
-    model: str = Field("checkpoints/shapes", description="folder or hub id of the checkpoint")
+    model: ModelSource
     revision: str | None = Field(None, description="revision of a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
     dtype: Literal["auto", DtypeName] = Field(
@@ -285,14 +292,6 @@ class AppConfig(Settings):
         " traffic with pictures; or each item where requests wait the least for it (auto)",
     )
     multimodal_pipeline: PipelineConfig = PipelineConfig()
-    media: MediaConfig = MediaConfig()
-    auth: AuthConfig = AuthConfig()
-    admission: AdmissionConfig = AdmissionConfig()
-    uploads: UploadConfig = UploadConfig()
-    updates: UpdateConfig = UpdateConfig()
-    scaling: ScalingConfig = ScalingConfig()
-    ingress: IngressConfig = IngressConfig()
-    shared: SharedConfig = SharedConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()
@@ -340,13 +339,70 @@ class AppConfig(Settings):
         return 32 if self.part_dtype_name(part) == "float32" else 16
 
     @property
-    def num_reserved_cpus(self) -> float:
-        """Returns the CPUs that all replicas reserve together when every stage is scaled up."""
+    def num_stage_cpus(self) -> float:
+        """Returns the CPUs that the replicas of the model's stages reserve together when each stage is scaled up."""
         encode = 0.0 if self.encoder == "inline" else self.encode.max_replicas * self.encode.num_cpus
         return (
-            self.ingress.max_replicas * self.ingress.num_cpus
-            + self.shared.shards * self.shared.num_cpus
-            + self.preprocess.max_replicas * self.preprocess.num_cpus
+            self.preprocess.max_replicas * self.preprocess.num_cpus
             + encode
             + self.generate.max_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus
         )
+
+
+class AppConfig(ModelConfig):
+    """One endpoint, its model, and further models behind it."""
+
+    model: ModelSource = "checkpoints/shapes"
+    further_models: tuple[ModelConfig, ...] = Field(
+        (), description="models behind the same endpoint, each with stages of its own"
+    )
+    media: MediaConfig = MediaConfig()
+    auth: AuthConfig = AuthConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    uploads: UploadConfig = UploadConfig()
+    updates: UpdateConfig = UpdateConfig()
+    scaling: ScalingConfig = ScalingConfig()
+    ingress: IngressConfig = IngressConfig()
+    shared: SharedConfig = SharedConfig()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [model.model_name for model in self.models]
+        if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
+            raise ValueError(f"two models have the name {doubled[0]!r}: give one another served_model_name")
+        return self
+
+    @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """Returns all models. The first one answers requests that name none."""
+        return self, *self.further_models
+
+    def of(self, model: ModelConfig) -> "AppConfig":
+        """Returns what the stages of `model` are built with: its own settings and those of the endpoint, as if it were
+        the only model."""
+        own = {name: getattr(model, name) for name in ModelConfig.model_fields}
+        return self.model_copy(update={**own, "further_models": ()})
+
+    def by_suffix(self) -> "dict[str, AppConfig]":
+        """Returns for each model what its stages are built with, by what the names of its deployments end with. That is
+        nothing for the first one, so that its stages are called Generate and so on, and `-NAME` for a further one.
+
+        Ray Serve allows no `#` in names, and its log files no `/`. Such characters become %23 and the like, and long
+        names end in a hash, so two models never have one suffix."""
+        return {"": self.of(self), **{_suffix(model.model_name): self.of(model) for model in self.further_models}}
+
+    @property
+    def num_reserved_cpus(self) -> float:
+        """Returns the CPUs that all replicas reserve together when every stage is scaled up."""
+        return (
+            self.ingress.max_replicas * self.ingress.num_cpus
+            + self.shared.shards * self.shared.num_cpus
+            + sum(model.num_stage_cpus for model in self.models)
+        )
+
+
+def _suffix(name: str) -> str:
+    quoted = quote(name, safe="")
+    if len(quoted) > _MOST_SUFFIX_CHARS:
+        quoted = f"{quoted[:_MOST_SUFFIX_CHARS]}+{sha256(name.encode()).hexdigest()[:16]}"  # no quoted name has a +
+    return f"-{quoted}"

@@ -4,16 +4,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
+from deployments.config import AppConfig, ModelConfig
 from deployments.endpoint.api_keys import ApiKeysError, read_keys
 from modeling.families import FAMILIES, SERVED_FAMILIES
 from pipelines.registry import installed_pipelines
+
+ModelT = TypeVar("ModelT", bound=ModelConfig)
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
 
@@ -42,13 +44,30 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
     except ValidationError as error:
         problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
-    config = _with_pipelines(_with_local_root(_with_keys(config)))
+    config = _checked(_with_local_root(_with_keys(config)))
+    if not config.further_models:
+        return config
+    further = []
+    for number, model in enumerate(config.further_models):
+        try:
+            further.append(_checked(model))
+        except ConfigError as error:
+            if "further_models" in flags:
+                raise
+            place = _place(("further_models", number), lines)
+            raise ConfigError(f"{path}: {place}.{str(error).removeprefix('--')}") from error
+    return config.model_copy(update={"further_models": tuple(further)})
+
+
+def _checked(config: ModelT) -> ModelT:
+    """Refuses a model that cannot be served. Makes its paths absolute: replicas do not start where the command line was
+    typed."""
+    config = _with_pipelines(config)
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config)
         return config
     _check_family(f"--model {folder}", folder / "config.json", has_pipeline=config.multimodal_pipeline.name is not None)
-    # Replicas do not start where the command line was typed.
     return config.model_copy(update={"model": str(folder.resolve())})
 
 
@@ -79,8 +98,13 @@ def _problem(location: Sequence[int | str], message: str, flags: Mapping[str, An
     field = ".".join(map(str, location))
     if field in flags:
         return f"--{field.rpartition('.')[2].replace('_', '-')}: {message}"
-    line = lines.of(("applications", 0, "args", *location))
-    return f"{field}: {message}" if line is None else f"line {line}: {field}: {message}"
+    return ": ".join(filter(None, [_place(location, lines), message]))
+
+
+def _place(location: Sequence[int | str], lines: _Lines) -> str:
+    """Returns the name of the setting at `location`, empty for all settings together, and its line in the file."""
+    field, line = ".".join(map(str, location)), lines.of(("applications", 0, "args", *location))
+    return field if line is None else f"line {line}: {field}".removesuffix(": ")
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
@@ -121,7 +145,7 @@ def _with_local_root(config: AppConfig) -> AppConfig:
     return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
 
 
-def _check_hub_id(config: AppConfig) -> None:
+def _check_hub_id(config: ModelConfig) -> None:
     """Refuses a name that cannot be one on the Hugging Face Hub, a model that the hub does not have, and one that this
     server cannot serve."""
     model = config.model
@@ -141,7 +165,7 @@ def _check_hub_id(config: AppConfig) -> None:
     _check_family(f"--model {model}", Path(file), has_pipeline=config.multimodal_pipeline.name is not None)
 
 
-def _with_pipelines(config: AppConfig) -> AppConfig:
+def _with_pipelines(config: ModelT) -> ModelT:
     """Makes the path of the folder of pipelines absolute, and refuses a pipeline that no installed package has. Whether
     a module of the folder has it shows when the module is run, in a replica."""
     choice = config.multimodal_pipeline

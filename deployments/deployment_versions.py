@@ -9,7 +9,7 @@ This replaces a private class of Ray, which is pinned; the tests run a real clus
 
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -18,7 +18,8 @@ from ray.serve._private.config import DeploymentConfig
 
 from deployments.config import AppConfig, EncodeConfig, GenerateConfig, PreprocessConfig, SharedConfig
 
-_Excluded = Mapping[str, bool | Set[str]]
+_Excluded = Mapping[str, Any]
+"""What is left out of settings, in pydantic's form."""
 
 _SCALING = {
     "min_replicas",
@@ -32,31 +33,49 @@ _SCALING = {
 _OF_RAY = _SCALING | {"max_ongoing_requests", "max_ongoing_items"}
 """What only Ray Serve reads of the settings of a stage."""
 _ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
-_STAGE: _Excluded = {**_ENDPOINT, "updates": True, "scaling": True, "shared": True, "uploads": True}
+_STAGE: _Excluded = {
+    **_ENDPOINT,
+    "updates": True,
+    "scaling": True,
+    "shared": True,
+    "uploads": True,
+    "further_models": True,
+}
 _PIXELS: _Excluded = {
     # What Preprocess makes depends on the dtype that Encode takes, and so on its device. An inline encoder has that of
     # Generate.
     "encode": set(EncodeConfig.model_fields) - {"tower", "projector", "num_gpus"},
     "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
 }
+_INGRESS_MODEL: _Excluded = {
+    "preprocess": True,
+    "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
+    "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
+}
+"""What the ingress does not read of the settings of a model."""
+_SHARED_MODEL: _Excluded = {
+    # The caches hold what Preprocess and Encode have made with their settings.
+    **_PIXELS,
+    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft"},
+}
+"""The same for the shards."""
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     # A replica of the endpoint is replaced, never changed in place: Ray Serve takes one that is being changed out of
     # HAProxy's list, and the only one would leave nobody who answers.
     "Ingress": {
-        "preprocess": True,
-        "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
-        "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
+        **_INGRESS_MODEL,
+        "further_models": {"__all__": _INGRESS_MODEL},
         "uploads": True,
         "updates": True,
         "shared": set(SharedConfig.model_fields) - {"shards"},
     },
-    # The caches hold what Preprocess and Encode have made with their settings.
+    # The name of a further model concerns the shards, too: its stages are called by it.
     "Shared": {
         **_ENDPOINT,
-        **_PIXELS,
+        **_SHARED_MODEL,
+        "further_models": {"__all__": _SHARED_MODEL},
         "updates": True,
         "scaling": True,
-        "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft"},
     },
     "Preprocess": {**_STAGE, **_PIXELS, "preprocess": _OF_RAY},
     "Encode": {**_STAGE, "preprocess": True, "encode": _OF_RAY, "generate": True},
@@ -78,7 +97,8 @@ def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployme
 
 
 def version_of(name: str, config: AppConfig) -> str:
-    """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits."""
+    """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits. Those of a
+    stage are in the `config` of its own model, see `AppConfig.of`."""
     kind = name.partition("-")[0]
     excluded: Any = ({} if config.encoder == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)

@@ -260,7 +260,9 @@ def _report_states(done: threading.Event, say: Callable[[str], None]) -> None:
         application = serve.status().applications.get(APP_NAME)
         if application is None:
             continue
-        states = {name.lower(): stage.status.lower() for name, stage in application.deployments.items()}
+        stages = application.deployments.items()
+        # A further model's stage has its name behind it, which stays as it is.
+        states = {name[0].lower() + name[1:]: stage.status.lower() for name, stage in stages}
         states = {name: {"healthy": "ready", "updating": "loading"}.get(state, state) for name, state in states.items()}
         line = ", ".join(f"{name} {state}" for name, state in sorted(states.items()))
         if line != last:

@@ -24,7 +24,8 @@ _PAUSE_SECONDS = 0.1
 
 
 def join_server_log(process: str) -> None:
-    """Makes this process write into the server's log file, if there is one, under the name `process`.
+    """Makes this process write into the server's log file, if there is one, under the name `process` and what its
+    deployment's name ends with: a shard's number, or the name of a further model.
 
     The loggers of this package are children of Ray Serve's logger, so their messages also reach Ray's files.
     """
@@ -33,11 +34,19 @@ def join_server_log(process: str) -> None:
     if file is None:
         return
     handler = logging.FileHandler(file)  # several processes append to it
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", "%H:%M:%S"))
+    name = f"{process}{_suffix()}".replace("%", "%%")
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s", "%H:%M:%S"))
     handler.setLevel(os.environ.get(LEVEL_VARIABLE, "info").upper())
     handler.addFilter(lambda record: record.name != _SERVE_LOGGER or record.levelno >= logging.WARNING)
     for name in ("", _SERVE_LOGGER):  # Ray Serve's hands nothing on to the root
         logging.getLogger(name).addHandler(handler)
+
+
+def _suffix() -> str:
+    from ray.serve.context import _get_internal_replica_context
+
+    context = _get_internal_replica_context()
+    return "" if context is None else "".join(context.deployment.partition("-")[1:])
 
 
 def _is_the_servers(record: logging.LogRecord) -> bool:

@@ -20,6 +20,7 @@ def mm_hash(
     hashed_content: str,
     *,
     modality: str,
+    model: str = "",
     processor_fingerprint: str,
     options: Mapping[str, object] | None = None,
     is_among_others: bool = False,
@@ -28,6 +29,7 @@ def mm_hash(
 ) -> str:
     """Returns the SHA-256 hash (64 hex digits) of an item's content hash and all else that changes the item's result.
 
+    `model` tells one model of an endpoint from another: with the same processor, two may encode an item otherwise.
     `options` are the client's settings for the processor. `is_among_others` tells that the prompt holds more items of
     the modality, for models to which that matters. `is_precomputed` tells that the content is tensors. Tenants with
     different salts never share an item. Each part is length-prefixed, so that two different lists of parts never give
@@ -35,7 +37,7 @@ def mm_hash(
     """
     settings = json.dumps([dict(options or {}), is_among_others, is_precomputed], sort_keys=True)
     digest = hashlib.sha256()
-    for part in (modality, processor_fingerprint, settings, cache_salt, hashed_content):
+    for part in (modality, model, processor_fingerprint, settings, cache_salt, hashed_content):
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little"))
         digest.update(encoded)

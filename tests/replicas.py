@@ -9,7 +9,8 @@ from deployments.local_cluster import APP_NAME
 
 def replica_pids(deployment: str) -> list[int]:
     """Processes of the deployment's replicas in the cluster that this process started."""
-    return worker_pids(f"ServeReplica:{APP_NAME}:{deployment}")
+    others = set(worker_pids(f"ServeReplica:{APP_NAME}:{deployment}-"))  # of a further model
+    return [pid for pid in worker_pids(f"ServeReplica:{APP_NAME}:{deployment}") if pid not in others]
 
 
 def worker_pids(title: str, driver: int | None = None) -> list[int]:

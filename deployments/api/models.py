@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model that is served. `GET /health`: whether its stages are ready."""
+"""`GET /v1/models`: the models that are served. `GET /health`: whether their stages are ready."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """The served model. `max_model_len`: tokens of prompt and answer together. `modalities`: the kinds of media that
+    """A served model. `max_model_len`: tokens of prompt and answer together. `modalities`: the kinds of media that
     the model takes."""
 
     id: str
@@ -27,8 +27,9 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """`stages` maps each stage's name to "ready", "starting" or "unresponsive". `ready` is true if all stages are
-    ready. `details`: what stages tell of themselves, such as the kernels that a stage on the CPU computes with."""
+    """`stages` maps each stage's name to "ready", "starting" or "unresponsive"; stages of a further model have its name
+    behind theirs, such as `generate-NAME`. `ready` is true if all stages are ready. `details`: what stages tell of
+    themselves, such as the kernels that a stage on the CPU computes with."""
 
     ready: bool
     stages: dict[str, str]

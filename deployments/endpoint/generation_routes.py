@@ -21,15 +21,12 @@ from deployments.endpoint.chat_answer import ChatAnswer
 from deployments.endpoint.completion_answer import CompletionAnswer
 from deployments.endpoint.deadline import Deadline, DeadlineError
 from deployments.endpoint.errors import ERROR_RESPONSES, error_response
-from deployments.endpoint.health import StageMonitor
-from deployments.endpoint.model_status import ModelStatus
-from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.response_answer import ResponseAnswer
+from deployments.endpoint.served_models import ModelRoute, ServedModels
 from deployments.endpoint.tool_calls import forced_call
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.merged_pieces import merged
-from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.shared.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
@@ -46,20 +43,9 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # th
 class GenerationRoutes:
     """Takes requests in, sends them through the pipeline, and gives their answers the form of the API."""
 
-    def __init__(
-        self,
-        model: ModelStatus,
-        monitor: StageMonitor,
-        pipeline: Pipeline,
-        metrics: IngressMetrics,
-        weighed: WeighedRequests,
-        first_token_timeout_s: float,
-    ) -> None:
-        self._model = model
-        self._monitor = monitor
-        self._pipeline = pipeline
+    def __init__(self, models: ServedModels, metrics: IngressMetrics, first_token_timeout_s: float) -> None:
+        self._models = models
         self._metrics = metrics
-        self._weighed = weighed
         self._first_token_timeout_s = first_token_timeout_s
 
     def add_to(self, api: FastAPI) -> None:
@@ -82,16 +68,16 @@ class GenerationRoutes:
         account = RequestAccount(self._metrics, f"cmpl-{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
-            self._model.check_model(body.model)
+            model = self._models.of(body.model)
             params = body.sampling_params()
             account.requests = [
-                self._request(call, f"{account.request_id}-{number}", body, params, one)
+                self._request(model, call, f"{account.request_id}-{number}", body, params, one)
                 for number, one in enumerate(body.prompts_and_media())
             ]
             account.num_answers = params.n
-            await self._enter(call, body, account)
-            echoes = await self._echoes(body) if body.echo else None
-            return await self._answer(call, body, account, lambda: CompletionAnswer(body, account, echoes))
+            await self._enter(model, call, body, account)
+            echoes = await self._echoes(model, body) if body.echo else None
+            return await self._answer(model, call, body, account, lambda: CompletionAnswer(body, account, echoes))
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. The server keeps nothing of it."""
@@ -108,29 +94,32 @@ class GenerationRoutes:
         account = RequestAccount(self._metrics, f"{id_prefix}{body.request_id or call.request_id}")
         async with _noting_end(body, account):
             call.check_fields(body)
-            self._model.check_model(body.model)
-            form = self._model.tool_calls if body.offered.tools else None
+            model = self._models.of(body.model)
+            form = model.status.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
-            account.requests = [self._request(call, account.request_id, body, params, (body.to_prompt(), body.media()))]
+            account.requests = [
+                self._request(model, call, account.request_id, body, params, (body.to_prompt(), body.media()))
+            ]
             account.num_answers = params.n
-            await self._enter(call, body, account)
-            return await self._answer(call, body, account, lambda: make_answer(body, account, form))
+            await self._enter(model, call, body, account)
+            return await self._answer(model, call, body, account, lambda: make_answer(body, account, form))
 
-    async def _enter(self, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
+    async def _enter(self, model: ModelRoute, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
-        self._model.ready_processor()  # before it waits
-        weight = self._weighed.weigh(account.requests, self._model.max_model_len)
+        model.status.ready_processor()  # before it waits
+        weight = model.weighed.weigh(account.requests, model.status.max_model_len)
         await call.deadline(body.timeout_s).wait_for(call.ticket.enter(weight, _priority(call, body)))
 
     def _request(
         self,
+        model: ModelRoute,
         call: Call,
         request_id: str,
         body: AnyGenerationFields,
         params: SamplingParams,
         prompt_and_media: tuple[Prompt, list[MediaSource]],
     ) -> PipelineRequest:
-        return self._weighed(
+        return model.weighed(
             call,
             request_id,
             body,
@@ -141,45 +130,52 @@ class GenerationRoutes:
             returns_prompt_ids=isinstance(body, GenerationFields) and body.return_token_ids,
         )
 
-    async def _echoes(self, body: CompletionRequest) -> list[str]:
+    async def _echoes(self, model: ModelRoute, body: CompletionRequest) -> list[str]:
         """Returns the text of each prompt, as the client sent it."""
         return [
-            prompt if isinstance(prompt, str) else await self._pipeline.detokenize(prompt) for prompt in body.prompts
+            prompt if isinstance(prompt, str) else await model.pipeline.detokenize(prompt) for prompt in body.prompts
         ]
 
     async def _answer(
-        self, call: Call, body: AnyGenerationFields, account: RequestAccount, make_answer: Callable[[], Answer]
+        self,
+        model: ModelRoute,
+        call: Call,
+        body: AnyGenerationFields,
+        account: RequestAccount,
+        make_answer: Callable[[], Answer],
     ) -> Response:
         deadline = call.deadline(body.timeout_s)
         if not body.stream:
-            completion = await self._complete(account, deadline, make_answer)
+            completion = await self._complete(model, account, deadline, make_answer)
             account.finish()
             return Response(completion.model_dump_json(), media_type="application/json")
         async with AsyncExitStack() as stack:
-            pieces = await self._begin(account, deadline, stack)
+            pieces = await self._begin(model, account, deadline, stack)
             events = self._events(call, body, account, make_answer(), pieces, stack.pop_all())
             return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
-    async def _begin(self, account: RequestAccount, deadline: Deadline, stack: AsyncExitStack) -> "_AccountedPieces":
+    async def _begin(
+        self, model: ModelRoute, account: RequestAccount, deadline: Deadline, stack: AsyncExitStack
+    ) -> "_AccountedPieces":
         """Returns the pieces, which `stack` closes, once the first of them is there. The status line waits for it:
         whatever fails before it is a proper HTTP error."""
-        processor = self._model.ready_processor()
-        streams = [self._pipeline.run(request, processor) for request in account.requests]
+        processor = model.status.ready_processor()
+        streams = [model.pipeline.run(request, processor) for request in account.requests]
         answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)
         pieces = _AccountedPieces(await stack.enter_async_context(aclosing(answers)), account, deadline)
         stages = {stage for request in account.requests for stage in request.stages}
-        async with self._monitor.while_there(stages):
+        async with model.monitor.while_there(stages):
             await pieces.wait_for_first(self._first_token_timeout_s)
         return pieces
 
     async def _complete(
-        self, account: RequestAccount, deadline: Deadline, make_answer: Callable[[], Answer]
+        self, model: ModelRoute, account: RequestAccount, deadline: Deadline, make_answer: Callable[[], Answer]
     ) -> BaseModel:
         """Returns the whole answer. If a replica dies in the middle of it, nobody has seen any of it, and it is made
         again elsewhere."""
         for attempt in range(MAX_ATTEMPTS):
             async with AsyncExitStack() as stack:
-                pieces = await self._begin(account, deadline, stack)
+                pieces = await self._begin(model, account, deadline, stack)
                 try:
                     return await make_answer().complete(pieces)
                 except StageUnavailableError as error:

@@ -2,8 +2,9 @@
 
 import asyncio
 import importlib.metadata
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -26,6 +27,7 @@ from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.page_route import Page
 from deployments.endpoint.request_weight import WeighedRequests
+from deployments.endpoint.served_models import ModelRoute, ServedModels
 from deployments.endpoint.token_routes import TokenRoutes
 from deployments.metrics import IngressMetrics
 from deployments.pipeline.pipeline import Pipeline
@@ -35,6 +37,7 @@ from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.server_log import join_server_log
 from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.work_scaling import PendingWork
 
 REQUESTS = "requests"
@@ -48,48 +51,55 @@ class Ingress:
     def __init__(
         self,
         config: AppConfig,
-        preprocess: DeploymentHandle[Any],
-        encode: DeploymentHandle[Any],
-        generate: DeploymentHandle[Any],
+        stages: Mapping[str, StageHandles],
         *shards: DeploymentHandle[Any],
     ) -> None:
-        """`shards`: a handle of each deployment of SharedState."""
+        """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: a handle of
+        each deployment of SharedState."""
         join_server_log("ingress")
-        route_on_this_loop(preprocess, encode, generate, *shards)
+        route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._open_requests = PendingWork(REQUESTS)
         self._metrics = IngressMetrics()
-        self._monitor = StageMonitor(
-            {"shared": shards, "preprocess": [preprocess], "generate": [generate]}
-            | ({} if config.encoder == "inline" else {"encode": [encode]}),
+        self._shards = Shards(shards)
+        self._uploads = SharedUploads(self._shards)
+        self._models = ServedModels(
+            [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
+        )
+        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
+            GenerationRoutes(self._models, self._metrics, config.ingress.first_token_timeout_s),
+            TokenRoutes(self._models),
+            FileRoutes(self._uploads),
+        ]
+
+    def _model_route(
+        self, suffix: str, config: AppConfig, stages: StageHandles, shards: Sequence[DeploymentHandle[Any]]
+    ) -> ModelRoute:
+        """Returns the way through the `stages` of one model, with what `AppConfig.of` gives for it."""
+        monitor = StageMonitor(
+            {"shared": shards, "preprocess": [stages.preprocess], "generate": [stages.generate]}
+            | ({"encode": [stages.encoders["encode"]]} if "encode" in stages.encoders else {}),
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
             away_timeout_s=config.ingress.away_timeout_s,
             # Items need no Encode that rests: it starts, or Generate encodes them.
             may_rest=["encode"] if config.encode.min_replicas == 0 or config.encoder == "auto" else [],
         )
-        self._model = ModelStatus(config.model_name, self._monitor)
-        self._shards = Shards(shards)
-        uploads = SharedUploads(self._shards)
-        self._pipeline = Pipeline(
+        pipeline = Pipeline(
             config.media,
-            preprocess,
-            generate,
+            stages.preprocess,
+            stages.generate,
             SharedItems(self._shards, self._metrics.items_recomputed),
             self._metrics,
-            uploads,
-            on_reply=self._monitor.saw,
+            self._uploads,
+            on_reply=monitor.saw,
+            model=suffix,
             chooses_by_prefix=config.generate.max_replicas > 1,
         )
         adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
         weighed = WeighedRequests(config.media.limits, adds_all_images=adds_all_images)
-        timeout_s = config.ingress.first_token_timeout_s
-        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes] = [
-            GenerationRoutes(self._model, self._monitor, self._pipeline, self._metrics, weighed, timeout_s),
-            TokenRoutes(self._model, self._monitor, self._pipeline, weighed),
-            FileRoutes(uploads),
-        ]
+        return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, weighed)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Returns the routes, bound to this object. Ray Serve calls this once the replica is made."""
@@ -138,29 +148,27 @@ class Ingress:
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         self._shards.open()
-        await self._pipeline.open()
+        await self._models.open()
         # Ray Serve gives requests to the replica from here on.
         with suppress(TimeoutError):
             async with asyncio.timeout(_KNOWN_SECONDS):
-                await self._monitor.known()
+                await self._models.known()
         skip_startup_objects()
         yield
-        self._monitor.close()
-        await self._pipeline.close()
+        await self._models.close()
         await self._shards.close()
 
     async def models(self) -> ModelList:
-        """Lists the one model that is served."""
-        return ModelList(data=[self._model.card])
+        """Lists the models that are served, first the one that is meant where a request names none."""
+        return ModelList(data=self._models.cards)
 
     async def model(self, model: str) -> ModelCard:
-        """Describes the served model by its name; 404 for any other name."""
-        self._model.check_model(model)
-        return self._model.card
+        """Describes a served model by its name; 404 for any other name."""
+        return self._models.of(model).status.card
 
     async def health(self, request: Request) -> JSONResponse:
-        """Answers 200 if every stage is ready, else 503; the body says which is not. Needs no API key."""
-        health = Health(ready=self._monitor.is_ready, stages=self._monitor.states(), details=self._monitor.details())
+        """Answers 200 if all stages of all models are ready, else 503; the body says which is not. Needs no API key."""
+        health = self._models.health()
         # Programs that wait for the start ask again and again: the access log takes that for no failure.
         request.state.is_starting = not health.ready and "unresponsive" not in health.stages.values()
         return JSONResponse(health.model_dump(), 200 if health.ready else 503)

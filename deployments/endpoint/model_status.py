@@ -1,15 +1,15 @@
-"""What the stages' heartbeats have told of the served model."""
+"""What the stages' heartbeats have told of a served model."""
 
 import time
 
 from deployments.api.models import ModelCard
 from deployments.endpoint.health import StageMonitor
 from deployments.shared.stage_calls import StageUnavailableError
-from preprocess.schema import InvalidRequestError, ProcessorIdentity, ToolCallFormat
+from preprocess.schema import ProcessorIdentity, ToolCallFormat
 
 
 class ModelStatus:
-    """The served model. `name`: its name in the API. `created`: in seconds since 1970."""
+    """One served model. `name`: its name in the API. `created`: in seconds since 1970."""
 
     def __init__(self, name: str, monitor: StageMonitor) -> None:
         self.name = name
@@ -41,13 +41,3 @@ class ModelStatus:
             max_model_len=None if served is None else served.max_model_len,
             modalities=None if served is None else list(served.modalities),
         )
-
-    def check_model(self, model: str | None) -> None:
-        """Raises InvalidRequestError, with status 404, for another model's name."""
-        if model is not None and model != self.name:
-            raise InvalidRequestError(
-                f"{model[:100]!r} is not served here, only {self.name!r}",
-                field="model",
-                code="model_not_found",
-                status=404,
-            )

@@ -28,17 +28,19 @@ from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity
 @dataclass(frozen=True, slots=True)
 class LoadedItem:
     """An item, the hash that names it in both caches, and its work in pixels. `content` is None where the client only
-    named the item: then it must be in a cache."""
+    named the item: then it must be in a cache. `model`: whose stages make it, see `ItemOrder`."""
 
     source: MediaSource
     content: bytes | None
     num_pixels: int
     hashed_content: str
     mm_hash: str
+    model: str = ""
 
     def order_of(self, request: PipelineRequest) -> ItemOrder:
         return ItemOrder(
             request.request_id,
+            self.model,
             self.mm_hash,
             self.source.modality,
             self.content,
@@ -50,7 +52,8 @@ class LoadedItem:
 
 
 class MediaItems:
-    """Loads the items of requests, and gets what the stages make of them. See StageCalls for `on_reply`."""
+    """Loads the items of requests, and gets what the stages of a `model` make of them, see `ItemOrder`. See StageCalls
+    for `on_reply`."""
 
     def __init__(
         self,
@@ -59,7 +62,10 @@ class MediaItems:
         metrics: IngressMetrics,
         uploads: SharedUploads,
         on_reply: Callable[[str], None],
+        *,
+        model: str = "",
     ) -> None:
+        self._model = model
         self._limits = config.limits
         self._fetcher = MediaFetcher(self._limits, config.fetch)
         self._uploads = uploads
@@ -187,13 +193,14 @@ class MediaItems:
         item_hash = mm_hash(
             hashed_content,
             modality=source.modality,
+            model=self._model,
             processor_fingerprint=processor.fingerprint,
             options=request.options,
             is_among_others=source.modality in processor.count_dependent and request.num_alike(source) > 1,
             is_precomputed=source.is_precomputed,
             cache_salt=request.cache_salt,
         )
-        return LoadedItem(source, content, num_pixels, hashed_content, item_hash)
+        return LoadedItem(source, content, num_pixels, hashed_content, item_hash, self._model)
 
 
 async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

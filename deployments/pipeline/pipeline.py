@@ -33,7 +33,7 @@ Begun: TypeAlias = tuple[list[GeneratedText], AsyncGenerator[list[GeneratedText]
 
 
 class Pipeline:
-    """Sends requests through the stages; see StageCalls for `on_reply`."""
+    """Sends requests through the stages of one model; see StageCalls for `on_reply`."""
 
     def __init__(
         self,
@@ -45,9 +45,11 @@ class Pipeline:
         uploads: SharedUploads,
         on_reply: Callable[[str], None],
         *,
+        model: str = "",
         chooses_by_prefix: bool = False,
     ) -> None:
-        """`chooses_by_prefix`: Generate has several replicas, and a prompt goes to the one that has its beginning."""
+        """`model`: see `ItemOrder`. `chooses_by_prefix`: Generate has several replicas, and a prompt goes to the one
+        that has its beginning."""
         self._preprocess = preprocess
         self._generate = generate
         # By gRPC, which is faster, and carries no references.
@@ -55,7 +57,7 @@ class Pipeline:
         self._chooses_by_prefix = chooses_by_prefix
         self._calls = StageCalls(metrics.items_recomputed, on_reply)
         self._receiver = PieceReceiver()
-        self._items = MediaItems(config, items, metrics, uploads, on_reply)
+        self._items = MediaItems(config, items, metrics, uploads, on_reply, model=model)
 
     async def open(self) -> None:
         """Prepares for requests. Call this before the first."""

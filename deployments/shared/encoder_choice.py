@@ -10,10 +10,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.shared.stage_calls import has_running_replica
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo
 
 _KEPT = 0.9
@@ -81,6 +84,13 @@ class EncoderCall:
     def answered(self, info: EmbeddingInfo) -> None:
         started_for = None if self._sent_at is None else time.monotonic() - self._sent_at
         self._place.learn(info, self._pending_pixels, started_for)
+
+
+def places_of(stages: StageHandles) -> list[EncoderPlace]:
+    """Returns the places where a model's items may be encoded."""
+    return [
+        EncoderPlace(stage, handle, partial(has_running_replica, handle)) for stage, handle in stages.encoders.items()
+    ]
 
 
 def cheapest(places: Sequence[EncoderPlace], num_pixels: int) -> EncoderPlace:

@@ -4,16 +4,15 @@ The tensors never enter this process. What a stage returns belongs to the proces
 lies in the object store, one copy a node, and outlives the replica that made it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
 from ray import ObjectRef
-from ray.serve.handle import DeploymentHandle
 
 from deployments.config import SharedConfig
 from deployments.metrics import ItemMetrics
-from deployments.shared.encoder_choice import EncoderPlace, cheapest
+from deployments.shared.encoder_choice import cheapest, places_of
 from deployments.shared.in_the_making import Announce, InTheMaking
 from deployments.shared.item_states import (
     ContentMissingError,
@@ -24,7 +23,8 @@ from deployments.shared.item_states import (
     PendingItem,
     StoredItem,
 )
-from deployments.shared.stage_calls import StageCalls, objects_of, with_pending
+from deployments.shared.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
 from preprocess.cache import ItemCache
 from preprocess.schema import ItemInfo
@@ -34,19 +34,18 @@ ItemProcessing = InTheMaking[PendingItem, StoredItem]
 
 class ItemMaker:
     """One shard of the items: both caches, and the calls that fill them. Equal items that are ordered together are made
-    once."""
+    once. All models share the caches; each has stages of its own."""
 
     def __init__(
         self,
         config: SharedConfig,
-        preprocess: DeploymentHandle[Any],
-        encoders: Sequence[EncoderPlace],
+        stages: Mapping[str, StageHandles],
         calls: StageCalls,
         metrics: ItemMetrics,
     ) -> None:
-        """`encoders`: where items may be encoded."""
-        self._preprocess = preprocess
-        self._encoders = encoders
+        """`stages`: those of each model, by the `model` of its items' orders."""
+        self._stages = stages
+        self._encoders = {model: places_of(own) for model, own in stages.items()}
         self._calls = calls
         self._metrics = metrics
         self.processed: ItemCache[StoredItem, PendingItem] = ItemCache(config.processor_cache_bytes // config.shards)
@@ -97,6 +96,12 @@ class ItemMaker:
             self.embeddings.discard(mm_hash)
             self.processed.discard(mm_hash)
 
+    def _check_model(self, order: ItemOrder, stage: str) -> None:
+        """Raises StageUnavailableError for a model that this shard has not heard of, which an update brings or takes
+        away."""
+        if order.model not in self._stages:
+            raise StageUnavailableError(stage, f"the {stage} stage is not available")
+
     async def _processed(
         self, order: ItemOrder, trace: ItemTrace, on_pending: Announce[PendingItem] = lambda pending: None
     ) -> StoredItem:
@@ -119,7 +124,9 @@ class ItemMaker:
             order.is_precomputed,
         )
         # The same item goes to the same replica, because that node has what the item needs.
-        process_item = self._preprocess.options(stream=True, session_id=order.mm_hash).process_item
+        self._check_model(order, "preprocess")
+        preprocess = self._stages[order.model].preprocess
+        process_item = preprocess.options(stream=True, session_id=order.mm_hash).process_item
 
         async def call() -> tuple[ObjectRef, Any]:
             (tensors, _), info = await objects_of(
@@ -138,6 +145,8 @@ class ItemMaker:
     async def _encode_item(
         self, order: ItemOrder, trace: ItemTrace, processing: ItemProcessing, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
+        self._check_model(order, "encode")
+        encoders = self._encoders[order.model]
         item_id = f"{order.request_id}-{order.mm_hash}"
 
         def announce_embeddings(embeddings: ObjectRef, _: ObjectRef) -> None:
@@ -150,7 +159,7 @@ class ItemMaker:
             return ref
 
         async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
-            encoder = cheapest(self._encoders, order.num_pixels)
+            encoder = cheapest(encoders, order.num_pixels)
             encode = encoder.handle.options(stream=True, session_id=order.mm_hash).encode
             with encoder.call(order.num_pixels) as encoding:
                 response = encode.remote(item_id, order.modality, tensors, time.time())

@@ -11,13 +11,15 @@ from preprocess.schema import ItemInfo
 
 @dataclass(frozen=True, slots=True)
 class ItemOrder:
-    """An item that a request needs. `mm_hash` names it in both caches.
+    """An item that a request needs. `mm_hash` names it in both caches. `model`: whose stages make it, by the suffix of
+    their names, see `AppConfig.by_suffix`.
 
     `content` is None where the item has to be in a cache. It may be a reference to an array of its bytes. The other
     fields are those of `deployments.stages.stage_messages.ItemJob`.
     """
 
     request_id: str
+    model: str
     mm_hash: str
     modality: str
     content: bytes | ObjectRef | None

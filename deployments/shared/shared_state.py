@@ -7,17 +7,14 @@ the first shard. An ingress keeps a connection to each shard open (`deployments.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any
 
 from ray import ObjectRef
-from ray.serve.handle import DeploymentHandle
 
 from deployments.config import AppConfig
 from deployments.metrics import ItemMetrics
 from deployments.server_log import join_server_log
 from deployments.shared.codec import pack, read
-from deployments.shared.encoder_choice import EncoderPlace
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ContentMissingError, PendingItem
 from deployments.shared.ledger import Ledger
@@ -37,17 +34,12 @@ from deployments.shared.messages import (
     Result,
 )
 from deployments.shared.named_contents import NamedContents
-from deployments.shared.stage_calls import (
-    StageCalls,
-    StageError,
-    StageFailedError,
-    has_running_replica,
-    route_on_this_loop,
-)
+from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
 from deployments.shared.uploads import Upload, Uploads
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.object_contents import received, sent
 from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import Heartbeat
 from preprocess.schema import InvalidRequestError
 
@@ -59,22 +51,14 @@ _REPORT_SECONDS = 1.0
 class SharedState:
     """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
 
-    def __init__(
-        self,
-        config: AppConfig,
-        number: int,
-        preprocess: DeploymentHandle[Any],
-        encoders: Mapping[str, DeploymentHandle[Any]],
-    ) -> None:
-        """`encoders`: the stages that encode items, by their names. The first one of equals is taken."""
+    def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
+        """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
         join_server_log("shared")
-        route_on_this_loop(preprocess, *encoders.values())
-        places = [
-            EncoderPlace(stage, handle, partial(has_running_replica, handle)) for stage, handle in encoders.items()
-        ]
+        for own in stages.values():
+            route_on_this_loop(own.preprocess, *own.encoders.values())
         self._metrics = ItemMetrics()
         calls = StageCalls(self._metrics.items_recomputed)
-        self.maker = ItemMaker(config.shared, preprocess, places, calls, self._metrics)
+        self.maker = ItemMaker(config.shared, stages, calls, self._metrics)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
         self.ledger = Ledger()
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from checkpoints import BUNDLED_MODEL
 from cpu_kernels.library import VARIABLE
 from deployments.cli import main
 from tests.listening import server_folder
@@ -49,6 +50,8 @@ def test_it_says_its_version() -> None:
         (["serve", "--port", "x"], "invalid"),
         (["serve", "/no/such"], "--model /no/such: no such folder"),
         (["serve", "a/b", "--model", "c/d"], "named twice: a/b and --model c/d"),
+        (["serve", str(BUNDLED_MODEL), "/no/such"], "--model /no/such: no such folder"),
+        (["serve", "a/b", "c/d", "--dtype", "float32"], "--dtype concerns one model: settings of several go into"),
         (["serve", "--host", "no such host"], "--host no such host: "),
         (["serve", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
         (["serve", "--dtype", "float7"], "--dtype: Input should be 'auto', 'float32'"),

@@ -1,5 +1,6 @@
 """serve.yaml and the settings behind it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, ModelConfig
 from deployments.local_cluster import LOGGING
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.stages.encode_stage import part_config
@@ -46,7 +47,7 @@ def fields(model: Any) -> list[tuple[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "field"), fields(AppConfig))
+@pytest.mark.parametrize(("name", "field"), [*fields(AppConfig), *fields(ModelConfig)])
 def test_every_setting_is_described(name: str, field: Any) -> None:
     assert field.description, name
 
@@ -126,6 +127,56 @@ def test_an_item_s_embeddings_do_not_depend_on_where_it_is_encoded() -> None:
         ValueError, match=r"same kind of device .* encode\.num_gpus is 0\.0, but generate\.num_gpus 1\.0"
     ):
         AppConfig.model_validate(alike | {"encode": {}})
+
+
+def test_the_docs_show_several_models_as_the_settings_take_them() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "http.md").read_text(), re.DOTALL)
+    config = AppConfig.model_validate(yaml.safe_load(shown))
+    assert [model.model_name for model in config.models] == ["llava-1.5-7b-hf", "qwen", "shapes"]
+    assert set(config.by_suffix()) == {"", "-qwen", "-shapes"}
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    for further in (
+        [{"model": "b/x"}],
+        [{"model": "y", "served_model_name": "x"}],
+        [{"model": "y"}, {"model": "z/y/"}],
+    ):
+        with pytest.raises(
+            ValidationError, match="two models have the name '[xy]': give one another served_model_name"
+        ):
+            AppConfig.model_validate({"model": "a/x", "further_models": further})
+
+
+def test_a_further_model_has_settings_of_its_own_and_those_of_the_endpoint() -> None:
+    further = {"model": "b/y", "dtype": "bfloat16", "encode": {"num_gpus": 1}, "generate": {"num_cpus": 3}}
+    config = AppConfig.model_validate(
+        {
+            "model": "a/x",
+            "max_model_len": 100,
+            "generate": {"num_cpus": 2},
+            "updates": {"drain_seconds": 1},
+            "further_models": [further],
+        }
+    )
+    first, second = config.by_suffix().values()
+    assert first == config.model_copy(update={"further_models": ()})
+    assert second == AppConfig.model_validate({**further, "updates": {"drain_seconds": 1}})
+    assert second.encoder_device == "cuda"
+    alone = AppConfig().num_reserved_cpus
+    assert config.num_reserved_cpus == alone + 1 + alone - 0.75 + 2
+    for wrong in ({}, {"model": "b/y", "admission": {}}, {"model": "b/y", "generate": {"num_cpus": -1}}):
+        with pytest.raises(ValidationError, match=r"further_models\.0\."):
+            AppConfig.model_validate({"further_models": [wrong]})
+
+
+def test_the_stages_of_different_models_never_have_one_name() -> None:
+    names = ["a", "A", "a/b", "a%2Fb", "a-b", "a b", "a#b", "ä", "..", "-", "0", "x" * 300, "x" * 301, "ä" * 90]
+    further = [{"model": "m", "served_model_name": name} for name in names]
+    suffixes = list(AppConfig.model_validate({"model": "x", "further_models": further}).by_suffix())
+    assert len(set(suffixes)) == len(names) + 1
+    assert suffixes[:4] == ["", "-a", "-A", "-a%2Fb"]
+    assert all(re.fullmatch(r"-[\w.~%+-]{1,120}", suffix, re.ASCII) for suffix in suffixes[1:])
 
 
 def test_every_rank_reserves_its_cpus() -> None:

@@ -49,6 +49,30 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, message: s
         load_config(write(tmp_path, text), {})
 
 
+def test_a_further_model_that_cannot_be_served_is_named_with_its_line(tmp_path: Path, shapes: str) -> None:
+    head = f"applications:\n- args:\n    model: {shapes}\n    further_models:\n    - model: "
+    for rest, message in (
+        ("/no/such", r"serve\.yaml: line 5: further_models\.0\.model /no/such: no such folder"),
+        (
+            f"{shapes}\n      served_model_name: b\n    - model: /x/y",
+            r"line 7: further_models\.1\.model /x/y: no such folder",
+        ),
+        (f"{shapes}\n      dtype: float7", r"line 6: further_models\.0\.dtype: Input should be 'auto'"),
+        (f"{shapes}\n      media: {{}}", r"line 6: further_models\.0\.media: Extra inputs"),
+        (f"{tmp_path}", r"line 5: further_models\.0\.model .*: no readable config\.json"),
+        (shapes, r"serve\.yaml: line 2: Value error, two models have the name 'shapes'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_config(write(tmp_path, f"{head}{rest}\n"), {})
+
+
+def test_the_paths_of_all_models_become_absolute(tmp_path: Path, shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(shapes).parent)
+    text = "applications: [{args: {model: shapes, further_models: [{model: shapes, served_model_name: b}]}}]"
+    config = load_config(write(tmp_path, text), {})
+    assert [(model.model, model.model_name) for model in config.models] == [(shapes, "shapes"), (shapes, "b")]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

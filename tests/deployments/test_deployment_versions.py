@@ -1,6 +1,6 @@
 """Which settings start which deployments anew, and which of them Ray Serve applies while replicas run."""
 
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -73,16 +73,14 @@ def test_an_inline_encoder_is_on_generate_s_device() -> None:
     assert before["Preprocess"] != on_gpu["Preprocess"], "its dtype is that of the encoder's device"
 
 
-def applications(application: Application) -> Iterator[Application]:
-    yield application
-    for argument in application._bound_deployment.init_args:
-        for one in argument.values() if isinstance(argument, dict) else [argument]:
-            if isinstance(one, Application):
-                yield from applications(one)
+def applications(ingress: Application) -> list[Application]:
+    """The whole application's."""
+    _, stages, *shards = ingress._bound_deployment.init_args
+    return [ingress, *shards, *chain.from_iterable(own.all() for own in stages.values())]
 
 
-def test_ray_serve_is_sent_the_deployments_own_versions() -> None:
-    config = AppConfig()
+def sent_versions(config: AppConfig) -> dict[str, str]:
+    """By the names of deployments, what Ray Serve's controller gets."""
     sent = {}
     for application in applications(build_app(config)):
         deployment = application._bound_deployment.options(max_queued_requests=7)  # which copies its options
@@ -91,4 +89,50 @@ def test_ray_serve_is_sent_the_deployments_own_versions() -> None:
         read = SentConfig.FromString(options.to_proto_bytes())
         sent[deployment.name] = read.version
         assert read.max_queued_requests == 7
-    assert sent == versions({})
+    return sent
+
+
+def test_ray_serve_is_sent_the_deployments_own_versions() -> None:
+    assert sent_versions(AppConfig()) == versions({})
+
+
+STAGES = {"Preprocess", "Encode", "Generate"}
+OF_TWO = ALL | {f"{stage}-two" for stage in STAGES}
+TWO: dict[str, Any] = {"model": "a/two"}
+CHANGES_OF_TWO: list[tuple[dict[str, Any], set[str]]] = [
+    ({"revision": "v2"}, {"Ingress", "Shared-0"} | OF_TWO - ALL),
+    ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess-two"}),
+    ({"preprocess": {"niceness": 5}}, {"Preprocess-two"}),
+    ({"encode": {"tower": {"linear": "int8"}}}, {"Shared-0"} | OF_TWO - ALL),
+    ({"encode": {"step_timeout_s": 1}}, {"Encode-two"}),
+    ({"encode": {"min_replicas": 0}}, {"Ingress"}),
+    ({"generate": {"engine": {"max_num_seqs": 3}}}, {"Generate-two"}),
+    ({"generate": {"max_replicas": 3}}, {"Ingress"}),
+]
+
+
+def test_a_further_model_restarts_no_other_model_s_stage() -> None:
+    one, two, three = (
+        sent_versions(AppConfig.model_validate({"further_models": models}))
+        for models in ([], [TWO], [TWO, {"model": "a/three"}])
+    )
+    assert set(one) == ALL
+    assert set(two) == OF_TWO
+    assert {name for name in one if one[name] != two[name]} == {"Ingress", "Shared-0"}
+    assert {name for name in two if two[name] != three[name]} == {"Ingress", "Shared-0"}
+
+
+@pytest.mark.parametrize(("change", "names"), CHANGES_OF_TWO, ids=[str(change) for change, _ in CHANGES_OF_TWO])
+def test_a_setting_of_a_further_model_restarts_whom_it_concerns(change: dict[str, Any], names: set[str]) -> None:
+    before, after = (
+        sent_versions(AppConfig.model_validate({"further_models": [model]})) for model in (TWO, {**TWO, **change})
+    )
+    assert {name for name in before if before[name] != after[name]} == names
+
+
+def test_a_setting_of_the_first_model_restarts_no_stage_of_another() -> None:
+    before, after = (
+        sent_versions(AppConfig.model_validate({"further_models": [TWO], **change}))
+        for change in ({}, {"model": "other", "dtype": "bfloat16"})
+    )
+    assert {name for name in before if before[name] != after[name]} == ALL

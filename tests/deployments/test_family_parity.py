@@ -9,21 +9,19 @@ from typing import Any
 import pytest
 import torch
 from openai import BadRequestError, OpenAI
-from PIL import Image
 from playwright.sync_api import BrowserContext, expect
 from safetensors.torch import save
 
 from deployments.config import AppConfig
 from deployments.local_cluster import deployed_app
-from modeling.families import load_family
 from preprocess.data_url import data_url
-from preprocess.hf_processor import load_processor
 from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from tests.family_oracle import FamilyOracle
 from tests.page_driver import ask, make_endless, open_page
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
-from tests.preprocess.video_parity import all_frames, clip, whole
-from tests.small_models import NUM_TOKENS, make_checkpoint, whole_class, with_pictures_of_1024_tokens
+from tests.preprocess.video_parity import clip
+from tests.small_models import NUM_TOKENS, make_checkpoint, with_pictures_of_1024_tokens
 
 pytest_plugins = ("tests.page_fixtures",)
 
@@ -54,8 +52,7 @@ class Served:
         self.url = url
         self._client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
         self.items = MultiModalProcessor(ProcessorConfig(checkpoint)).items
-        self._processor = load_processor(load_family("preprocess", model_type), checkpoint, backend="torchvision")
-        self._model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._oracle = FamilyOracle(model_type, checkpoint)
 
     def ask(
         self, text: str, pictures: list[int], videos: Sequence[int] = (), further: Sequence[dict[str, Any]] = ()
@@ -82,30 +79,12 @@ class Served:
         ).choices[0]
 
     def text_of(self, text: str, kinds: Sequence[str]) -> str:
-        """The prompt of a conversation of items of these kinds and a text."""
-        content = [{"type": kind} for kind in kinds] + [{"type": "text", "text": text}]
-        messages = [{"role": "user", "content": content}]
-        # Chameleon's processor has no chat template of its own.
-        found: str = self._processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return found
+        return self._oracle.text_of(text, kinds)
 
     def expected(
         self, text: str, pictures: list[int], videos: Sequence[int] = (), kinds: Sequence[str] | None = None
     ) -> tuple[list[int], list[int]]:
-        """The ids of the prompt and of the answer. `kinds`: the order of the items, else pictures come first."""
-        prompt = self.text_of(text, kinds or ["image"] * len(pictures) + ["video"] * len(videos))
-        images: list[list[Image.Image]] | None = [[picture(index) for index in pictures]] if pictures else None
-        clips: dict[str, Any] = {}
-        if videos:
-            frames = [torch.from_numpy(all_frames(index).frames) for index in videos]
-            metadata = [whole(index) for index in videos]
-            clips = {"videos": frames, "video_metadata": metadata, "do_sample_frames": True}
-        inputs = self._processor(text=prompt, images=images, return_tensors="pt", **clips)
-        with torch.inference_mode():
-            output = self._model.generate(
-                **inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
-            )
-        return inputs["input_ids"][0].tolist(), output[0, -NUM_TOKENS:].tolist()
+        return self._oracle.expected(text, [picture(index) for index in pictures], videos, kinds)
 
 
 @pytest.fixture(scope="module", params=SERVED, ids=" ".join)

@@ -4,15 +4,18 @@ notices."""
 import copy
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.local_cluster import APP_NAME, LOGGING, free_port, local_ray
 from tests.replicas import replica_pids
+from tests.small_models import make_checkpoint
 from tests.steady_clients import SteadyClients
 from tests.waiting import wait_until
 
@@ -84,6 +87,33 @@ def test_no_request_is_lost_when_settings_change(cluster: Cluster) -> None:
     assert {name for name in STAGES if before[name] != after[name]} == {"Ingress"}
     assert clients.num_short > 50
     assert clients.num_long >= 2
+
+
+@pytest.mark.timeout(600)
+def test_a_further_model_comes_and_goes_and_the_first_one_s_clients_notice_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    further = {"model": make_checkpoint("qwen3_vl", tmp_path), "served_model_name": "second"}
+    cluster.deploy({"preprocess": replicas(1)})
+    stages = ("Preprocess", "Encode", "Generate")
+    before = {name: replica_pids(name) for name in STAGES}
+    with SteadyClients(cluster.url, num_answers=3) as clients:
+        time.sleep(1)
+        cluster.deploy({"further_models": [{**further, "preprocess": replicas(1)}]})
+        second = OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=60)
+        answer = second.completions.create(model="second", prompt="Hello", max_tokens=4)
+        after = {name: replica_pids(name) for name in STAGES}
+        further_pids = [replica_pids(f"{stage}-second") for stage in stages]
+        time.sleep(1)
+        cluster.deploy({"further_models": []})
+        last = {name: replica_pids(name) for name in STAGES}
+    assert (clients.wrong, clients.broken) == ([], [])
+    assert clients.num_short > 50
+    assert answer.choices[0].finish_reason == "length"
+    assert all(further_pids)
+    for stage in stages:
+        assert before[stage] == after[stage] == last[stage]
+    assert [replica_pids(f"{stage}-second") for stage in stages] == [[], [], []]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ def test_every_part_counts() -> None:
     base: dict[str, Any] = {
         "hashed_content": "c",
         "modality": "image",
+        "model": "",
         "processor_fingerprint": "p",
         "options": {"max_pixels": 1000},
         "is_among_others": False,
@@ -21,6 +22,7 @@ def test_every_part_counts() -> None:
     others: dict[str, Any] = {
         "hashed_content": "d",
         "modality": "video",
+        "model": "-other",
         "processor_fingerprint": "q",
         "options": {"max_pixels": 1001},
         "is_among_others": True,

@@ -15,11 +15,11 @@ from deployments.config import MediaConfig, SharedConfig
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.shared.encoder_choice import EncoderPlace
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.stage_calls import StageCalls
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
+from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
@@ -233,12 +233,16 @@ class StandInStages:
         metrics: Any = SimpleNamespace(mm_items=ignore, object_store_transfer_bytes=ignore, items_recomputed=again)
         uploads: Any = None
         preprocess = handle(process_item=self._process, render=self._render)
-        encoders = [EncoderPlace("encode", handle(encode=self._encode), lambda: True)]
-        maker = ItemMaker(SharedConfig(), preprocess, encoders, StageCalls(again), metrics)
+        generate = handle(generate=self._generate)
+        running = SimpleNamespace(request_router=SimpleNamespace(curr_replicas=["one"]))
+        encode = handle(encode=self._encode)
+        encode._router = SimpleNamespace(_asyncio_router=running)
+        stages = {"": StageHandles(preprocess, generate, {"encode": encode})}
+        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), metrics)
         return Pipeline(
             MediaConfig(),
             preprocess,
-            handle(generate=self._generate),
+            generate,
             LocalItems(maker),
             metrics,
             uploads,

@@ -16,6 +16,7 @@ from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.shared.in_the_making import Announce
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
+from deployments.stages.stage_handles import StageHandles
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (
@@ -43,7 +44,8 @@ class Maker(ItemMaker):
 
     def __init__(self, **settings: Any) -> None:
         nothing: Any = None
-        super().__init__(SharedConfig.model_validate(settings), nothing, nothing, nothing, nothing)
+        stages = {"": StageHandles(nothing, nothing, {})}
+        super().__init__(SharedConfig.model_validate(settings), stages, nothing, nothing)
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.made: list[str] = []
@@ -70,11 +72,11 @@ class Maker(ItemMaker):
 class Items(MediaItems):
     """The items of one ingress, from a maker in its own process."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, model: str = "", maker: Maker | None = None, **settings: Any) -> None:
         metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
         nothing: Any = None
-        self.maker = Maker(**settings)
-        super().__init__(MediaConfig(), LocalItems(self.maker), metrics, nothing, on_reply=ignore)
+        self.maker = maker or Maker(**settings)
+        super().__init__(MediaConfig(), LocalItems(self.maker), metrics, nothing, on_reply=ignore, model=model)
 
 
 @pytest.fixture
@@ -102,6 +104,17 @@ def ignore(known: object) -> None:
 async def test_one_item_of_many_requests_is_made_once(items: Items) -> None:
     found = await asyncio.gather(*(embeddings(items, request(RED, name=str(number))) for number in range(5)))
     assert len(set(found)) == len(items.maker.made) == 1
+
+
+async def test_models_with_one_processor_share_no_embeddings(items: Items) -> None:
+    """Their vision halves may differ."""
+    other = Items(model="-other", maker=items.maker)
+    first, second, again = [await embeddings(one, request(RED)) for one in (items, other, items)]
+    assert first == again != second
+    assert len(items.maker.made) == 2
+    (loaded,) = await other.load(request(RED), PROCESSOR)
+    assert loaded.order_of(request(RED)).model == "-other"
+    await other.close()
 
 
 @pytest.mark.parametrize("items", [{"embedding_cache_bytes": 0}], indirect=True)

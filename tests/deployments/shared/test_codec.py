@@ -30,6 +30,7 @@ ORDERS = st.builds(
     ItemOrder,
     st.text(),
     st.text(),
+    st.text(),
     st.sampled_from(["image", "video"]),
     st.none() | st.binary(),
     NUMBERS,

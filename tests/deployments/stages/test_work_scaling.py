@@ -178,7 +178,7 @@ def preprocess(shapes: str) -> Iterator[DeploymentHandle[Any]]:
     """The stage as the application has it, without the others."""
     with ray_session(num_cpus=4):
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1]
+        stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1][""].preprocess
         yield serve.run(stage, name=APP, route_prefix=None)
         serve.shutdown()
 

@@ -1,0 +1,80 @@
+"""The models behind the endpoint: which one a request is for, and what all of them tell of themselves."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deployments.api.models import Health, ModelCard
+from deployments.endpoint.health import StageMonitor
+from deployments.endpoint.model_status import ModelStatus
+from deployments.endpoint.request_weight import WeighedRequests
+from deployments.pipeline.pipeline import Pipeline
+from preprocess.schema import InvalidRequestError
+
+ToldT = TypeVar("ToldT")
+
+_SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """One model: what is known of it and of its stages, and the way of requests through these. `suffix`: see
+    `AppConfig.by_suffix`."""
+
+    suffix: str
+    status: ModelStatus
+    monitor: StageMonitor
+    pipeline: Pipeline
+    weighed: WeighedRequests
+
+
+class ServedModels:
+    """All models, by their names in the API. The first one is meant where a request names none."""
+
+    def __init__(self, routes: Sequence[ModelRoute]) -> None:
+        self._routes = {route.status.name: route for route in routes}
+        self._first = routes[0]
+
+    def of(self, name: str | None) -> ModelRoute:
+        """Returns the model of that name. Raises InvalidRequestError, with status 404, if there is none."""
+        if name is None:
+            return self._first
+        if (route := self._routes.get(name)) is None:
+            served = ", ".join(map(repr, self._routes))
+            raise InvalidRequestError(
+                f"{name[:100]!r} is not served here, only {served}", field="model", code="model_not_found", status=404
+            )
+        return route
+
+    @property
+    def cards(self) -> list[ModelCard]:
+        return [route.status.card for route in self._routes.values()]
+
+    def health(self) -> Health:
+        """Returns the state of every model's stages. Those of a further model have its name behind theirs."""
+        stages, details, is_ready = dict[str, str](), dict[str, dict[str, str]](), True
+        for route in self._routes.values():
+            stages |= _named(route.suffix, route.monitor.states())
+            details |= _named(route.suffix, route.monitor.details())
+            is_ready = is_ready and route.monitor.is_ready
+        return Health(ready=is_ready, stages=stages, details=details)
+
+    async def open(self) -> None:
+        """Prepares for requests. Call this before the first."""
+        for route in self._routes.values():
+            await route.pipeline.open()
+
+    async def known(self) -> None:
+        """Waits until every stage of every model has answered once."""
+        await asyncio.gather(*(route.monitor.known() for route in self._routes.values()))
+
+    async def close(self) -> None:
+        for route in self._routes.values():
+            route.monitor.close()
+            await route.pipeline.close()
+
+
+def _named(suffix: str, told: Mapping[str, ToldT]) -> dict[str, ToldT]:
+    """Returns what a model's stages tell by the names that `/health` has. All models share the shards."""
+    return {stage if stage == _SHARED else f"{stage}{suffix}": one for stage, one in told.items()}

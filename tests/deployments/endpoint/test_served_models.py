@@ -1,0 +1,58 @@
+"""Which model a request is for, and what all of them tell."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.endpoint.model_status import ModelStatus
+from deployments.endpoint.served_models import ModelRoute, ServedModels
+from preprocess.schema import InvalidRequestError
+
+
+class Monitor:
+    served = None
+
+    def __init__(self, **states: str) -> None:
+        self._states = states
+
+    @property
+    def is_ready(self) -> bool:
+        return set(self._states.values()) == {"ready"}
+
+    def states(self) -> dict[str, str]:
+        return self._states
+
+    def details(self) -> dict[str, dict[str, str]]:
+        return {"generate": {"kernels": "avx2"}}
+
+
+def route(name: str, suffix: str, **states: str) -> ModelRoute:
+    monitor: Any = Monitor(**{"shared": "ready", "generate": "ready", **states})
+    nothing: Any = SimpleNamespace()
+    return ModelRoute(suffix, ModelStatus(name, monitor), monitor, nothing, nothing)
+
+
+FIRST, SECOND = route("a", ""), route("org/b", "-org%2Fb", generate="starting")
+
+
+def test_a_name_finds_its_model_and_no_name_the_first() -> None:
+    models = ServedModels([FIRST, SECOND])
+    assert [models.of(name) for name in ("a", "org/b", None)] == [FIRST, SECOND, FIRST]
+    assert [card.id for card in models.cards] == ["a", "org/b"]
+
+
+@pytest.mark.parametrize("name", ["", "b", "A", "org%2Fb", "x" * 1000])
+def test_another_name_is_a_404_that_lists_what_is_served(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is not served here, only 'a', 'org/b'") as caught:
+        ServedModels([FIRST, SECOND]).of(name)
+    assert (caught.value.status, caught.value.code, caught.value.field) == (404, "model_not_found", "model")
+    assert len(str(caught.value)) < 200
+
+
+def test_health_names_the_stages_of_all_models_and_the_shards_once() -> None:
+    assert ServedModels([FIRST]).health().ready
+    health = ServedModels([FIRST, SECOND]).health()
+    assert not health.ready
+    assert health.stages == {"shared": "ready", "generate": "ready", "generate-org%2Fb": "starting"}
+    assert set(health.details) == {"generate", "generate-org%2Fb"}
