@@ -367,10 +367,14 @@ class AppConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
+        self.check_names()
+        return self
+
+    def check_names(self) -> None:
+        """Raises ValueError where two models have one name."""
         names = [model.model_name for model in self.models]
         if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
             raise ValueError(f"two models have the name {doubled[0]!r}: give one another served_model_name")
-        return self
 
     @property
     def models(self) -> tuple[ModelConfig, ...]:

@@ -56,7 +56,12 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
                 raise
             place = _place(("further_models", number), lines)
             raise ConfigError(f"{path}: {place}.{str(error).removeprefix('--')}") from error
-    return config.model_copy(update={"further_models": tuple(further)})
+    config = config.model_copy(update={"further_models": tuple(further)})
+    try:
+        config.check_names()  # once more: links to one folder have its name
+    except ValueError as error:
+        raise ConfigError(f"{path or 'settings'}: {error}") from error
+    return config
 
 
 def _checked(config: ModelT) -> ModelT:

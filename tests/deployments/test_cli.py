@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,6 +179,27 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> N
     (refused,) = [line for line in lines if "POST /v1/completions 404 mine" in line]
     assert "'x' is not served here" in refused
     assert not any("/health" in line or "heartbeat" in line for line in lines)
+
+
+def test_two_models_are_served_together_and_the_log_tells_their_stages_apart(
+    shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "off")  # of which each stage warns
+    other = shutil.copytree(shapes, tmp_path / "other")
+    with started(shapes, str(other)) as server:
+        assert server.stdout is not None
+        ready = next(line for line in iter(server.stdout.readline, "") if " ready at " in line)
+        found = re.fullmatch(r"shapes and other are ready at (http://.*)/v1  .*\n", ready)
+        assert found is not None
+        models = httpx.get(f"{found[1]}/v1/models").json()["data"]
+        assert [model["id"] for model in models] == ["shapes", "other"]
+        for model in ("shapes", "other"):
+            body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+            assert httpx.post(f"{found[1]}/v1/completions", json=body, timeout=60).status_code == 200
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=60)
+    said = re.findall(r"WARNING (\S+): Raylens' kernels for the CPU are not in use", errors)
+    assert sorted(said) == ["encode", "encode-other", "generate", "generate-other"]
 
 
 @pytest.mark.slow

@@ -66,6 +66,13 @@ def test_a_further_model_that_cannot_be_served_is_named_with_its_line(tmp_path: 
             load_config(write(tmp_path, f"{head}{rest}\n"), {})
 
 
+def test_two_links_to_one_folder_are_one_name(tmp_path: Path, shapes: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(shapes)
+    with pytest.raises(ConfigError, match="settings: two models have the name 'shapes'"):
+        load_config(None, {"model": str(tmp_path / "a"), "further_models": [{"model": str(tmp_path / "b")}]})
+
+
 def test_the_paths_of_all_models_become_absolute(tmp_path: Path, shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(shapes).parent)
     text = "applications: [{args: {model: shapes, further_models: [{model: shapes, served_model_name: b}]}}]"
