@@ -122,7 +122,7 @@ def test_all_models_are_listed(client: OpenAI) -> None:
 
 
 def test_another_name_is_refused_with_those_that_are_served(client: OpenAI, app_url: str) -> None:
-    asks: list[Callable[[], Any]] = [
+    asks: list[Callable[[], object]] = [
         lambda: ask(client, "nobody", "Hello", []),
         lambda: client.completions.create(model="nobody", prompt="Hello"),
         lambda: client.responses.create(model="nobody", input="Hello"),
