@@ -134,7 +134,9 @@ class LLMEngine:
         )
         for sequence, state in zip(sequences, states, strict=True):
             # A mask of a grammar takes time on other threads, one for each token.
-            if self._looks_up and state.matcher is None:
+            # By default only where a row has the same bits alone and among others, which adapters' products have not.
+            looks_up = self._looks_up and (lora is None or self._config.prompt_lookup)
+            if looks_up and state.matcher is None:
                 sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
             request.answers[sequence] = AnswerState(
                 state, self.make_detokenizer(params, prompt) if params.stop else None

@@ -67,7 +67,7 @@ def read_adapter(
     config = _read_config(Path(folder, CONFIG_FILE))
     path = Path(folder, WEIGHTS_FILE)
     if not path.is_file():
-        raise LoraError(f"{path} does not exist")
+        raise LoraError(f"{path.name} does not exist")
     try:
         with safe_open(path, framework="pt") as file:
             pairs = _pairs(path, file.keys(), layers)
@@ -79,7 +79,7 @@ def read_adapter(
                 for name, keys in pairs.items()
             }
     except (SafetensorError, OSError) as error:
-        raise LoraError(f"{path} cannot be read: {error}") from error
+        raise LoraError(f"{path.name} cannot be read: {_reason(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +94,24 @@ class _Config:
 def _read_config(path: Path) -> _Config:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise LoraError(f"{path} has {path.stat().st_size} bytes, the limit is {_MAX_CONFIG_BYTES}")
+            raise LoraError(f"{path.name} has {path.stat().st_size} bytes, the limit is {_MAX_CONFIG_BYTES}")
         settings = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise LoraError(f"{path} cannot be read: {error}") from error
+        raise LoraError(f"{path.name} cannot be read: {_reason(error)}") from error
     if not isinstance(settings, dict):
-        raise LoraError(f"{path} holds no JSON object")
+        raise LoraError(f"{path.name} holds no JSON object")
     if settings.get("peft_type") != "LORA":
-        raise LoraError(f"{path}: peft_type is {_shown(settings.get('peft_type'))}, only 'LORA' is supported")
+        raise LoraError(f"{path.name}: peft_type is {_shown(settings.get('peft_type'))}, only 'LORA' is supported")
     for field, harmless in _UNSUPPORTED.items():
         value = settings.get(field)
         if value is not None and value not in harmless:
-            raise LoraError(f"{path}: {field} is {_shown(value)}, only {harmless[0]!r} is supported")
+            raise LoraError(f"{path.name}: {field} is {_shown(value)}, only {harmless[0]!r} is supported")
     alpha = settings.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise LoraError(f"{path}: lora_alpha is {_shown(alpha)}, it has to be a number")
+        raise LoraError(f"{path.name}: lora_alpha is {_shown(alpha)}, it has to be a number")
     is_rank_stabilized = settings.get("use_rslora") or False
     if not isinstance(is_rank_stabilized, bool):
-        raise LoraError(f"{path}: use_rslora is {_shown(is_rank_stabilized)}, it has to be true or false")
+        raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it has to be true or false")
     return _Config(alpha, is_rank_stabilized)
 
 
@@ -121,28 +121,28 @@ def _pairs(path: Path, keys: list[str], layers: Mapping[str, LinearShape]) -> di
     for key in keys:
         match = _KEY.fullmatch(key)
         if match is None:
-            raise LoraError(
-                f"{path}: the tensor {_shown(key)} is not supported, only lora_A and lora_B of linear layers of the"
-                " language model are"
-            )
+            reason = "is not supported, only lora_A and lora_B of the language model's linear layers are"
+            raise LoraError(f"{path.name}: the tensor {_shown(key)} {reason}")
         others = [part for part in match["front"].split(".") if part and part not in _DECODER_PARTS]
         if others:
             raise LoraError(
-                f"{path}: the tensor {_shown(key)} belongs to {others[0]!r}; only adapters of the language model's"
+                f"{path.name}: the tensor {_shown(key)} belongs to {others[0]!r}; only adapters of the language model's"
                 " layers are supported"
             )
         if match["module"] not in layers:
             reason = f"is of {match['module']!r}, which is no linear layer of the model"
-            raise LoraError(f"{path}: the tensor {_shown(key)} {reason}")
+            raise LoraError(f"{path.name}: the tensor {_shown(key)} {reason}")
         halves = found.setdefault(match["module"], {})
         if match["half"] in halves:
-            raise LoraError(f"{path}: the tensors {halves[match['half']]!r} and {_shown(key)} are of the same layer")
+            raise LoraError(
+                f"{path.name}: the tensors {halves[match['half']]!r} and {_shown(key)} are of the same layer"
+            )
         halves[match["half"]] = key
     for name, halves in found.items():
         if len(halves) != 2:
-            raise LoraError(f"{path}: {name!r} has lora_{next(iter(halves))}, but not both of lora_A and lora_B")
+            raise LoraError(f"{path.name}: {name!r} has lora_{next(iter(halves))}, but not both of lora_A and lora_B")
     if not found:
-        raise LoraError(f"{path} holds no tensors")
+        raise LoraError(f"{path.name} holds no tensors")
     return {name: (halves["A"], halves["B"]) for name, halves in found.items()}
 
 
@@ -151,19 +151,24 @@ def _check_shapes(path: Path, name: str, shapes: list[tuple[int, ...]], layer: L
     rank = a[0] if a else 0
     if a != (rank, layer.in_features) or b != (layer.out_features, rank) or rank < 1:
         raise LoraError(
-            f"{path}: lora_A and lora_B of {name!r} are {list(a)} and {list(b)}, the model takes"
+            f"{path.name}: lora_A and lora_B of {name!r} are {list(a)} and {list(b)}, the model takes"
             f" [rank, {layer.in_features}] and [{layer.out_features}, rank]"
         )
     if rank > max_rank:
-        raise LoraError(f"{path}: the rank of {name!r} is {rank}, the limit is {max_rank} (max_lora_rank)")
+        raise LoraError(f"{path.name}: the rank of {name!r} is {rank}, the limit is {max_rank} (max_lora_rank)")
 
 
 def _delta(path: Path, name: str, tensors: list[torch.Tensor], config: _Config, dtype: torch.dtype) -> LoraDelta:
     a, b = (tensor.float() for tensor in tensors)
     delta = LoraDelta(a.to(dtype), (b * config.scale(len(a))).to(dtype))
     if not (delta.a.isfinite().all() and delta.b.isfinite().all()):
-        raise LoraError(f"{path}: lora_A or lora_B of {name!r} holds numbers that are not finite in {dtype}")
+        raise LoraError(f"{path.name}: lora_A or lora_B of {name!r} holds numbers that are not finite in {dtype}")
     return delta
+
+
+def _reason(error: Exception) -> str:
+    """Returns what is wrong, without the file's whole path: clients may read it."""
+    return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
 
 
 def _shown(value: object) -> str:

@@ -101,7 +101,7 @@ class LoraAdapters:
                 self._slots[lora] = one.slot
                 continue
             self._free.append(one.slot)
-            if not isinstance(error, LoraError):
-                logger.error("adapter %s could not be loaded", lora.name, exc_info=error)
-            failures[lora] = LoraError(f"adapter {lora.name!r}: {error}")
+            is_known = isinstance(error, LoraError)
+            logger.error("adapter %s in %s: %s", lora.name, lora.folder, error, exc_info=None if is_known else error)
+            failures[lora] = LoraError(f"adapter {lora.name!r}: {error if is_known else 'it could not be loaded'}")
         return failures
