@@ -42,7 +42,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
     except ValidationError as error:
         problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
-    config = _with_pipelines(_with_local_root(_with_keys(config)))
+    config = _with_adapters(_with_pipelines(_with_local_root(_with_keys(config))))
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config)
@@ -119,6 +119,16 @@ def _with_local_root(config: AppConfig) -> AppConfig:
     if not folder.is_dir():
         raise ConfigError(f"media.local_root: {folder} is no folder")
     return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
+
+
+def _with_adapters(config: AppConfig) -> AppConfig:
+    """Does the same for the folder of adapters."""
+    if config.generate.adapters_folder is None:
+        return config
+    folder = Path(config.generate.adapters_folder).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"generate.adapters_folder: {folder} is no folder")
+    return config.model_copy(update={"generate": config.generate.model_copy(update={"adapters_folder": str(folder)})})
 
 
 def _check_hub_id(config: AppConfig) -> None:

@@ -23,7 +23,7 @@ _MAX_CONFIG_BYTES = 2**20
 # A key's path in front of `layers.` may hold only these. Others belong to another part of the model.
 _DECODER_PARTS = frozenset({"base_model", "model", "language_model", "text_model", "decoder", "llm"})
 _KEY = re.compile(r"(?P<front>(?:\w+\.)*?)(?P<module>layers\.\d+\.[\w.]+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
-# Fields of PEFT's settings that change what an adapter computes, each with the values that change nothing.
+# Fields of PEFT's settings that change what an adapter computes, each with the values that change nothing besides null.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "bias": ("none",),
@@ -36,6 +36,13 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "target_parameters": ([],),
     "use_qalora": (False,),
     "alora_invocation_tokens": ([],),
+    "arrow_config": (),
+    "kasa_config": (),
+    "monteclora_config": (),
+    "velora_config": (),
+    "use_bdlora": (),
+    # Others, such as PiSSA, also change the weights that the adapter is added to.
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 
 
@@ -105,7 +112,8 @@ def _read_config(path: Path) -> _Config:
     for field, harmless in _UNSUPPORTED.items():
         value = settings.get(field)
         if value is not None and value not in harmless:
-            raise LoraError(f"{path.name}: {field} is {_shown(value)}, only {harmless[0]!r} is supported")
+            expected = harmless[0] if harmless else None
+            raise LoraError(f"{path.name}: {field} is {_shown(value)}, only {expected!r} is supported")
     alpha = settings.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise LoraError(f"{path.name}: lora_alpha is {_shown(alpha)}, it has to be a number")

@@ -53,14 +53,14 @@ class ModelRunner:
         """With a `group` this runner is one rank of several. All ranks but rank 0 run `lockstep.serve_steps`.
 
         Raises ValueError for a model or settings that are not supported."""
+        if config.max_loras > 0 and group is not None:
+            raise ValueError("max_loras: a model divided among ranks serves no adapters")
         self._group = group
         self._device = torch.device(config.device)
         is_float32 = config.dtype == "float32" and _cache_dtype(config) is torch.float32
         self._kernels = kernel_library() if self._device.type == "cpu" and is_float32 else None
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
-        if config.max_loras > 0 and group is not None:
-            raise ValueError("max_loras: a model divided among ranks serves no adapters")
         lora_shapes = linear_shapes(self._decoder) if config.max_loras > 0 else {}
         if config.quantization == "int8":
             if group is not None:

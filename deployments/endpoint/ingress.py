@@ -151,13 +151,13 @@ class Ingress:
         await self._shards.close()
 
     async def models(self) -> ModelList:
-        """Lists the one model that is served."""
-        return ModelList(data=[self._model.card])
+        """Lists the one model that is served, and its adapters."""
+        return ModelList(data=[self._model.card, *self._model.adapter_cards])
 
     async def model(self, model: str) -> ModelCard:
-        """Describes the served model by its name; 404 for any other name."""
+        """Describes the served model or an adapter by its name; 404 for any other name."""
         self._model.check_model(model)
-        return self._model.card
+        return next((card for card in self._model.adapter_cards if card.id == model), self._model.card)
 
     async def health(self, request: Request) -> JSONResponse:
         """Answers 200 if every stage is ready, else 503; the body says which is not. Needs no API key."""

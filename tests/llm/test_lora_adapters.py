@@ -83,6 +83,8 @@ def test_deltas_are_scaled(tmp_path: Path, settings: dict[str, Any], scale: floa
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"target_parameters": ["experts"]}, "target_parameters"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"arrow_config": {"top_k": 3}}, "arrow_config is .*, only None"),
         ({"lora_alpha": "16"}, "lora_alpha is '16'"),
         ({"lora_alpha": None}, "lora_alpha is None"),
         ({"use_rslora": 1}, "use_rslora is 1"),
@@ -244,6 +246,12 @@ def test_without_places_no_adapter_is_taken(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_loras is 0"):
         engine.add_request("r", request.prompt, request.embeddings, PARAMS, lora=LoraRequest("a", "/a"))
     assert not engine.has_unfinished()
+
+
+def test_several_ranks_serve_none() -> None:
+    group: Any = object()
+    with pytest.raises(ValueError, match="max_loras: a model divided among ranks serves no adapters"):
+        LLMEngine(EngineConfig("model", max_loras=1), group)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
