@@ -21,11 +21,13 @@ from llm.lora_request import NO_SLOT
 @dataclass(slots=True)
 class ActiveAdapters:
     """The adapters of the step that runs now. `slots`: those of its rows. `ranks`: where their weights lie.
-    `is_foreign`, (num_rows, number of ranks) bool: which of these weights belong to another adapter than the row's."""
+    `is_foreign`, (num_rows, number of ranks) bool: which of these weights belong to another adapter than the row's.
+    None: none of them does."""
 
     slots: frozenset[int] = frozenset()
+    num_rows: int = 0
     ranks: slice = field(default_factory=lambda: slice(0))
-    is_foreign: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.bool))
+    is_foreign: torch.Tensor | None = None
 
 
 class LoraLinear(nn.Module):
@@ -48,6 +50,9 @@ class LoraLinear(nn.Module):
         self.used_slots: set[int] = set()
         self.a = torch.zeros(num_ranks, shape.in_features, dtype=dtype, device=device)
         self.b = torch.zeros(num_ranks, shape.out_features, dtype=dtype, device=device)
+        # The parts that the last step took. To take them anew costs as much as to multiply with them.
+        self._ranks = slice(0)
+        self._parts = self.a.T, self.b
 
     def load(self, slot: int, ranks: slice, delta: LoraDelta | None) -> None:
         """Puts an adapter's delta into a slot, `ranks` of the weights. None: the adapter does not change this layer."""
@@ -66,11 +71,15 @@ class LoraLinear(nn.Module):
         active = self.active
         if active.slots.isdisjoint(self.used_slots):
             return output
+        if self._ranks != active.ranks:
+            self._ranks, self._parts = active.ranks, (self.a[active.ranks].T, self.b[active.ranks])
+        a, b = self._parts
         rows = input.reshape(-1, input.shape[-1])
-        assert len(rows) == len(active.is_foreign), "the layer computes other rows than the step's tokens"
-        # Filled, not multiplied: a row must not see it where another's adapter has overflowed.
-        inner = (rows @ self.a[active.ranks].T).masked_fill_(active.is_foreign, 0)
-        return torch.addmm(output.reshape(-1, output.shape[-1]), inner, self.b[active.ranks]).view_as(output)
+        assert len(rows) == active.num_rows, "the layer computes other rows than the step's tokens"
+        inner = rows @ a
+        if active.is_foreign is not None:
+            inner.masked_fill_(active.is_foreign, 0)  # a product would let a row see where another's adapter overflows
+        return torch.addmm(output.reshape(-1, output.shape[-1]), inner, b).view_as(output)
 
 
 class LoraLayers:
@@ -130,11 +139,14 @@ class LoraLayers:
                 attributes["forward"] = forward
 
     def _activate(self, row_slots: torch.Tensor) -> None:
-        slots = frozenset(row_slots.tolist()) - {NO_SLOT}
-        ranks = self._ranks(min(slots), max(slots) + 1)
-        owners = torch.arange(ranks.start, ranks.stop, device=self._device) // self.max_rank
-        self._active.slots, self._active.ranks = slots, ranks
-        self._active.is_foreign = owners != row_slots.to(self._device).unsqueeze(1)
+        active = self._active
+        all_slots = frozenset(row_slots.tolist())
+        active.slots, active.num_rows = all_slots - {NO_SLOT}, len(row_slots)
+        active.ranks = self._ranks(min(active.slots), max(active.slots) + 1)
+        active.is_foreign = None
+        if len(all_slots) > 1:
+            owners = torch.arange(active.ranks.start, active.ranks.stop, device=self._device) // self.max_rank
+            active.is_foreign = owners != row_slots.to(self._device).unsqueeze(1)
 
     def _ranks(self, start: int, stop: int) -> slice:
         return slice(start * self.max_rank, stop * self.max_rank)

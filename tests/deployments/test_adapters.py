@@ -30,9 +30,9 @@ def whole(shapes: str) -> LlavaForConditionalGeneration:
 def spare(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adapters that are not served yet."""
     folder = tmp_path_factory.mktemp("spare")
-    save_adapter(folder / "first", whole(shapes), seed=1)
-    save_adapter(folder / "second", whole(shapes), seed=2, rank=8, use_rslora=True)
-    save_adapter(folder / "third", whole(shapes), seed=3, rank=2)
+    save_adapter(folder / "first", whole(shapes), seed=1, spread=2)
+    save_adapter(folder / "second", whole(shapes), seed=2, rank=8, use_rslora=True, spread=2)
+    save_adapter(folder / "third", whole(shapes), seed=3, rank=2, spread=2)
     return folder
 
 
