@@ -53,8 +53,8 @@ class LoraAdapters:
         could not be read, with the reasons. Their sequences have to end: the next one tries again."""
         failures = self._collect()
         num_running = Counter(one.lora for one in running if one.lora is not None)
-        for lora in num_running:
-            self._slots.move_to_end(lora)
+        for used in num_running:
+            self._slots.move_to_end(used)
         wanted: set[LoraRequest] = set()
         held: set[LoraRequest] = set()
         for sequence in waiting:

@@ -35,7 +35,7 @@ def save_adapter(
     """An adapter of the layers of `model` whose names are in `targets`. Its deltas are about `spread` times as large as
     weights of 1 / sqrt(in_features)."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, linear in linear_layers(model).items():
         if targets(name):
             a = torch.randn(rank, linear.in_features, generator=generator) * linear.in_features**-0.5

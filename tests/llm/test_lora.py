@@ -14,7 +14,7 @@ from llm.lora_request import LoraRequest
 from tests.adapters import merge_adapter, save_adapter
 from tests.llm.greedy_answers import PARAMS
 from tests.llm.language_variants import VARIANTS
-from tests.small_models import Request, small_requests, whole_class
+from tests.small_models import NUM_TOKENS, Request, small_requests, whole_class
 
 KV_CACHE_BYTES = 2**22
 FAMILIES = ("llava", "qwen2_vl", "gemma3", "gemma3n", "internvl, qwen3", "aria")
@@ -106,7 +106,7 @@ def test_answers_of_prompts_in_chunks_equal_those_of_merged_weights(served: Serv
 
 
 def test_preempted_answers_equal_those_of_merged_weights(served: Served) -> None:
-    longest = max(len(one.prompt.prompt_token_ids) for _, one in served.mixed) + PARAMS.max_tokens
+    longest = max(len(one.prompt.prompt_token_ids) for _, one in served.mixed) + NUM_TOKENS
     num_blocks = served.engine(block_size=4)._runner.num_blocks
     num_bytes = -(-longest // 4) * (KV_CACHE_BYTES // num_blocks)
     engine = served.engine(block_size=4, kv_cache_bytes=num_bytes, max_num_batched_tokens=2048)

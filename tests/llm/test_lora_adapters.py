@@ -15,6 +15,7 @@ from llm.lora_adapter import LinearShape, read_adapter
 from llm.lora_adapters import LoraAdapters
 from llm.lora_layers import LoraLayers
 from llm.lora_request import LoraError, LoraRequest
+from llm.outputs import RequestOutput
 from llm.prefix_cache import shared_root
 from llm.sequence import Sequence
 from tests.adapters import PREFIX, save_adapter
@@ -213,7 +214,7 @@ def test_requests_whose_adapter_is_broken_end_with_its_error_and_others_go_on(tm
     for _ in range(2):
         for name, lora in {"good": good, "broken": broken, "base": None}.items():
             engine.add_request(name, request.prompt, request.embeddings, PARAMS, lora=lora)
-        ends = {}
+        ends: dict[str, RequestOutput] = {}
         while engine.has_unfinished():
             ends |= {one.request_id: one for one in engine.step() if one.finish_reason is not None}
         assert isinstance(ends["broken"].error, LoraError)
