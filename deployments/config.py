@@ -219,8 +219,21 @@ class GenerateConfig(ScaledConfig):
     )
     resources: Resources = {}
     engine: EngineSettings = Field(EngineSettings(), description="the engine of each replica")
+    adapters_folder: str | None = Field(
+        None,
+        description="folder on the replicas' nodes whose folders are LoRA adapters, as PEFT saves them, each a model by"
+        " its folder's name; engine.max_loras of them are in memory at once; null: none",
+    )
     max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")
+
+    @model_validator(mode="after")
+    def _adapters_have_places(self) -> Self:
+        if self.adapters_folder is not None and self.engine.max_loras == 0:
+            raise ValueError("adapters_folder: no adapter can be loaded, for engine.max_loras is 0")
+        if self.adapters_folder is None and self.engine.max_loras > 0:
+            raise ValueError(f"engine.max_loras is {self.engine.max_loras}, but adapters_folder names no adapters")
+        return self
 
     @model_validator(mode="after")
     def _ranks_have_places(self) -> "GenerateConfig":
@@ -228,6 +241,8 @@ class GenerateConfig(ScaledConfig):
             return self
         if self.engine.quantization is not None:
             raise ValueError("engine.quantization: weights divided among ranks cannot be quantized")
+        if self.engine.max_loras > 0:
+            raise ValueError("engine.max_loras: a model divided among ranks serves no adapters")
         if not self.num_cpus and not self.num_gpus:
             raise ValueError("ranks are placed by what they reserve: num_cpus or num_gpus must be above 0")
         if 0 < self.num_gpus <= 0.5:

@@ -67,7 +67,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
 def _checked(config: ModelT) -> ModelT:
     """Refuses a model that cannot be served. Makes its paths absolute: replicas do not start where the command line was
     typed."""
-    config = _with_pipelines(config)
+    config = _with_adapters(_with_pipelines(config))
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config)
@@ -148,6 +148,16 @@ def _with_local_root(config: AppConfig) -> AppConfig:
     if not folder.is_dir():
         raise ConfigError(f"media.local_root: {folder} is no folder")
     return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
+
+
+def _with_adapters(config: ModelT) -> ModelT:
+    """Does the same for the folder of a model's adapters."""
+    if config.generate.adapters_folder is None:
+        return config
+    folder = Path(config.generate.adapters_folder).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"generate.adapters_folder: {folder} is no folder")
+    return config.model_copy(update={"generate": config.generate.model_copy(update={"adapters_folder": str(folder)})})
 
 
 def _check_hub_id(config: ModelConfig) -> None:

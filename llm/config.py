@@ -81,6 +81,20 @@ class EngineSettings:
         ),
     ] = 0.5
 
+    max_loras: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=256,
+            description="LoRA adapters of the language model in memory at once; requests for others wait until one is"
+            " no longer used; 0: no adapters are served",
+        ),
+    ] = 0
+    max_lora_rank: Annotated[
+        int,
+        Field(ge=1, le=512, description="the highest rank of an adapter; each of max_loras takes memory for this rank"),
+    ] = 16
+
     @model_validator(mode="after")
     def _budget_covers_every_sequence(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -64,12 +64,13 @@ class DecodeGraphs:
 
     def fits(self, step: StepInput) -> bool:
         """Returns whether the graphs can run the step: it only decodes, one token for each of its sequences, and no
-        context is longer than `max_length`."""
+        context is longer than `max_length`, and no adapter is in it."""
         num_chunks = len(step.query_lengths)
         return (
             step.num_decodes == num_chunks == len(step.logits_rows) <= len(self._rows)
             and not step.scored
             and not len(step.embed_rows)
+            and step.row_slots is None
             and max(step.context_lengths) <= self._max_length
         )
 

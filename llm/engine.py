@@ -5,6 +5,7 @@ A step schedules chunks, runs the model over them, samples tokens, and makes an 
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate, islice
@@ -21,6 +22,8 @@ from llm.generation_defaults import default_sampling, eos_token_ids, load_genera
 from llm.grammar import GrammarCompiler
 from llm.late_masks import LateMasks, Sampling
 from llm.logprobs import TokenLogprobs
+from llm.lora_adapters import LoraAdapters
+from llm.lora_request import LoraError, LoraRequest
 from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
 from llm.parallel import ProcessGroup, RankDiedError
@@ -69,6 +72,8 @@ class LLMEngine:
         self.grammar_compiler = GrammarCompiler(self.byte_tokenizer)
         self._requests: dict[str, Request] = {}
         self._late_masks = LateMasks()
+        layers = self._runner.lora_layers
+        self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
         self._num_steps, self._step_seconds = 0, 0.0
         self._num_draft_tokens = self._num_accepted_tokens = 0
@@ -97,34 +102,41 @@ class LLMEngine:
         *,
         cache_salt: str = "",
         priority: int = 0,
+        lora: LoraRequest | None = None,
     ) -> None:
         """Queues a request. `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`.
 
         None stands for embeddings that come later, with `set_embeddings`. The engine computes the prompt up to their
         placeholder meanwhile. Requests of different `cache_salt` share nothing in the prefix cache, however equal their
-        prompts are. Requests of a lower `priority` go first.
+        prompts are. Requests of a lower `priority` go first. With `lora` the adapter answers, which is read from its
+        folder if it is not in memory. Where it cannot be read, an output of `step` has the LoraError.
 
         Raises InvalidRequestError for a request that can never run: for embeddings of a wrong shape, for a prompt or
         answer that the context has no room for, for tokens outside the vocabulary, and for a grammar that cannot be
-        compiled. Raises ValueError for a `request_id` that is in the engine already. A grammar that `grammar_compiler`
-        has compiled before takes no time here. Any thread may use that compiler.
+        compiled. Raises ValueError for a `request_id` that is in the engine already, and for an adapter where
+        `max_loras` is 0. A grammar that `grammar_compiler` has compiled before takes no time here. Any thread may use
+        that compiler.
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is in the engine already")
+        if lora is not None and self._adapters is None:
+            raise ValueError(f"no adapters are served, as {lora.name!r}: max_loras is 0")
         items = make_items(prompt, embeddings, self._runner.embedding_size)
         check_room(len(prompt.prompt_token_ids), params, self.max_model_len)
         layout = self._runner.prompt_layout(prompt)
         check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
-        root = shared_root(cache_salt) if shares_prefix else private_root()
+        root = shared_root(cache_salt, lora) if shares_prefix else private_root()
         states = self._sampler_states(prompt, self._with_defaults(params))
         request = Request(prompt, items, {})
         sequences = request.make_sequences(
-            request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority
+            request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority, lora=lora
         )
         for sequence, state in zip(sequences, states, strict=True):
             # A mask of a grammar takes time on other threads, one for each token.
-            if self._looks_up and state.matcher is None:
+            # By default only where a row has the same bits alone and among others, which adapters' products have not.
+            looks_up = self._looks_up and (lora is None or self._config.prompt_lookup)
+            if looks_up and state.matcher is None:
                 sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
             request.answers[sequence] = AnswerState(
                 state, self.make_detokenizer(params, prompt) if params.stop else None
@@ -171,8 +183,14 @@ class LLMEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether a step would do nothing until the next request or embeddings come."""
-        return self._is_stalled or not self._scheduler.has_unfinished()
+        """Returns whether a step would do nothing until the next request, embeddings or adapter come."""
+        is_stalled = self._is_stalled and not (self._adapters is not None and self._adapters.has_news)
+        return is_stalled or not self._scheduler.has_unfinished()
+
+    def call_when_adapter_read(self, wake: Callable[[], None]) -> None:
+        """Has `wake` called, on another thread, when an adapter has been read for which the engine may be idle."""
+        if self._adapters is not None:
+            self._adapters.on_read = wake
 
     @property
     def stats(self) -> EngineStats:
@@ -199,11 +217,12 @@ class LLMEngine:
             with torch.inference_mode():
                 return self.step()
         started = time.perf_counter()
+        failed = [] if self._adapters is None else self._place_adapters(self._adapters)
         chunks = self._scheduler.schedule()
         self._late_masks.forget_gone()
         self._is_stalled = not chunks and not self._late_masks
         if self._is_stalled:
-            return []
+            return failed
         late = self._late_masks.sequences
         try:
             outputs = self._run(chunks)
@@ -218,7 +237,16 @@ class LLMEngine:
         self._scheduler.note_step(chunks, seconds)
         self._num_steps += 1
         self._step_seconds += seconds
-        return outputs
+        return failed + outputs
+
+    def _place_adapters(self, adapters: LoraAdapters) -> list[RequestOutput]:
+        """Gives waiting sequences their adapters. Ends the requests whose adapter cannot be read, and returns their
+        outputs."""
+        failures = adapters.place(self._scheduler.waiting, self._scheduler.running)
+        if not failures:
+            return []
+        failed = {one.request_id: failures[one.lora] for one in self._scheduler.waiting if one.lora in failures}
+        return [output for request_id, error in failed.items() for output in self._fail(request_id, error)]
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when a block of the KV cache was lost, or when its reference count is wrong."""
@@ -360,10 +388,11 @@ class LLMEngine:
         if not answers:
             del self._requests[sequence.request_id]
 
-    def _fail(self, request_id: str, error: InvalidRequestError | None = None) -> list[RequestOutput]:
+    def _fail(self, request_id: str, error: InvalidRequestError | LoraError | None = None) -> list[RequestOutput]:
         """Ends all answers of a request with `ERROR` and returns their outputs, or none for a request that has ended.
 
-        `error` says what the client has to change, where the request itself has caused the failure."""
+        `error` says what the client has to change, where the request itself has caused the failure, or what is wrong
+        with its adapter."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return []

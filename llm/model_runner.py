@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from llm.layer_probe import cache_shapes, probe_layers
 from llm.loader import load_language_half
 from llm.lockstep import run_on_all_ranks
 from llm.logprobs import TokenLogprobs, token_logprobs
+from llm.lora_adapter import LinearShape
+from llm.lora_layers import LoraLayers, linear_shapes
 from llm.parallel import ProcessGroup
 from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
@@ -51,17 +53,21 @@ class ModelRunner:
         """With a `group` this runner is one rank of several. All ranks but rank 0 run `lockstep.serve_steps`.
 
         Raises ValueError for a model or settings that are not supported."""
+        if config.max_loras > 0 and group is not None:
+            raise ValueError("max_loras: a model divided among ranks serves no adapters")
         self._group = group
         self._device = torch.device(config.device)
         is_float32 = config.dtype == "float32" and _cache_dtype(config) is torch.float32
         self._kernels = kernel_library() if self._device.type == "cpu" and is_float32 else None
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
+        lora_shapes = linear_shapes(self._decoder) if config.max_loras > 0 else {}
         if config.quantization == "int8":
             if group is not None:
                 raise ValueError("quantization: weights divided among ranks cannot be quantized")
             quantize_linear_layers(self._decoder)
         pack_linear_layers(self._model)
+        self.lora_layers = self._make_lora_layers(lora_shapes, config) if config.max_loras > 0 else None
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
         self.vocab_size: int = text_config.vocab_size
@@ -76,6 +82,7 @@ class ModelRunner:
             num_rope_axes=self._family.num_rope_axes,
             embedding_size=self.embedding_size,
             keeps_tokens=self._family.adds_embeddings,
+            has_loras=config.max_loras > 0,
         )
         calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         layers = cache_shapes(calls)
@@ -90,6 +97,16 @@ class ModelRunner:
         self._fused = self._fuse(calls, config) if has_kernels else None
         # Without graphs on several ranks: they launch their collectives one by one.
         self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
+
+    def _make_lora_layers(self, shapes: Mapping[str, LinearShape], config: EngineConfig) -> LoraLayers:
+        return LoraLayers(
+            self._decoder,
+            shapes,
+            max_loras=config.max_loras,
+            max_rank=config.max_lora_rank,
+            dtype=getattr(torch, config.dtype),
+            device=self._device,
+        )
 
     def _fuse(self, calls: Sequence[AttentionCall], config: EngineConfig) -> FusedDecoder | None:
         """Returns the decoder that runs in one call, or None where its layers are of another kind, or where it does not
@@ -159,7 +176,12 @@ class ModelRunner:
             # The cache has room at least for the largest picture and a step's budget beside it.
             num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, num_positions)
             return max(_CPU_CACHE_BYTES, -(-num_needed // config.block_size) * bytes_of_block)
-        run = partial(self._try_step, layers, config, self._max_step_tokens, num_positions, has_items=True)
+
+        def run() -> None:
+            for has_loras in (False, True) if self.lora_layers is not None else (False,):
+                num_tokens = self._max_step_tokens
+                self._try_step(layers, config, num_tokens, num_positions, has_items=True, has_loras=has_loras)
+
         return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
 
     @torch.inference_mode()
@@ -171,9 +193,10 @@ class ModelRunner:
         num_positions: int,
         *,
         has_items: bool,
+        has_loras: bool = False,
     ) -> None:
         """Runs a step that computes only the last `num_tokens` of a prompt, with a cache of a single block.
-        `has_items`: all these tokens are of items."""
+        `has_items`: all these tokens are of items. `has_loras`: they have the first and the last adapter."""
         step = worst_step(
             num_tokens=num_tokens,
             num_positions=num_positions,
@@ -183,6 +206,8 @@ class ModelRunner:
             is_span=self._family.has_spans,
             embedding_size=self.embedding_size if has_items else None,
         ).to(self._device)
+        if has_loras:
+            step.row_slots = torch.arange(len(step.token_ids)) % 2 * (config.max_loras - 1)
         self.forward(step, self._make_attention(layers, 1, config).prepare(step))
 
     def _make_attention(self, layers: Sequence[LayerShape], num_blocks: int, config: EngineConfig) -> PagedAttention:
@@ -281,6 +306,10 @@ class ModelRunner:
     def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
         float32. Hidden states that no logits are made of may be anything."""
+        if step.row_slots is not None:
+            assert self.lora_layers is not None
+            with self.lora_layers.of(step.row_slots):
+                return self._forward_layers(step, attention)
         if self._fused is not None and isinstance(attention, KernelStep):
             done = self._forward_fused(self._fused, step, attention, wants_all_hidden=bool(step.scored))
             if done is not None:

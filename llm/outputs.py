@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from llm.logprobs import TokenLogprobs
+from llm.lora_request import LoraError
 from llm.sampler import SampledToken
 from llm.sequence import FinishReason, Sequence, SequenceTimes
 from preprocess.schema import InvalidRequestError
@@ -31,7 +32,7 @@ class RequestOutput:
     finish_reason: FinishReason | None
     has_stop_token: bool
     times: SequenceTimes
-    error: InvalidRequestError | None = None
+    error: InvalidRequestError | LoraError | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, token: SampledToken | None, *, has_stop_token: bool = False) -> "RequestOutput":

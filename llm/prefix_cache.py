@@ -1,19 +1,26 @@
 """Hashes that name the content of full KV blocks: equal hashes mean equal keys and values."""
 
+import json
 import os
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
 
 import numpy as np
 
+from llm.lora_request import LoraRequest
 from llm.sequence import PromptItem, Sequence
 
 _DIGEST_BYTES = 16
 
 
-def shared_root(cache_salt: str) -> bytes:
-    """Returns the root of the block hashes of all requests with one salt, so that they share blocks."""
-    return blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES).digest()
+def shared_root(cache_salt: str, lora: LoraRequest | None = None) -> bytes:
+    """Returns the root of the block hashes of all requests with one salt and one adapter, so that they share blocks."""
+    root = blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES)
+    if lora is None:
+        return root.digest()
+    identity = json.dumps([lora.name, lora.folder, lora.version]).encode()
+    # The personalisation keeps these apart from all roots without an adapter, whatever the salt.
+    return blake2b(root.digest() + identity, digest_size=_DIGEST_BYTES, person=b"lora").digest()
 
 
 def private_root() -> bytes:

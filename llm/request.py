@@ -7,6 +7,7 @@ import torch
 
 from llm.detokenizer import Detokenizer
 from llm.logprobs import TokenLogprobs
+from llm.lora_request import LoraRequest
 from llm.prompt_layout import PromptLayout
 from llm.request_checks import check_embeddings
 from llm.sampler_state import SamplerState
@@ -53,6 +54,7 @@ class Request:
         prefix_root: bytes,
         max_model_len: int,
         priority: int,
+        lora: LoraRequest | None,
     ) -> list[Sequence]:
         """Returns a sequence for each answer. The first computes the prompt, and the others take its blocks from the
         prefix cache."""
@@ -71,6 +73,7 @@ class Request:
                 parent=sequences[0] if sequences else None,
                 prefix_root=prefix_root,
                 priority=priority,
+                lora=lora,
                 num_prompt_logprobs=None if sequences else params.prompt_logprobs,
             )
             sequences.append(sequence)

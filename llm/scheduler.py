@@ -225,10 +225,13 @@ class Scheduler:
 
     def _may_start(self, sequence: Sequence) -> bool:
         """Returns whether a waiting sequence lacks nothing but room. It waits neither for its first embeddings nor for
-        its parent to compute the prompt that they share, and those that wait for embeddings leave it a place."""
+        its adapter nor for its parent to compute the prompt that they share, and those that wait for embeddings leave
+        it a place."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
         if waits_for_parent or sequence.last_whole(_end_of_ready(sequence)) <= 0:
+            return False
+        if sequence.lora is not None and sequence.lora_slot is None:
             return False
         if not sequence.awaits_embeddings:
             return True

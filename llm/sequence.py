@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llm.lora_request import LoraRequest
 from llm.prompt_layout import PLAIN, PromptLayout
 from llm.prompt_lookup import PromptLookup
 from preprocess.schema import PlaceholderRange
@@ -85,6 +86,8 @@ class Sequence:
     `num_found_blocks`: how many blocks of its beginning the cache had when it was last asked, while it waits.
     `num_overtaking_tokens`: the tokens of later sequences that have started while it was the first to wait for room.
     `lookup`: guesses its next tokens. None: its tokens are computed one by one.
+    `lora`: its adapter, and `lora_slot` the adapter's place in memory. While it waits it is None where the adapter is
+    not in memory or may not be used yet.
     """
 
     request_id: str
@@ -101,6 +104,8 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     priority: int = 0
     lookup: PromptLookup | None = None
+    lora: LoraRequest | None = None
+    lora_slot: int | None = None
     arrival_number: int = 0
     num_found_blocks: int = 0
     num_overtaking_tokens: int = 0

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llm.lora_request import NO_SLOT
 from llm.prompt_layout import BidirectionalSpan
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence as SequenceState
@@ -42,6 +43,8 @@ class StepInput:
     span_members: (chunk, index of a bidirectional span, position in the sequence) for each member of a span
     scored: (row, next token of the prompt, how many of the likeliest tokens to name) for each row of the flattened
     tokens whose logits give the next token's log-probability
+
+    row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no token has one
     """
 
     token_ids: torch.Tensor
@@ -55,6 +58,7 @@ class StepInput:
     context_lengths: list[int]
     span_members: list[tuple[int, int, int]]
     scored: list[tuple[int, int, int]]
+    row_slots: torch.Tensor | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -91,13 +95,21 @@ class StepBuilder:
     """
 
     def __init__(
-        self, *, max_num_tokens: int, block_size: int, num_rope_axes: int, embedding_size: int, keeps_tokens: bool
+        self,
+        *,
+        max_num_tokens: int,
+        block_size: int,
+        num_rope_axes: int,
+        embedding_size: int,
+        keeps_tokens: bool,
+        has_loras: bool = False,
     ) -> None:
         """`keeps_tokens`: whether the model looks up the ids of placeholders like any other. Without it they become 0,
-        because they may lie outside the vocabulary."""
+        because they may lie outside the vocabulary. `has_loras`: whether sequences may have adapters."""
         self.max_num_tokens = max_num_tokens
         self._block_size = block_size
         self._keeps_tokens = keeps_tokens
+        self._has_loras = has_loras
         self._no_embeds = torch.empty(0, embedding_size)
         num_rows = _NUM_FIXED + num_rope_axes
         self._integers = array("q", bytes(8 * num_rows * max_num_tokens))  # the fastest way to write single numbers
@@ -141,6 +153,7 @@ class StepBuilder:
             context_lengths=self._context_lengths,
             span_members=self._span_members,
             scored=self._scored,
+            row_slots=self._row_slots(chunks) if self._has_loras else None,
         )
 
     def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
@@ -196,6 +209,13 @@ class StepBuilder:
         for index, span in enumerate(chunk.sequence.layout.spans):
             if chunk.start < span.end and span.start < chunk.end:
                 self._span_members += [(row, index, position) for position in span.members]
+
+    @staticmethod
+    def _row_slots(chunks: Sequence[ScheduledChunk]) -> torch.Tensor | None:
+        slots = [NO_SLOT if chunk.sequence.lora_slot is None else chunk.sequence.lora_slot for chunk in chunks]
+        if all(slot == NO_SLOT for slot in slots):
+            return None
+        return torch.from_numpy(np.repeat(slots, [chunk.num_tokens + len(chunk.draft) for chunk in chunks]))
 
     def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rows of the items' embeddings, ascending, and the embeddings in that order."""

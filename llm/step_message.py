@@ -1,4 +1,5 @@
-"""Packs a step into one message of bytes for the other ranks, and unpacks it there."""
+"""Packs a step into one message of bytes for the other ranks, and unpacks it there. Several ranks serve no adapters, so
+the message has no place for them."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the models that are served. `GET /health`: whether their stages are ready."""
+"""`GET /v1/models`: the models that are served, and their adapters. `GET /health`: whether their stages are ready."""
 
 from typing import Literal
 
@@ -6,13 +6,16 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """A served model. `max_model_len`: tokens of prompt and answer together. `modalities`: the kinds of media that
-    the model takes."""
+    """A served model, or one of its LoRA adapters. `max_model_len`: tokens of prompt and answer together. `modalities`:
+    the kinds of media that the model takes. `root`: the name of what is loaded. `parent`: the model that the adapter is
+    for, null for a model."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "raylens"
+    root: str
+    parent: str | None = None
     max_model_len: int | None
     modalities: list[str] | None
 

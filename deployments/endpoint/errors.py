@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from deployments.api.wire import ErrorBody, ErrorResponse
 from deployments.endpoint.admission import OverloadedError
 from deployments.endpoint.deadline import DeadlineError
-from deployments.shared.stage_calls import PlugInFailedError, StageError, StageUnavailableError
+from deployments.shared.stage_calls import AdapterFailedError, PlugInFailedError, StageError, StageUnavailableError
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(
@@ -86,6 +86,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
         return 504, _body(str(error), "timeout_error", code="deadline_exceeded")
     if isinstance(error, PlugInFailedError):
         return 500, _body(str(error), "server_error", code="plug_in_failed")
+    if isinstance(error, AdapterFailedError):
+        return 500, _body(str(error), "server_error", code="adapter_failed")
     return 500, _body("internal error, see the server's log", "server_error")
 
 

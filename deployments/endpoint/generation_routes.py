@@ -127,6 +127,7 @@ class GenerationRoutes:
             prompt_and_media,
             priority=_priority(call, body),
             cache_key=body.prompt_cache_key,
+            adapter=model.status.adapter_of(body.model),
             returns_prompt_ids=isinstance(body, GenerationFields) and body.return_token_ids,
         )
 

@@ -45,6 +45,7 @@ class StageMonitor:
         self._waits: set[_Wait] = set()
         self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
+        self.adapters: tuple[str, ...] = ()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, own in stages.items() for handle in own]
         self._tasks.append(loop.create_task(self._look_for_away()))
@@ -131,6 +132,7 @@ class StageMonitor:
         now = self._last_answer[name] = time.monotonic()
         self._last_seen[name] = max(now - beat.age_s, self._last_seen[name] or 0.0)
         self.served = beat.served or self.served
+        self.adapters = self.adapters if beat.adapters is None else beat.adapters
         self._details[name] = beat.details
 
     async def _look_for_away(self) -> None:

@@ -159,12 +159,13 @@ class Ingress:
         await self._shards.close()
 
     async def models(self) -> ModelList:
-        """Lists the models that are served, first the one that is meant where a request names none."""
+        """Lists the models that are served, first the one that is meant where a request names none. The adapters of
+        each follow it."""
         return ModelList(data=self._models.cards)
 
     async def model(self, model: str) -> ModelCard:
-        """Describes a served model by its name; 404 for any other name."""
-        return self._models.of(model).status.card
+        """Describes a served model or an adapter by its name; 404 for any other name."""
+        return self._models.card(model)
 
     async def health(self, request: Request) -> JSONResponse:
         """Answers 200 if all stages of all models are ready, else 503; the body says which is not. Needs no API key."""

@@ -37,7 +37,19 @@ class ModelStatus:
         served = self._monitor.served
         return ModelCard(
             id=self.name,
+            root=self.name,
             created=self.created,
             max_model_len=None if served is None else served.max_model_len,
             modalities=None if served is None else list(served.modalities),
         )
+
+    @property
+    def adapter_cards(self) -> list[ModelCard]:
+        """The descriptions of the model's adapters."""
+        card = self.card
+        adapters = [name for name in self._monitor.adapters if name != self.name]
+        return [card.model_copy(update={"id": name, "root": name, "parent": self.name}) for name in adapters]
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Returns the name of the adapter that a request for `model` is for, or None."""
+        return model if model != self.name and model in self._monitor.adapters else None

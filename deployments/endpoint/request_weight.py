@@ -40,6 +40,7 @@ class WeighedRequests:
         *,
         priority: int = 0,
         cache_key: str | None = None,
+        adapter: str | None = None,
         returns_prompt_ids: bool = False,
     ) -> PipelineRequest:
         """Returns the pipeline's request. For each item that was not in the body it takes more of the call's budgets,
@@ -53,6 +54,7 @@ class WeighedRequests:
             options=body.mm_processor_kwargs or {},
             cache_salt=call.cache_salt,
             cache_key=cache_key,
+            adapter=adapter,
             priority=priority,
             truncation=body.prompt_truncation(params.max_tokens),
             returns_prompt_ids=returns_prompt_ids,

@@ -37,10 +37,12 @@ class ServedModels:
         self._first = routes[0]
 
     def of(self, name: str | None) -> ModelRoute:
-        """Returns the model of that name. Raises InvalidRequestError, with status 404, if there is none."""
+        """Returns the model of that name, or the first one that has an adapter of that name. Raises
+        InvalidRequestError, with status 404, if there is none."""
         if name is None:
             return self._first
-        if (route := self._routes.get(name)) is None:
+        with_adapter = (one for one in self._routes.values() if one.status.adapter_of(name) is not None)
+        if (route := self._routes.get(name) or next(with_adapter, None)) is None:
             served = ", ".join(map(repr, self._routes))
             raise InvalidRequestError(
                 f"{name[:100]!r} is not served here, only {served}", field="model", code="model_not_found", status=404
@@ -49,7 +51,19 @@ class ServedModels:
 
     @property
     def cards(self) -> list[ModelCard]:
-        return [route.status.card for route in self._routes.values()]
+        """Returns the descriptions of all models, each with those of its adapters behind it. An adapter that has the
+        name of another model, or of an earlier adapter, cannot be reached and is not listed."""
+        return [
+            card
+            for route in self._routes.values()
+            for card in (route.status.card, *route.status.adapter_cards)
+            if self.of(card.id) is route
+        ]
+
+    def card(self, name: str) -> ModelCard:
+        """Returns the description of a model or an adapter. Raises like `of`."""
+        status = self.of(name).status
+        return next(card for card in (status.card, *status.adapter_cards) if card.id == name)
 
     def health(self) -> Health:
         """Returns the state of every model's stages. Those of a further model have its name behind theirs."""

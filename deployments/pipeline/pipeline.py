@@ -185,7 +185,7 @@ class Pipeline:
         affinity = None
         if self._chooses_by_prefix:
             mm_hashes = [item.mm_hash for item in items]
-            affinity = affinity_of(request.prompt, mm_hashes, salt=request.cache_salt, key=request.cache_key)
+            affinity = affinity_of(request.prompt, mm_hashes, salt=request.prefix_salt, key=request.cache_key)
         await under_way.started()
         answers = self._calls.stream(
             "generate",
@@ -219,6 +219,7 @@ class Pipeline:
                 address,
                 cache_salt=request.cache_salt,
                 priority=request.priority,
+                adapter=request.adapter,
             )
 
         return self._receiver.call(start)

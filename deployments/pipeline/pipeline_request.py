@@ -43,7 +43,8 @@ class PipelineRequest:
 
     `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
     with different ones share neither items nor prefixes. `cache_key`: those with the same one belong together, by their
-    client's word, and go to the same replica of Generate. `priority`: requests with a lower one go first.
+    client's word, and go to the same replica of Generate. `adapter`: the name of the LoRA adapter that answers, if any.
+    `priority`: requests with a lower one go first.
     `returns_prompt_ids`: whether `trace` is to have the ids of the prompt's tokens.
     `on_fetched` is told the bytes and the pixels of each item that had to be fetched; what it raises ends the request.
     """
@@ -55,6 +56,7 @@ class PipelineRequest:
     options: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     cache_key: str | None = None
+    adapter: str | None = None
     priority: int = 0
     truncation: PromptTruncation | None = None
     returns_prompt_ids: bool = False
@@ -66,6 +68,12 @@ class PipelineRequest:
         long prompt would take time of the interpreter that Generate decodes with."""
         num_tokens = estimated_tokens(self.prompt) + num_item_tokens
         return not self.returns_prompt_ids and num_tokens <= _SHORT_PROMPT_TOKENS
+
+    @property
+    def prefix_salt(self) -> str:
+        """Returns what requests must have in common for their prompts to share a prefix. Items are shared by all
+        adapters, which leave the vision half as it is."""
+        return self.cache_salt if self.adapter is None else f"{self.cache_salt}\0{self.adapter}"
 
     @property
     def stages(self) -> tuple[str, ...]:

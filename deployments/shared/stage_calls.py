@@ -19,6 +19,7 @@ from ray.serve.metrics import Counter
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.hand_over import EmbeddingsLostError
 from deployments.stages.piece_connection import PiecesLostError
+from llm.lora_request import LoraError
 from pipelines.interface import PipelineError
 from preprocess.schema import InvalidRequestError
 
@@ -59,6 +60,10 @@ class StageFailedError(StageError):
 
 class PlugInFailedError(StageFailedError):
     """A plug-in failed in the stage. The message is for the client, too."""
+
+
+class AdapterFailedError(StageFailedError):
+    """A LoRA adapter cannot be served. The message says why, and is for the client, too."""
 
 
 class StageUnavailableError(StageError):
@@ -274,6 +279,8 @@ def _translated(error: Exception, stage: str) -> Exception:
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
     if isinstance(cause, PipelineError):
         return PlugInFailedError(stage, str(cause))
+    if isinstance(cause, LoraError):
+        return AdapterFailedError(stage, str(cause))
     if _is_own(error) and not isinstance(cause, _ENDS):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

@@ -105,6 +105,10 @@ class EngineLoop(Generic[OutputT]):
         if self.heartbeat_age > self._step_timeout_s:
             raise EngineDiedError(f"no step ended in {self.heartbeat_age:.0f} s")
 
+    def wake(self) -> None:
+        """Has the thread ask the engine again whether it is idle. Thread-safe."""
+        self._commands.put(lambda: None)
+
     def fail(self, error: Exception) -> None:
         """Ends every stream and the thread and fails the health, as if a step had raised `error`. Thread-safe."""
         self._failure = error
@@ -114,7 +118,7 @@ class EngineLoop(Generic[OutputT]):
     def close(self) -> bool:
         """Ends the thread after its current step. False: that takes too long. Streams get no more outputs."""
         self._is_closed = True
-        self._commands.put(lambda: None)  # wakes it
+        self.wake()
         self._thread.join(_CLOSE_SECONDS)
         return not self._thread.is_alive()
 

@@ -1,6 +1,7 @@
 """The Generate deployment: a plain class, wrapped by `deployments.app`."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig
 from deployments.metrics import GenerateMetrics
 from deployments.server_log import join_server_log
+from deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.encode_stage import Encode
 from deployments.stages.engine_loop import EngineLoop
@@ -24,6 +26,7 @@ from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import CALLS
 from llm.config import EngineConfig
+from llm.lora_request import LoraRequest
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ProcessedPrompt
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from llm.outputs import RequestOutput
     from preprocess.items import ItemProcessor
 
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PROMPT_TOKENS = "prompt_tokens"
 USAGE = "usage"
@@ -75,6 +80,8 @@ class Generate:
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
         self._ranks = ranks
+        self._adapters = None if settings.adapters_folder is None else AdapterFolder(settings.adapters_folder)
+        engine.call_when_adapter_read(self._loop.wake)
         self._max_num_seqs = settings.engine.max_num_seqs
         self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
@@ -98,14 +105,18 @@ class Generate:
         *,
         cache_salt: str,
         priority: int,
+        adapter: str | None = None,
     ) -> None:
         """Renders the prompt, if nobody has, and sends the answers to `address` piece by piece: tokens that are ready
         together go together, the first one at once. Returns when all of them are sent.
 
         `items` are the request's. Generate waits for those that are still being encoded one by one, and meanwhile
         computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
-        come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first.
+        come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first. `adapter`:
+        the name of the adapter that answers. Generate raises LoraError for one that is broken, and InvalidRequestError
+        for one that has gone.
         """
+        lora = None if adapter is None else await self._find_adapter(adapter)
         connection = await self._connections.to(address.ingress)
         first_seconds: dict[str, float] = {}
         if isinstance(prompt, UnrenderedPrompt):
@@ -122,7 +133,7 @@ class Generate:
         stream = self._loop.stream(
             request_id,
             lambda id_: self._engine.add_request(
-                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority
+                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority, lora=lora
             ),
             hand_over.pending(self._engine.set_embeddings),
         )
@@ -157,6 +168,20 @@ class Generate:
             self._prompt_thread, lambda: rendered(self._prompts, prompt, items, mm_hashes, unrendered.truncation)
         )
 
+    async def _find_adapter(self, name: str) -> LoraRequest:
+        if self._adapters is None:
+            raise adapter_not_found(name)
+        return await asyncio.to_thread(self._adapters.find, name)
+
+    async def _adapter_names(self) -> tuple[str, ...] | None:
+        if self._adapters is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._adapters.names)
+        except OSError as error:  # a file system that is away for a while
+            logger.warning("generate.adapters_folder cannot be read: %s", error)
+            return None
+
     def _spell(self, words: Sequence[str]) -> None:
         """Finds the words' spellings before the engine asks for them, so that the engine's thread does not wait."""
         for word in words:
@@ -175,7 +200,8 @@ class Generate:
 
     async def heartbeat(self) -> Heartbeat:
         encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()
-        return Heartbeat(max(self._loop.heartbeat_age, encoder.age_s), details=self._details)
+        age_s = max(self._loop.heartbeat_age, encoder.age_s)
+        return Heartbeat(age_s, details=self._details, adapters=await self._adapter_names())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns what `deployments.stages.work_scaling` scales by."""

@@ -27,11 +27,13 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told.
-    `details`: what it tells of itself in `/health`."""
+    `details`: what it tells of itself in `/health`. `adapters`: the names of those that it can serve, if it is
+    Generate."""
 
     age_s: float = 0.0
     served: ServedModel | None = None
     details: dict[str, str] = field(default_factory=dict)
+    adapters: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,3 +139,14 @@ def test_a_model_on_the_hub_is_looked_at_before_anything_starts(
     hub.clear()
     with pytest.raises(ConfigError, match="--model owner/name: cannot be fetched from the hub: no network$"):
         load_config(None, {"model": "owner/name"})
+
+
+def test_the_folder_of_adapters_is_absolute_and_has_to_exist(
+    tmp_path: Path, shapes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapters").mkdir()
+    monkeypatch.chdir(tmp_path)
+    flags = {"model": shapes, "generate.engine.max_loras": 1, "generate.adapters_folder": "adapters"}
+    assert load_config(None, flags).generate.adapters_folder == str(tmp_path / "adapters")
+    with pytest.raises(ConfigError, match=r"generate\.adapters_folder: .*/absent is no folder"):
+        load_config(None, {**flags, "generate.adapters_folder": "absent"})

@@ -5,9 +5,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.prompt_affinity import affinity_of
 from deployments.stages.prefix_router import MarkIndex, PrefixRouter, PromptAffinity
 from deployments.stages.rendezvous_router import rank
+from llm.sampling_params import SamplingParams
 from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
 
 REPLICAS = ["a", "b", "c", "d"]
@@ -60,6 +62,18 @@ def test_tenants_share_nothing() -> None:
     assert one.key != other.key
     assert not set(one.marks) & set(other.marks)
     assert affinity(prompt, salt="one", key="k").key != affinity(prompt, salt="two", key="k").key
+
+
+def test_adapters_share_nothing() -> None:
+    prompt = TextPrompt("x" * 1000)
+    adapters = (None, "one", "two")
+    requests = [
+        PipelineRequest("r", prompt, [], SamplingParams(), cache_salt="tenant", adapter=adapter) for adapter in adapters
+    ]
+    found = [affinity(prompt, salt=request.prefix_salt) for request in requests]
+    assert len({one.key for one in found}) == 3
+    assert len({mark for one in found for mark in one.marks}) == sum(len(one.marks) for one in found)
+    assert requests[0].prefix_salt == "tenant"
 
 
 def test_the_client_s_own_key_goes_before() -> None:
