@@ -13,7 +13,8 @@ from preprocess.schema import InvalidRequestError
 class Monitor:
     served = None
 
-    def __init__(self, **states: str) -> None:
+    def __init__(self, *adapters: str, **states: str) -> None:
+        self.adapters = adapters
         self._states = states
 
     @property
@@ -27,8 +28,8 @@ class Monitor:
         return {"generate": {"kernels": "avx2"}}
 
 
-def route(name: str, suffix: str, **states: str) -> ModelRoute:
-    monitor: Any = Monitor(**{"shared": "ready", "generate": "ready", **states})
+def route(name: str, suffix: str, *adapters: str, **states: str) -> ModelRoute:
+    monitor: Any = Monitor(*adapters, **{"shared": "ready", "generate": "ready", **states})
     nothing: Any = SimpleNamespace()
     return ModelRoute(suffix, ModelStatus(name, monitor), monitor, nothing, nothing)
 
@@ -40,6 +41,20 @@ def test_a_name_finds_its_model_and_no_name_the_first() -> None:
     models = ServedModels([FIRST, SECOND])
     assert [models.of(name) for name in ("a", "org/b", None)] == [FIRST, SECOND, FIRST]
     assert [card.id for card in models.cards] == ["a", "org/b"]
+
+
+def test_the_first_that_has_a_name_answers_to_it_and_models_go_before_adapters() -> None:
+    first, second = route("a", "", "tuned", "b", "a"), route("b", "-b", "tuned", "other")
+    models = ServedModels([first, second])
+    assert [models.of(name) for name in ("a", "b", "tuned", "other")] == [first, second, first, second]
+    assert [(card.id, card.parent) for card in models.cards] == [
+        ("a", None),
+        ("tuned", "a"),
+        ("b", None),
+        ("other", "b"),
+    ]
+    assert [models.card(name).parent for name in ("a", "b", "tuned", "other")] == [None, None, "a", "b"]
+    assert (first.status.adapter_of("tuned"), first.status.adapter_of("a")) == ("tuned", None)
 
 
 @pytest.mark.parametrize("name", ["", "b", "A", "org%2Fb", "x" * 1000])
