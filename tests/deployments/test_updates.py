@@ -120,7 +120,8 @@ def test_a_further_model_comes_and_goes_and_the_first_one_s_clients_notice_nothi
 @pytest.mark.timeout(900)
 def test_no_request_is_lost_and_no_stream_cut_through_five_updates(cluster: Cluster) -> None:
     cluster.deploy({})
-    with SteadyClients(cluster.url, num_answers=32) as clients:
+    # The two streams' 44 answers leave some of the 48 places to others.
+    with SteadyClients(cluster.url, num_answers=22) as clients:
         for change in UPDATES:
             time.sleep(20)
             cluster.deploy(change)
