@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
+from deployments.api.models import Health
 from deployments.api.responses import ResponsesRequest
 from deployments.api.tokens import DetokenizeRequest
 from deployments.endpoint.call import HttpCall
@@ -56,10 +57,8 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedC
     async def health() -> None: ...
 
     async def ping(request: Request, states: str) -> Response:
-        monitor = SimpleNamespace(
-            is_ready=False, states=lambda: {state: state for state in states.split(",")}, details=dict
-        )
-        ingress: Any = SimpleNamespace(_monitor=monitor)
+        told = Health(ready=False, stages={state: state for state in states.split(",")}, details={})
+        ingress: Any = SimpleNamespace(_models=SimpleNamespace(health=lambda: told))
         return await Ingress.health(ingress, request)
 
     routes: list[Any] = [detokenize, chat, fail, crash, stream]
