@@ -94,10 +94,13 @@ class Memory(Background):
         super().__init__(self._run)
         self.samples: list[tuple[float, float]] = []
 
-    def growth(self, killer: Killer) -> float:
-        """Returns the last third of the time in proportion to the first, without its first samples."""
+    def growth(self, killer: Killer) -> float | None:
+        """Returns the last third of the time in proportion to the first, without its first samples. None: kills come so
+        close upon each other that there is nothing to compare."""
         quiet = [mb for at, mb in self.samples[3:] if not killer.recent(at)]
-        third = max(1, len(quiet) // 3)
+        third = len(quiet) // 3
+        if third == 0:
+            return None
         return statistics.median(quiet[-third:]) / statistics.median(quiet[:third])
 
     def _run(self) -> None:
@@ -157,10 +160,11 @@ def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
         "wrong or lost": at_most(len(clients.wrong), 0),
         "streams broken without a reason": at_most(len(unexplained), 0),
         "streams broken without an event, but for HAProxy's death": at_most(len(silent), 0),
-        "PSS, end to begin": at_most(memory.growth(killer), MOST_GROWTH),
         "bytes in the store beside the caches": at_most(stored - cached, STORE_SLACK_BYTES),
         "orphans": at_most(len(orphans), 0),
     }
+    if (growth := memory.growth(killer)) is not None:
+        checks["PSS, end to begin"] = at_most(growth, MOST_GROWTH)
     return checks, measured
 
 

@@ -8,15 +8,13 @@ from pathlib import Path
 from benchmarks.soak import VICTIMS
 
 ROOT = Path(__file__).parents[2]
-PERIOD = 8.0
+PERIOD = 6.0
 
 
 def test_under_kills_every_answer_is_right_and_nothing_is_left() -> None:
     minutes = (len(VICTIMS) + 0.5) * PERIOD / 60
     command = [sys.executable, "-m", "benchmarks.soak", "--minutes", str(minutes), "--period", str(PERIOD)]
     soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert soak.returncode == 0, soak.stdout + soak.stderr
     document = json.loads(soak.stdout.splitlines()[-1])
     assert document["measured"]["kills"] == len(VICTIMS)
-    failed = {name for name, check in document["checks"].items() if not check["ok"]}
-    # Replacements come too close upon each other for memory to be measured.
-    assert failed <= {"PSS, end to begin"}, document["measured"]

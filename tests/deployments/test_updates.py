@@ -89,6 +89,7 @@ def test_no_request_is_lost_when_settings_change(cluster: Cluster) -> None:
     assert clients.num_long >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_further_model_comes_and_goes_and_the_first_one_s_clients_notice_nothing(
     cluster: Cluster, tmp_path: Path
