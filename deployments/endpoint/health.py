@@ -32,13 +32,16 @@ class StageMonitor:
         timeout_s: float,
         away_timeout_s: float,
         may_rest: Collection[str] = (),
+        dispensable: Collection[str] = (),
     ) -> None:
-        """`away_timeout_s`: how long requests wait for a stage that is not ready."""
+        """`away_timeout_s`: how long requests wait for a stage that is not ready. `dispensable`: the stages whose work
+        another one does as well, so that nobody waits for them."""
         self._stages = stages
         self._period_s = period_s
         self._timeout_s = timeout_s
         self._away_timeout_s = away_timeout_s
         self._may_rest = may_rest
+        self._dispensable = dispensable
         self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
         self._last_answer: dict[str, float] = {}
         self._away_since: dict[str, float] = {}
@@ -75,7 +78,7 @@ class StageMonitor:
 
     @property
     def is_ready(self) -> bool:
-        return all(state == "ready" for state in self.states().values())
+        return all(state == "ready" for name, state in self.states().items() if name not in self._dispensable)
 
     @asynccontextmanager
     async def while_there(self, stages: Collection[str]) -> AsyncIterator[None]:
@@ -139,7 +142,7 @@ class StageMonitor:
         """Ends the waits for stages that have been away for too long."""
         while True:
             now = time.monotonic()
-            away = [name for name in self._stages if self._is_away(name, now)]
+            away = [name for name in self._stages if name not in self._dispensable and self._is_away(name, now)]
             self._away_since = {name: self._away_since.get(name, now) for name in away}
             for wait in self._waits:
                 wait.end_without(self._given_up(wait.stages))

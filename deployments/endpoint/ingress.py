@@ -83,8 +83,8 @@ class Ingress:
             period_s=config.ingress.health_period_s,
             timeout_s=config.ingress.health_timeout_s,
             away_timeout_s=config.ingress.away_timeout_s,
-            # Items need no Encode that rests: it starts, or Generate encodes them.
-            may_rest=["encode"] if config.encode.min_replicas == 0 or config.encoder == "auto" else [],
+            may_rest=["encode"] if config.encode.min_replicas == 0 else [],
+            dispensable=["encode"] if config.encoder == "auto" else [],
         )
         pipeline = Pipeline(
             config.media,

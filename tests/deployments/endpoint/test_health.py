@@ -118,6 +118,18 @@ async def test_a_stage_at_rest_is_ready_and_is_not_woken() -> None:
     monitor.close()
 
 
+@pytest.mark.parametrize("fault", ["no replica", "hangs"])
+async def test_nobody_waits_for_a_stage_whose_work_another_one_does(fault: str) -> None:
+    stage = Stage()
+    monitor = monitor_of(stage, dispensable=["encode"])
+    await monitor.known()
+    stage.num_replicas, stage.hangs = (0, False) if fault == "no replica" else (1, True)
+    assert await refusal(monitor) is None
+    assert monitor.states()["encode"] != "ready"
+    assert monitor.is_ready
+    monitor.close()
+
+
 async def test_a_timeout_of_the_block_s_own_stays_what_it_is() -> None:
     monitor = monitor_of(Stage())
     with pytest.raises(TimeoutError):
