@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 NO_SLOT = -1
 """In place of an adapter's slot in memory, for a row without an adapter."""
 
@@ -10,7 +12,7 @@ NO_SLOT = -1
 class LoraRequest:
     """An adapter, as PEFT saves it. Equal ones are the same adapter: they share its place in memory and its prefixes.
 
-    `folder`: holds `adapter_config.json` and `adapter_model.safetensors`.
+    `folder`: holds CONFIG_FILE and WEIGHTS_FILE.
     `version`: changes when these files do, so that an adapter that was replaced on disk is another one.
     """
 

@@ -3,11 +3,9 @@
 import os
 from pathlib import Path
 
-from llm.lora_request import LoraRequest
+from llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraRequest
 from preprocess.schema import InvalidRequestError
 
-_CONFIG_FILE = "adapter_config.json"
-_WEIGHTS_FILE = "adapter_model.safetensors"
 _MAX_NAME_CHARS = 200
 
 
@@ -25,14 +23,14 @@ class AdapterFolder:
         OSError."""
         with os.scandir(self._path) as entries:
             names = [entry.name for entry in entries if is_adapter_name(entry.name)]
-        return tuple(sorted(name for name in names if (self._path / name / _CONFIG_FILE).is_file()))
+        return tuple(sorted(name for name in names if (self._path / name / CONFIG_FILE).is_file()))
 
     def find(self, name: str) -> LoraRequest:
         """Returns the adapter as it is now. Raises InvalidRequestError, with status 404, if it is not there."""
-        if not is_adapter_name(name) or not (self._path / name / _CONFIG_FILE).is_file():
+        if not is_adapter_name(name) or not (self._path / name / CONFIG_FILE).is_file():
             raise adapter_not_found(name)
         folder = self._path / name
-        return LoraRequest(name, str(folder), f"{_state(folder / _CONFIG_FILE)} {_state(folder / _WEIGHTS_FILE)}")
+        return LoraRequest(name, str(folder), f"{_state(folder / CONFIG_FILE)} {_state(folder / WEIGHTS_FILE)}")
 
 
 def is_adapter_name(name: str) -> bool:

@@ -1,17 +1,14 @@
 """`encoder: auto`: few pictures are encoded in Generate while Encode rests; many start it."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
 from deployments.config import AppConfig
-from tests.pictures import user_message
 from tests.replicas import replica_pids
-from tests.slow_encoder import large_picture, make_slow_checkpoint
+from tests.slow_encoder import answers_about, make_slow_checkpoint
 from tests.waiting import wait_until
 
 SIDE = 1000
@@ -30,37 +27,21 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     return AppConfig.model_validate(settings)
 
 
-def answers(client: OpenAI, numbers: Sequence[int], tail: bytes) -> list[str]:
-    """Asks of all pictures at once. With another `tail` the same pictures are other files, and encoded anew."""
-
-    def ask(number: int) -> Any:
-        return client.chat.completions.create(
-            model="small",
-            messages=[user_message("What?", large_picture(number, SIDE) + tail)],
-            temperature=0,
-            max_tokens=4,
-            extra_body={"ignore_eos": True},
-        )
-
-    with ThreadPoolExecutor(len(numbers)) as threads:
-        return [one.choices[0].message.content for one in threads.map(ask, numbers)]
-
-
 def test_few_pictures_are_encoded_while_encode_rests_and_many_start_it(client: OpenAI, app_url: str) -> None:
-    one_by_one = [answers(client, [number], b"light")[0] for number in range(6)]
+    one_by_one = [answers_about(client, [number], SIDE)[0] for number in range(6)]
     assert len(set(one_by_one)) > 1
     assert replica_pids("Encode") == []
     assert httpx.get(f"{app_url}/health").json()["stages"]["encode"] == "ready"
 
     with ThreadPoolExecutor(1) as thread:
-        heavy = thread.submit(answers, client, range(NUM_AT_ONCE), b"heavy")
+        heavy = thread.submit(answers_about, client, range(NUM_AT_ONCE), SIDE, at_once=NUM_AT_ONCE, tail=b"heavy")
         wait_until(lambda: len(replica_pids("Encode")) == 1)
         assert not heavy.done()
         assert heavy.result()[: len(one_by_one)] == one_by_one
     assert encoded_items(app_url) >= {"Encode", "Generate"}
 
     wait_until(lambda: replica_pids("Encode") == [], 40)
-    assert answers(client, [0], b"again") == one_by_one[:1]
+    assert answers_about(client, [0], SIDE, tail=b"again") == one_by_one[:1]
 
 
 def encoded_items(url: str) -> set[str]:

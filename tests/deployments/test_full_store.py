@@ -2,10 +2,8 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,8 +12,7 @@ from openai import OpenAI
 
 from benchmarks.server_process import running_tree, tree_of
 from deployments.local_cluster import APP_NAME
-from tests.pictures import user_message
-from tests.slow_encoder import large_picture, make_slow_checkpoint
+from tests.slow_encoder import answers_about, make_slow_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SIDE = 700  # pixels; as tensors such a picture has 12 MB
@@ -35,30 +32,14 @@ def server(tmp_path: Path) -> Iterator[tuple[OpenAI, int]]:
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), process.pid
 
 
-def answers(client: OpenAI, numbers: Sequence[int], *, at_once: int, tail: bytes = b"") -> list[str]:
-    """Asks of each picture. With another `tail` it is another file, and made anew."""
-
-    def ask(number: int) -> Any:
-        return client.chat.completions.create(
-            model="small",
-            messages=[user_message("What?", large_picture(number, SIDE) + tail)],
-            temperature=0,
-            max_tokens=4,
-            extra_body={"ignore_eos": True},
-        )
-
-    with ThreadPoolExecutor(at_once) as threads:
-        return [one.choices[0].message.content for one in threads.map(ask, numbers)]
-
-
 def test_a_full_store_costs_no_answer(server: tuple[OpenAI, int]) -> None:
     client, pid = server
     pictures = range(NUM_PICTURES)
-    one_by_one = answers(client, pictures, at_once=1)
+    one_by_one = answers_about(client, pictures, SIDE)
     assert len(set(one_by_one)) > NUM_PICTURES // 2
-    assert answers(client, pictures, at_once=NUM_PICTURES, tail=b"another") == one_by_one
+    assert answers_about(client, pictures, SIDE, at_once=NUM_PICTURES, tail=b"another") == one_by_one
     assert spilled_bytes(pid) > STORE_BYTES
-    assert answers(client, pictures, at_once=4) == one_by_one, "from what was written to disk"
+    assert answers_about(client, pictures, SIDE, at_once=4) == one_by_one, "from what was written to disk"
 
 
 def spilled_bytes(pid: int) -> int:
