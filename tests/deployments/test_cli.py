@@ -181,6 +181,7 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> N
     assert not any("/health" in line or "heartbeat" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_two_models_are_served_together_and_the_log_tells_their_stages_apart(
     shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from tests.slow_encoder import answers_about, make_slow_checkpoint
 from tests.waiting import wait_until
 
 SIDE = 1000
-NUM_AT_ONCE = 48
+NUM_AT_ONCE = 64
 
 
 @pytest.fixture(scope="module")

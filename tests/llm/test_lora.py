@@ -17,7 +17,8 @@ from tests.llm.language_variants import VARIANTS
 from tests.small_models import NUM_TOKENS, Request, small_requests, whole_class
 
 KV_CACHE_BYTES = 2**22
-FAMILIES = ("llava", "qwen2_vl", "gemma3", "gemma3n", "internvl, qwen3", "aria")
+FURTHER_FAMILIES = ("gemma3n", "internvl, qwen3", "aria")
+FAMILIES = ("llava", "qwen2_vl", "gemma3", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER_FAMILIES))
 
 
 @dataclass(frozen=True)
