@@ -27,13 +27,17 @@ def replicas(number: int) -> dict[str, int]:
     return {"min_replicas": number, "max_replicas": number}
 
 
+def places(number: int) -> dict[str, Any]:
+    return {"engine": {"max_num_seqs": number}}
+
+
 UPDATES: list[dict[str, Any]] = [
     FOR_THE_INGRESS,
     {"ingress": {**replicas(2), "num_cpus": 0.1}},
-    {"generate": {"engine": {"max_num_seqs": 48}}, "encode": {"num_cpus": 0.5}},
-    {"preprocess": {**replicas(2), "niceness": 5}, "encode": replicas(2), "generate": replicas(2)},
-    {"ingress": {"num_cpus": 0.1}, "shared": {"num_cpus": 0.1, "max_names": 100}}
-    | {stage: replicas(1) for stage in ("preprocess", "encode", "generate")},
+    {"generate": places(72), "encode": {"num_cpus": 0.5}},
+    {"preprocess": {**replicas(2), "niceness": 5}, "encode": replicas(2), "generate": {**places(72), **replicas(2)}},
+    {"ingress": {"num_cpus": 0.1}, "shared": {"num_cpus": 0.1, "max_names": 100}, "generate": places(72)}
+    | {stage: replicas(1) for stage in ("preprocess", "encode")},
 ]
 """New arguments, places and numbers of replicas; the last one scales every stage down."""
 
@@ -48,6 +52,7 @@ class Cluster:
             "model": model,
             "ingress": {"num_cpus": 0.1},
             "shared": {"num_cpus": 0.1},
+            "generate": places(80),
             "updates": {"drain_seconds": 200},
         }
 
@@ -121,8 +126,8 @@ def test_a_further_model_comes_and_goes_and_the_first_one_s_clients_notice_nothi
 @pytest.mark.timeout(900)
 def test_no_request_is_lost_and_no_stream_cut_through_five_updates(cluster: Cluster) -> None:
     cluster.deploy({})
-    # The two streams' 44 answers leave some of the 48 places to others.
-    with SteadyClients(cluster.url, num_answers=22) as clients:
+    # The two streams' 64 answers leave some places to others.
+    with SteadyClients(cluster.url, num_answers=32) as clients:
         for change in UPDATES:
             time.sleep(20)
             cluster.deploy(change)
