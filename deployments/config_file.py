@@ -144,20 +144,24 @@ def _with_local_root(config: AppConfig) -> AppConfig:
     """Does the same for the folder of media."""
     if config.media.local_root is None:
         return config
-    folder = Path(config.media.local_root).expanduser().resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"media.local_root: {folder} is no folder")
-    return config.model_copy(update={"media": config.media.model_copy(update={"local_root": str(folder)})})
+    folder = _absolute_folder("media.local_root", config.media.local_root)
+    return config.model_copy(update={"media": config.media.model_copy(update={"local_root": folder})})
 
 
 def _with_adapters(config: ModelT) -> ModelT:
     """Does the same for the folder of a model's adapters."""
     if config.generate.adapters_folder is None:
         return config
-    folder = Path(config.generate.adapters_folder).expanduser().resolve()
+    folder = _absolute_folder("generate.adapters_folder", config.generate.adapters_folder)
+    return config.model_copy(update={"generate": config.generate.model_copy(update={"adapters_folder": folder})})
+
+
+def _absolute_folder(setting: str, path: str) -> str:
+    """Refuses a path that is no folder."""
+    folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
-        raise ConfigError(f"generate.adapters_folder: {folder} is no folder")
-    return config.model_copy(update={"generate": config.generate.model_copy(update={"adapters_folder": str(folder)})})
+        raise ConfigError(f"{setting}: {folder} is no folder")
+    return str(folder)
 
 
 def _check_hub_id(config: ModelConfig) -> None:
@@ -191,10 +195,8 @@ def _with_pipelines(config: ModelT) -> ModelT:
         if choice.name not in ("auto", *known):
             raise ConfigError(f"--multimodal-pipeline {choice.name}: no such plug-in is installed, only {known}")
         return config
-    folder = Path(choice.folder).expanduser().resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"multimodal_pipeline.folder: {folder} is no folder")
-    return config.model_copy(update={"multimodal_pipeline": choice.model_copy(update={"folder": str(folder)})})
+    folder = _absolute_folder("multimodal_pipeline.folder", choice.folder)
+    return config.model_copy(update={"multimodal_pipeline": choice.model_copy(update={"folder": folder})})
 
 
 def _check_family(argument: str, file: Path, *, has_pipeline: bool) -> None:
