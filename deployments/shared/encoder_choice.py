@@ -52,38 +52,26 @@ class EncoderPlace:
         return start + waiting * (1 + self._num_decoding * math.pow(0.5, halvings))
 
     @contextmanager
-    def call(self, num_pixels: int) -> Iterator["EncoderCall"]:
-        """Counts one item until the block ends, in whatever way."""
+    def call(self, num_pixels: int) -> Iterator[Callable[[EmbeddingInfo], None]]:
+        """Counts one item until the block ends, in whatever way. Yields what is to be told the replica's answer."""
         pixels = max(1, num_pixels)
         self._pending_pixels += pixels
+        pending_pixels, is_start, sent_at = self._pending_pixels, not self.has_replica(), time.monotonic()
+
+        def answered(info: EmbeddingInfo) -> None:
+            self._num_decoding, self._told_at = info.num_decoding, time.monotonic()
+            if is_start:
+                self._start_seconds = self._told_at - sent_at
+                return
+            # The item came behind others: all of them together had `pending_pixels`.
+            seconds = info.transfer_seconds + info.queue_seconds + info.encode_seconds
+            self._waited_seconds = _KEPT * self._waited_seconds + seconds
+            self._waited_pixels = _KEPT * self._waited_pixels + pending_pixels
+
         try:
-            yield EncoderCall(self, self._pending_pixels)
+            yield answered
         finally:
             self._pending_pixels -= pixels
-
-    def learn(self, info: EmbeddingInfo, pending_pixels: int, started_for: float | None) -> None:
-        """Takes in what an item has met: it came behind others, `pending_pixels` together with them. `started_for`: how
-        many seconds ago it was sent, if there was no replica then."""
-        self._num_decoding, self._told_at = info.num_decoding, time.monotonic()
-        if started_for is not None:
-            self._start_seconds = started_for
-            return
-        seconds = info.transfer_seconds + info.queue_seconds + info.encode_seconds
-        self._waited_seconds = _KEPT * self._waited_seconds + seconds
-        self._waited_pixels = _KEPT * self._waited_pixels + pending_pixels
-
-
-class EncoderCall:
-    """One item on its way through a place."""
-
-    def __init__(self, place: EncoderPlace, pending_pixels: int) -> None:
-        self._place = place
-        self._pending_pixels = pending_pixels
-        self._sent_at = None if place.has_replica() else time.monotonic()
-
-    def answered(self, info: EmbeddingInfo) -> None:
-        started_for = None if self._sent_at is None else time.monotonic() - self._sent_at
-        self._place.learn(info, self._pending_pixels, started_for)
 
 
 def places_of(stages: StageHandles) -> list[EncoderPlace]:

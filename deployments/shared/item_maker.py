@@ -161,11 +161,11 @@ class ItemMaker:
         async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
             encoder = cheapest(encoders, order.num_pixels)
             encode = encoder.handle.options(stream=True, session_id=order.mm_hash).encode
-            with encoder.call(order.num_pixels) as encoding:
+            with encoder.call(order.num_pixels) as answered:
                 response = encode.remote(item_id, order.modality, tensors, time.time())
                 (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
                 assert isinstance(info, EmbeddingInfo)
-                encoding.answered(info)
+                answered(info)
             trace.encoded_by = encoder.stage
             return embeddings, info
 

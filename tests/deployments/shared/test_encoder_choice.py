@@ -41,8 +41,8 @@ def info(seconds: float, num_decoding: int = 0) -> EmbeddingInfo:
 
 
 def send(place: EncoderPlace, seconds: float, num_decoding: int = 0) -> None:
-    with place.call(MEGAPIXEL) as call:
-        call.answered(info(seconds, num_decoding))
+    with place.call(MEGAPIXEL) as answered:
+        answered(info(seconds, num_decoding))
 
 
 def test_an_item_alone_is_encoded_in_generate(clock: Clock) -> None:
@@ -98,10 +98,10 @@ def test_a_stage_at_rest_is_started_only_by_a_heavy_load(clock: Clock) -> None:
 def test_a_start_is_measured_and_is_no_part_of_the_pace(clock: Clock) -> None:
     places = Places(has_encode=False)
     send(places.generate, 0.5)
-    with places.encode.call(MEGAPIXEL) as call:
+    with places.encode.call(MEGAPIXEL) as answered:
         clock.now += 20
         places.has_encode = True
-        call.answered(info(0.1))
+        answered(info(0.1))
     assert places.encode.cost(MEGAPIXEL) == 0
     places.has_encode = False
     assert places.encode.cost(MEGAPIXEL) == 20
@@ -118,6 +118,6 @@ def test_a_call_that_fails_leaves_nothing(clock: Clock) -> None:
 
 def test_tensors_without_a_pixel_are_work_too(clock: Clock) -> None:
     places = Places()
-    with places.generate.call(0) as call:
-        call.answered(info(0.5))
+    with places.generate.call(0) as answered:
+        answered(info(0.5))
     assert places.generate.cost(0) == 0.5
