@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import httpx
@@ -14,8 +13,7 @@ from openai import APIError, OpenAI
 from ray import serve
 
 from deployments.local_cluster import APP_NAME
-from tests.background import Background
-from tests.pictures import disc, encoded, user_message
+from tests.asking_clients import AskingClients
 from tests.replicas import proxy_pids, replica_pids, worker_pids
 from tests.waiting import wait_until
 
@@ -23,49 +21,6 @@ from tests.waiting import wait_until
 @pytest.fixture(scope="module")
 def keeps_app_as_it_is() -> bool:
     return False
-
-
-COLOURS = ["red", "green", "blue"]
-
-
-class Load(Background):
-    """Four clients that ask about ever new pictures, one request after the other, and note what comes back."""
-
-    def __init__(self, client: OpenAI) -> None:
-        super().__init__(*(partial(self._run, index) for index in range(4)))
-        self._client = client
-        self._lock = threading.Lock()
-        self.wrong: list[str] = []
-        self.errors: list[tuple[float, str]] = []
-        self.num_right = 0
-
-    def wait_for(self, num_right: int, timeout: float) -> None:
-        """Waits until that many more requests were answered right."""
-        target = self.num_right + num_right
-        deadline = time.monotonic() + timeout
-        while self.num_right < target:
-            assert time.monotonic() < deadline, f"only {self.num_right} of {target} answers, errors: {self.errors}"
-            time.sleep(0.05)
-
-    def _run(self, index: int) -> None:
-        for number in range(10_000):
-            if self.is_over.is_set():
-                return
-            colour = COLOURS[(index + number) % len(COLOURS)]
-            size = (96 + number % 50, 96 + index + 10 * (number // 50))
-            message = user_message("What colour is the circle?", encoded(disc(colour, size, (36, 36))))
-            try:
-                completion = self._client.chat.completions.create(model="shapes", messages=[message])
-            except APIError as error:
-                with self._lock:
-                    self.errors.append((time.monotonic(), repr(error)))
-                time.sleep(0.2)
-                continue
-            answer = completion.choices[0].message.content
-            with self._lock:
-                self.num_right += answer == colour
-                if answer != colour:
-                    self.wrong.append(f"{answer} for {colour}")
 
 
 def wait_for_new_replica(deployment: str, killed: int, timeout: float = 90) -> None:
@@ -81,7 +36,7 @@ def wait_for_new_replica(deployment: str, killed: int, timeout: float = 90) -> N
 
 @pytest.mark.parametrize("deployment", ["Preprocess", "Encode", "Generate", "Ingress"])
 def test_the_service_survives_the_death_of_a_replica(client: OpenAI, app_url: str, deployment: str) -> None:
-    with Load(client) as load:
+    with AskingClients(client) as load:
         load.wait_for(8, timeout=60)
         pid = replica_pids(deployment)[0]
         os.kill(pid, signal.SIGKILL)
@@ -153,7 +108,7 @@ def test_a_dead_haproxy_is_replaced_within_seconds(client: OpenAI, app_url: str,
 
 def test_the_controller_s_death_costs_no_request(client: OpenAI, app_url: str) -> None:
     (pid,) = worker_pids("ServeController")
-    with Load(client) as load:
+    with AskingClients(client) as load:
         load.wait_for(4, timeout=60)
         os.kill(pid, signal.SIGKILL)
         load.wait_for(30, timeout=60)
