@@ -25,7 +25,7 @@ PACKAGES = (
 )
 ROOMS = ("stages", "shared", "pipeline", "api", "endpoint", "app")
 """The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
-GROUND = ("config", "metrics", "server_log")
+GROUND = ("config", "metrics", "replica_start", "request_context", "server_log", "tracing")
 """Files of deployments that every room may import, and that import none."""
 _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = ("modeling.families", "modeling.model_configs", "modeling.wemm_config", _TORCHVISION)
