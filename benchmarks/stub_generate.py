@@ -17,7 +17,7 @@ class Generate:
         self, request_id: str, prompt: Any, params: Any, items: Any, address: PieceAddress, **options: Any
     ) -> None:
         connection = await self._connections.to(address.ingress)
-        piece = GeneratedText("x", [1], 1, 0, 1, "length", {})
+        piece = GeneratedText("x", [1], 1, 0, 1, "length", [])
         connection.send(address.number, [piece], is_last=True)
 
     async def heartbeat(self) -> Heartbeat:

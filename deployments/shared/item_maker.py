@@ -13,7 +13,7 @@ from ray import ObjectRef
 
 from deployments.config import SharedConfig
 from deployments.metrics import ItemMetrics
-from deployments.request_context import RequestContext, in_request
+from deployments.request_context import in_request
 from deployments.server_log import process_name
 from deployments.shared.encoder_choice import cheapest, places_of
 from deployments.shared.in_the_making import Announce, InTheMaking
@@ -50,7 +50,7 @@ class ItemMaker:
     ) -> None:
         """`stages`: those of each model, by the `model` of its items' orders."""
         self._spans = spans
-        self._first: dict[str, RequestContext] = {}
+        self._first: dict[str, OpenSpan] = {}
         """Of each item with orders under way, the first one's span."""
         self._stages = stages
         self._encoders = {model: places_of(own) for model, own in stages.items()}
@@ -73,11 +73,11 @@ class ItemMaker:
         Raises InvalidRequestError, a StageError, or ContentMissingError.
         """
         trace = ItemTrace()
-        with self._watched(order, trace) as span, self._first_of(order, span.context) as first:
+        with self._watched(order, trace) as span, self._first_of(order, span) as first:
             made = await self._embeddings_of(replace(order, context=span.context), on_pending, trace)
-            if first != span.context and not trace.was_encoded:
-                span.link(first)
-                trace.made_for = first.request_id
+            if first is not span and not trace.was_encoded:
+                span.link(first.context)
+                trace.made_for = first.context.request_id
             return made
 
     async def _embeddings_of(self, order: ItemOrder, on_pending: OnPending, trace: ItemTrace) -> MadeItem:
@@ -114,13 +114,13 @@ class ItemMaker:
             return await self._encode_item(order, trace, processing, announce)
 
     @contextmanager
-    def _first_of(self, order: ItemOrder, context: RequestContext) -> Iterator[RequestContext]:
-        """Yields the `context` of the first of all orders of the item that are under way."""
-        first = self._first.setdefault(order.mm_hash, context)
+    def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
+        """Yields the span of the first of all orders of the item that are under way. `span` is this order's."""
+        first = self._first.setdefault(order.mm_hash, span)
         try:
             yield first
         finally:
-            if first is context:
+            if first is span:
                 del self._first[order.mm_hash]
 
     @contextmanager

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from deployments.config import SharedConfig
+from deployments.request_context import RequestContext
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ItemOrder
 from deployments.shared.stage_calls import StageCalls, StageUnavailableError
 from deployments.stages.stage_handles import StageHandles
+from deployments.tracing import Spans
 
 SUFFIXES = ("", "-second")
 
@@ -30,11 +32,11 @@ def stage(name: str) -> Any:
 def maker() -> ItemMaker:
     nothing: Any = None
     stages = {suffix: StageHandles(stage(f"Preprocess{suffix}"), nothing, {}) for suffix in SUFFIXES}
-    return ItemMaker(SharedConfig(), stages, StageCalls(nothing), nothing)
+    return ItemMaker(SharedConfig(), stages, StageCalls(nothing), nothing, Spans())
 
 
 def order(model: str) -> ItemOrder:
-    return ItemOrder("r", model, f"hash of {model}", "image", b"content", 1, 1, {}, False)
+    return ItemOrder(RequestContext("r"), "r", model, f"hash of {model}", "image", b"content", 1, 1, {}, False)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
