@@ -34,11 +34,11 @@ class TracedRequest:
         self.context = context
         self._watch = Stopwatch()
         self._account: RequestAccount | None = None
-        self._model = self._name = ""
+        self._name = ""
 
-    def follow(self, account: RequestAccount, *, model: str, name: str | None) -> None:
+    def follow(self, account: RequestAccount, *, name: str | None) -> None:
         """Has the record of the request made of its `account`. `name`: its client's own id for it."""
-        self._account, self._model, self._name = account, model, name or ""
+        self._account, self._name = account, name or ""
 
     def times(self) -> list[StageTime]:
         """Returns what was measured, in the order of beginnings."""
@@ -59,7 +59,7 @@ class TracedRequest:
         told: dict[str, Attribute] = {
             "gen_ai.operation.name": "text_completion" if account.request_id.startswith("cmpl-") else "chat",
             "gen_ai.provider.name": "raylens",
-            "gen_ai.request.model": self._model,
+            "gen_ai.request.model": account.model,
             "gen_ai.response.id": account.request_id,
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
@@ -71,16 +71,16 @@ class TracedRequest:
 
     def keep(self, keep: Keep, tenant: str, scope: Scope, times: Sequence[StageTime], code: str | None) -> None:
         """Hands the record of a request that has ended to `keep`, under its id and its client's own."""
-        if self._account is None:
+        if (account := self._account) is None:
             return
-        usage = self._account.usage
+        usage = account.usage
         record = json.dumps(
             {
                 "request_id": self.context.request_id,
                 "trace_id": self.context.trace_id,
                 "method": scope["method"],
                 "path": scope["path"],
-                "model": self._model,
+                "model": account.model,
                 "status": self.entry.status or 499,
                 "error": code,
                 "started_at": self._watch.started_at,

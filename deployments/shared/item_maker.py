@@ -12,7 +12,7 @@ from typing import Any
 from ray import ObjectRef
 
 from deployments.config import SharedConfig
-from deployments.metrics import ItemMetrics
+from deployments.metrics.definitions import CacheMetrics, ItemMetrics
 from deployments.request_context import in_request
 from deployments.server_log import process_name
 from deployments.shared.encoder_choice import cheapest, places_of
@@ -34,6 +34,7 @@ from preprocess.cache import ItemCache
 from preprocess.schema import ItemInfo, Stopwatch
 
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
+StoredItems = ItemCache[StoredItem, PendingItem]
 
 
 class ItemMaker:
@@ -56,8 +57,8 @@ class ItemMaker:
         self._encoders = {model: places_of(own) for model, own in stages.items()}
         self._calls = calls
         self._metrics = metrics
-        self.processed: ItemCache[StoredItem, PendingItem] = ItemCache(config.processor_cache_bytes // config.shards)
-        self.embeddings: ItemCache[StoredItem, PendingItem] = ItemCache(config.embedding_cache_bytes // config.shards)
+        self.processed = _cache(config.processor_cache_bytes // config.shards, metrics.mm_cache)
+        self.embeddings = _cache(config.embedding_cache_bytes // config.shards, metrics.encoder_cache)
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         """Returns the item processed but not encoded. Raises like `embeddings_of`."""
@@ -97,6 +98,7 @@ class ItemMaker:
                     raise
                 # The attempt that failed was for an order without content.
             else:
+                self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
                 return MadeItem(stored, trace)
 
     async def _make(
@@ -162,6 +164,7 @@ class ItemMaker:
                 return await self._process(order, trace, announce)
 
         processed, trace.was_processed = await self.processed.get_or_create(order.mm_hash, create, on_pending)
+        self._metrics.mm_cache.count_query(order.modality, is_hit=trace.was_processed)
         return processed
 
     async def _process(
@@ -234,6 +237,10 @@ class ItemMaker:
         assert isinstance(info, EmbeddingInfo)
         processed = await processing.finished()
         trace.times += info.times
-        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, tags={"edge": "preprocess_encode"})
-        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
+        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
+        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")
         return StoredItem(processed.info, embeddings), info.num_bytes
+
+
+def _cache(capacity_bytes: int, metrics: CacheMetrics) -> StoredItems:
+    return StoredItems(capacity_bytes, lambda item: metrics.count_eviction(item.info.modality))

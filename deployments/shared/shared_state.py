@@ -12,7 +12,7 @@ from typing import Any
 from ray import ObjectRef
 
 from deployments.config import AppConfig
-from deployments.metrics import ItemMetrics
+from deployments.metrics.definitions import ItemMetrics
 from deployments.replica_start import start_replica
 from deployments.shared.codec import pack, read
 from deployments.shared.item_maker import ItemMaker
@@ -47,7 +47,7 @@ from preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-_REPORT_SECONDS = 1.0
+_REPORT_SECONDS = 0.5
 
 
 class SharedState:
@@ -105,8 +105,12 @@ class SharedState:
 
     async def _report_forever(self) -> None:
         while True:
-            self._metrics.mm_cache.report(self.maker.processed.stats)
-            self._metrics.encoder_cache.report(self.maker.embeddings.stats)
+            metrics, maker = self._metrics, self.maker
+            metrics.mm_cache.report(maker.processed)
+            metrics.encoder_cache.report(maker.embeddings)
+            metrics.items_in_progress.set(maker.processed.num_in_the_making + maker.embeddings.num_in_the_making)
+            metrics.uploads_files.set(self._uploads.num_files)
+            metrics.uploads_bytes.set(self._uploads.num_bytes)
             await asyncio.sleep(_REPORT_SECONDS)
 
 

@@ -1,6 +1,7 @@
 """The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is not
 separate."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig, VisionPartConfig
-from deployments.metrics import EncodeMetrics
+from deployments.metrics.definitions import EncodeMetrics
 from deployments.replica_start import start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 BATCHES = "batches"
+_REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
 """A step's time, in calls of a multimodal pipeline that take too long: a batch, one of its items alone, all else."""
 PROFILED_IMAGE = (448, 448)
@@ -78,6 +80,7 @@ class Encode:
         self._metrics = EncodeMetrics()
         self._pending = PendingWork(BATCHES)
         self._details = kernels_in_use(config.part_device(settings.tower))
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
     async def encode(
@@ -91,6 +94,7 @@ class Encode:
         assert output.embeddings is not None
         self._metrics.batch_size.observe(output.batch_size)
         packed_at = max(tensor.packed_at for tensor in item.values())
+        self._metrics.remote_bytes.inc(sum(tensor.num_remote_bytes for tensor in item.values()))
         info = EmbeddingInfo(
             output.embeddings.nbytes,
             max(0.0, watch.started_at - max(sent_at, packed_at)),
@@ -119,7 +123,7 @@ class Encode:
             status = "error"
             raise
         finally:
-            self._metrics.items_total.inc(tags={"modality": modality, "status": status})
+            self._metrics.items_total.inc(modality=modality, status=status)
         if output.error is not None:
             if (cause := output.error.__cause__) is not None:  # Ray Serve drops it on its way
                 logger.error("request %s: %s", request_id, output.error, exc_info=cause)
@@ -138,6 +142,13 @@ class Encode:
         self._loop.check_health()
         if self._engine.has_hung:
             raise EngineDiedError("a call of the multimodal pipeline took too long, and still runs")
+
+    async def _report_forever(self) -> None:
+        while True:
+            num_items, num_patches = self._engine.waiting
+            self._metrics.waiting_items.set(num_items)
+            self._metrics.waiting_patches.set(num_patches)
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig
-from deployments.metrics import GenerateMetrics
+from deployments.metrics.definitions import GenerateMetrics
 from deployments.replica_start import start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
@@ -42,6 +42,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PROMPT_TOKENS = "prompt_tokens"
 USAGE = "usage"
+_REPORT_SECONDS = 0.5
 
 
 class Generate:
@@ -129,7 +130,7 @@ class Generate:
                 prompt = await self._rendered(prompt)
                 times.append(prompt.render_time(process_name()))
             items = prompt.placed(items)
-            hand_over = HandOver(items, prompt.rendered_at)
+            hand_over = HandOver(items, prompt.rendered_at, self._metrics.remote_bytes.inc)
             stream, pieces_of = await self._begin(
                 request_id, prompt, params, hand_over, cache_salt=cache_salt, priority=priority, lora=lora
             )
@@ -246,7 +247,7 @@ class Generate:
     async def _report_forever(self) -> None:
         while True:
             self._metrics.report(self._engine.stats)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 def _largest_picture_tokens(items: "ItemProcessor") -> int:

@@ -38,13 +38,19 @@ class ItemEmbeddings:
 
 class HandOver:
     """Receives the embeddings of one request. `rendered_at`, wall time, is when the prompt was ready, which no call can
-    come before.
+    come before. `count_remote_bytes` gets the bytes of each that came from another node.
 
     `transfer`: the time of the received embeddings that took the longest from ready to here.
     """
 
-    def __init__(self, items: list[ItemEmbeddings], rendered_at: float) -> None:
+    def __init__(
+        self,
+        items: list[ItemEmbeddings],
+        rendered_at: float,
+        count_remote_bytes: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
         self._items = items
+        self._count_remote_bytes = count_remote_bytes
         self._rendered_at = rendered_at
         self.transfer = StageTime("transfer_embeddings", rendered_at, 0.0, process_name())
 
@@ -77,4 +83,5 @@ class HandOver:
         sent_at = max(self._rendered_at, packed.packed_at)
         if (seconds := time.time() - sent_at) > self.transfer.seconds:
             self.transfer = replace(self.transfer, started_at=sent_at, seconds=seconds)
+        self._count_remote_bytes(packed.num_remote_bytes)
         return packed.unpack()

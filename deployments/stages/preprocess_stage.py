@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
-from deployments.metrics import PreprocessMetrics
+from deployments.metrics.definitions import PreprocessMetrics
 from deployments.replica_start import start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 PIXELS = "pixels"
+_REPORT_SECONDS = 0.5
 CALL_PIXELS = 100_000
 """The weight of every call, whatever it brings. The smallest picture takes 0.7 ms, a 4K JPEG 43 ms, some 6 ns a pixel.
 Beside a picture this weight is nothing, but thousands of waiting calls are work too."""
@@ -69,6 +70,7 @@ class Preprocess:
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
@@ -76,11 +78,16 @@ class Preprocess:
         watch = Stopwatch()
         # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
         # collected.
-        with self._pending.call(CALL_PIXELS + job.num_pixels), in_request(job.context):
-            content = await received(job.content)
-            info, tensors = await self._items.run(
-                CALL_PIXELS + job.num_pixels, lambda: self._process(job, content, watch)
-            )
+        status = "error"
+        try:
+            with self._pending.call(CALL_PIXELS + job.num_pixels), in_request(job.context):
+                content = await received(job.content)
+                info, tensors = await self._items.run(
+                    CALL_PIXELS + job.num_pixels, lambda: self._process(job, content, watch)
+                )
+            status = "ok"
+        finally:
+            self._metrics.items_total.inc(modality=job.modality, status=status)
         self._spans.record(job.context, info.times)
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
@@ -126,8 +133,7 @@ class Preprocess:
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments.stages.work_scaling` scales by. Serve asks some times a second."""
-        self._metrics.pending_pixels.set(self._pending.amount)
+        """Returns what `deployments.stages.work_scaling` scales by."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -135,6 +141,12 @@ class Preprocess:
         tool_calls = processor.prompts.tool_calls
         served = ServedModel(processor.identity, processor.max_model_len, processor.items.modalities, tool_calls)
         return Heartbeat(served=served)
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._metrics.pending_pixels.set(self._pending.amount)
+            self._metrics.waiting_items.set(len(self._items))
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 def rendered(
