@@ -65,9 +65,10 @@ def process_name() -> str:
     return "" if context is None else f"{context.deployment}#{context.replica_id.unique_id}"
 
 
-def encoding() -> str:
-    """Returns what Ray calls the format of its own log files that goes with the server's."""
-    return "JSON" if _is_json() else "TEXT"
+def ray_logging() -> dict[str, str]:
+    """Returns the settings of Ray's own log files that go with the server's."""
+    level = "DEBUG" if os.environ.get(LEVEL_VARIABLE) == "debug" else "INFO"
+    return {"encoding": "JSON" if _is_json() else "TEXT", "log_level": level}
 
 
 def _is_json() -> bool:

@@ -6,7 +6,7 @@ both agree, and nothing happens while a stage works. Only what others are childr
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.config import TracingConfig
-from deployments.request_context import RequestContext
+from deployments.request_context import RequestContext, in_request
+from deployments.server_log import FIELDS
 from preprocess.schema import StageTime
 
 if TYPE_CHECKING:
@@ -110,9 +111,15 @@ class Spans:
             span.end()
 
     def record(
-        self, context: RequestContext, times: Iterable[StageTime], attributes: Mapping[str, Attribute] | None = None
+        self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
     ) -> None:
-        """Makes a span of each of the `times`, a child of the context's."""
+        """Makes a span of each of the `times`, a child of the context's. The log has them, too, if it is to have all
+        (`--log-level debug`)."""
+        if times and logger.isEnabledFor(logging.DEBUG):
+            with in_request(context):
+                for one in times:
+                    fields = {"stage": one.stage, "seconds": one.seconds}
+                    logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
         if self._tracer is None or not context.is_sampled:
             return
         parent = _parent_of(context)

@@ -158,12 +158,14 @@ LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """When a stage of the waterfall worked on a request: `started_at`, wall time in seconds since 1970, and how many
-    `seconds` from there. `place`: the process that did. `detail`: what of the request it was."""
+    `seconds` from there. `place`: the process that did. `part`: what part of the request it was for, an item or one of
+    several prompts. `detail`: what else is to be said."""
 
     stage: str
     started_at: float
     seconds: float
     place: str = ""
+    part: str = ""
     detail: str = ""
 
 
@@ -177,7 +179,7 @@ class Stopwatch:
 
     def read(self, stage: str, place: str = "", detail: str = "") -> StageTime:
         """Returns the time of a stage that began then and ends now."""
-        return StageTime(stage, self.started_at, time.perf_counter() - self.started, place, detail)
+        return StageTime(stage, self.started_at, time.perf_counter() - self.started, place, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)

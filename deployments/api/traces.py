@@ -7,12 +7,13 @@ from pydantic import BaseModel
 
 class TraceSpan(BaseModel):
     """Something that took time: the stage, when it began (seconds since 1970), how many seconds it took, the process
-    that did it, and what of the request it was."""
+    that did it, which item or prompt of the request it was for, and what else is to be said."""
 
     stage: str
     started_at: float
     seconds: float
     place: str
+    part: str
     detail: str
 
 

@@ -151,4 +151,4 @@ class RequestTraces:
 
 
 def _of_prompt(number: int, time: StageTime) -> StageTime:
-    return replace(time, detail=f"prompt {number}" + (f": {time.detail}" if time.detail else ""))
+    return replace(time, part=f"prompt {number}, {time.part}" if time.part else f"prompt {number}")

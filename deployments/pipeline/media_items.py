@@ -127,8 +127,7 @@ class MediaItems:
         request.trace.num_processor_cache_hits += trace.was_processed
         request.trace.num_embedding_cache_hits += trace.was_encoded
         for one in trace.times:
-            detail = f"{item.source.field}: {one.detail}" if one.detail else item.source.field
-            request.trace.times.append(replace(one, detail=detail))
+            request.trace.times.append(replace(one, part=item.source.field))
         if any(one.stage == "processor_queue" for one in trace.times):
             self._on_reply("preprocess")
         if trace.encoded_by is not None:

@@ -216,7 +216,7 @@ class Pipeline:
                 request.params,
                 embeddings,
                 address,
-                context=request.context,
+                request.context,
                 cache_salt=request.cache_salt,
                 priority=request.priority,
                 adapter=request.adapter,

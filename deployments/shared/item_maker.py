@@ -3,6 +3,7 @@
 The tensors never enter this process. What a stage returns belongs to the process that called the stage. The cached data
 lies in the object store, one copy a node, and outlives the replica that made it."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -32,6 +33,8 @@ from deployments.stages.stage_messages import ITEM, EmbeddingInfo, ItemJob
 from deployments.tracing import OpenSpan, Spans
 from preprocess.cache import ItemCache
 from preprocess.schema import ItemInfo, Stopwatch
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
 StoredItems = ItemCache[StoredItem, PendingItem]
@@ -135,6 +138,7 @@ class ItemMaker:
             try:
                 yield span
                 trace.times.append(watch.read(ITEM, process_name(), trace.origin))
+                logger.debug("%s %s: %s", order.modality, order.mm_hash, trace.origin or "made")
                 span.describe({"raylens.detail": trace.origin})
             except ContentMissingError as error:  # an answer like any other
                 missing = error

@@ -106,8 +106,8 @@ class Generate:
         params: SamplingParams,
         items: list[ItemEmbeddings],
         address: PieceAddress,
-        *,
         context: RequestContext,
+        *,
         cache_salt: str,
         priority: int,
         adapter: str | None = None,
@@ -119,7 +119,8 @@ class Generate:
         computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
         come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first. `adapter`:
         the name of the adapter that answers. Generate raises LoraError for one that is broken, and InvalidRequestError
-        for one that has gone.
+        for one that has gone. Never give `context` by its name: Ray Serve's own function for calls by gRPC has such a
+        parameter, too, and the call would fail.
         """
         watch = Stopwatch()
         with in_request(context), self._spans.span(GENERATE, context) as span:

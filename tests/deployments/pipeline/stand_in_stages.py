@@ -215,7 +215,14 @@ class StandInStages:
         return self._keep(Objects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
 
     def _generate(
-        self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], address: PieceAddress, **_: Any
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any,
+        items: list[ItemEmbeddings],
+        address: PieceAddress,
+        context: Any,
+        **_: Any,
     ) -> Any:
         self.handed_over.append([item.is_pending for item in items])
         self.prompts.append(prompt)
