@@ -96,8 +96,6 @@ class MediaItems:
         ]
         if items:
             request.trace.times.append(watch.read("media_fetch", process_name()))
-        for item in items:
-            self._metrics.mm_items.inc(modality=item.source.modality)
         return items
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:
