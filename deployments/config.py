@@ -289,7 +289,7 @@ class PipelineConfig(Settings):
 
 
 class TracingConfig(Settings):
-    """Traces of requests, sent to a collector of OpenTelemetry. They need `pip install 'raylens[tracing]'`."""
+    """Traces of requests, sent to a collector of OpenTelemetry."""
 
     endpoint: str | None = Field(
         None,

@@ -288,6 +288,7 @@ def test_a_stream_whose_client_leaves_is_kept_as_such(app_url: str, collector: C
     body = {"messages": [user_message("What?")], "stream": True, "max_tokens": 4000, "ignore_eos": True}
     headers = {"x-request-id": "left-1"}
     with httpx.stream("POST", f"{app_url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()
         next(answer.iter_lines())
         trace_id = answer.headers["traceparent"].split("-")[1]
     assert trace_of(app_url, "left-1").json()["trace_id"] == trace_id
