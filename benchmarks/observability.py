@@ -46,7 +46,7 @@ _SIDE = 64
 _NUM_SPANS = 16  # of a request with one picture
 
 
-class _Sink(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Sink(grpc.GenericRpcHandler):
     """Answers every call with an empty message, and reads none."""
 
     def service(self, handler_call_details: Any) -> Any:

@@ -6,6 +6,7 @@ both agree, and nothing happens while a stage works. Only what others are childr
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP
 _DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"
 _DELAY_MS = 1000.0
 """How long spans wait to be sent together. What a replica has not sent when it ends is lost."""
+_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+_SELDOM_SECONDS = 60.0
 _W3C = TraceContextTextMapPropagator()
 _MOST_CHARS = 512
 """W3C's limit of both headers."""
@@ -162,10 +165,23 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         "raylens.deployment": process.partition("#")[0],
     }
     provider = TracerProvider(sampler=_sampler(config), resource=Resource.create(own))
+    logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
     exporter = OTLPSpanExporter(endpoint=config.endpoint)
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay))
     return Spans(provider.get_tracer("raylens"))
+
+
+class _Seldom(logging.Filter):
+    """Lets one record pass in a while. While the collector is away, the exporter complains every second."""
+
+    _next_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        passes = record.levelno >= logging.ERROR and time.monotonic() >= self._next_at
+        if passes:
+            self._next_at = time.monotonic() + _SELDOM_SECONDS
+        return passes
 
 
 def is_configured(config: TracingConfig) -> bool:

@@ -1,5 +1,7 @@
 """Spans and contexts of one process: what is made of stage times, and when nothing is."""
 
+import time
+
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -7,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from deployments.config import TracingConfig
+from deployments.local_cluster import free_port
 from deployments.request_context import NO_REQUEST, RequestContext
 from deployments.tracing import NANOSECONDS, Spans, is_configured, spans_of, trace_headers
 from preprocess.schema import StageTime
@@ -122,6 +125,20 @@ def test_a_setting_or_a_variable_turns_tracing_on(monkeypatch: pytest.MonkeyPatc
     assert is_configured(TracingConfig(endpoint="http://127.0.0.1:4317"))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     assert is_configured(TracingConfig())
+
+
+def test_a_collector_that_is_away_is_named_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    spans = spans_of(TracingConfig(endpoint=endpoint), "Encode#1")
+    for _ in range(10):
+        spans.record(SAMPLED, [StageTime("encode", 1.0, 1.0)])
+        time.sleep(0.4)
+    (record,) = [one for one in caplog.records if "opentelemetry" in one.name]
+    assert "Failed to export traces" in record.getMessage()
 
 
 def test_a_protocol_that_is_not_spoken_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
