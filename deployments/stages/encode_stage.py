@@ -103,9 +103,9 @@ class Encode:
             arrived_at=watch.started_at,
             place=process_name(),
         )
-        self._spans.record(context, info.times, {"raylens.batch_size": output.batch_size})
         yield PackedTensor.pack(output.embeddings)
         yield info
+        self._spans.record(context, info.times, {"raylens.batch_size": output.batch_size})  # nobody waits for it
 
     async def _encoded(self, request_id: str, modality: str, item: PackedItem, watch: Stopwatch) -> "EncodeOutput":
         """Raises the error of an item that cannot be encoded. `watch` has been running since the item arrived."""

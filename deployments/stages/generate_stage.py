@@ -144,12 +144,12 @@ class Generate:
                     if is_first:
                         pieces[0].times.extend([*times, hand_over.transfer] if items else times)
                     is_first = False
-                    for piece in pieces:
-                        self._spans.record(span.context, piece.times)
+                    known = [one for piece in pieces for one in piece.times]
                     num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
                     if num_unfinished == 0:
                         pieces[-1].times.append(watch.read(GENERATE, process_name()))
                     connection.send(address.number, pieces, is_last=num_unfinished == 0)
+                    self._spans.record(span.context, known)  # nobody waits for it
                     if num_unfinished == 0:
                         return
 

@@ -88,10 +88,10 @@ class Preprocess:
             status = "ok"
         finally:
             self._metrics.items_total.inc(modality=job.modality, status=status)
-        self._spans.record(job.context, info.times)
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
+        self._spans.record(job.context, info.times)  # nobody waits for it
 
     def _process(self, job: ItemJob, content: bytes, watch: Stopwatch) -> "tuple[ItemInfo, ItemTensors]":
         """`watch` has been running since the job arrived."""
@@ -118,8 +118,8 @@ class Preprocess:
         prompts = self._processor.prompts
         with in_request(context):
             made = await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
-        self._spans.record(context, [made.render_time(process_name())])
         yield made
+        self._spans.record(context, [made.render_time(process_name())])
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts
