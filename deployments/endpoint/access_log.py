@@ -66,10 +66,10 @@ class Entry:
         """Whether an answer has begun that was no error. One that is to come would end it in the middle."""
         return self._first_byte is not None and self._status is not None and self._status < 400
 
-    @property
-    def status(self) -> int | None:
-        """The answer's status, None if the client left before there was one."""
-        return self._status
+    def status(self, error: Exception | None) -> int:
+        """Returns the answer's status. `error`: what ended the request. 499: the client left before there was an
+        answer."""
+        return self._status or (500 if error is not None else 499)
 
     def noting(self, send: Send) -> Send:
         """Returns a `send` that notes the status, the first byte's time and the number of bytes on the way."""
@@ -91,7 +91,7 @@ class Entry:
         is_failure = self._status is None or self._status >= 500
         if self.is_quiet and (not is_failure or state.get("is_starting")):
             return
-        status = self._status or (500 if error is not None else 499)  # 499: the client left
+        status = self.status(error)
         first = (self._first_byte or now) - self._started
         line = (
             f"{self._scope['method']} {self._scope['path'][:100]} {status} {state['request_id']}:"

@@ -72,7 +72,9 @@ class TracedRequest:
             told["gen_ai.response.finish_reasons"] = account.finish_reasons
         return told
 
-    def keep(self, keep: Keep, tenant: str, scope: Scope, times: Sequence[StageTime], code: str | None) -> None:
+    def keep(
+        self, keep: Keep, tenant: str, scope: Scope, times: Sequence[StageTime], status: int, code: str | None
+    ) -> None:
         """Hands the record of a request that has ended to `keep`, under its id and its client's own."""
         if (account := self._account) is None:
             return
@@ -84,7 +86,7 @@ class TracedRequest:
                 "method": scope["method"],
                 "path": scope["path"],
                 "model": account.model,
-                "status": self.entry.status or 499,
+                "status": status,
                 "error": code,
                 "started_at": self._watch.started_at,
                 "seconds": self._watch.read("").seconds,
@@ -132,25 +134,24 @@ class RequestTraces:
     def _end(self, traced: TracedRequest, span: OpenSpan, scope: Scope) -> None:
         state: dict[str, Any] = scope["state"]
         error: Exception | None = state.get("error")
-        code = None if error is None else error_kind(error)[1]
-        times = traced.times()
-        if self._keep is not None and "ticket" in state:
-            traced.keep(self._keep, state["ticket"].caller.cache_salt, scope, times, code)
+        status, code = traced.entry.status(error), None if error is None else error_kind(error)[1]
+        times, ticket = traced.times(), state.get("ticket")
+        if self._keep is not None and ticket is not None:
+            traced.keep(self._keep, ticket.caller.cache_salt, scope, times, status, code)
         if not span.is_recorded:
             return
         here = process_name()
         self._spans.record(span.context, [one for one in times if one.place == here])
+        told = traced.attributes() | {"http.response.status_code": status}
         if (route := getattr(scope.get("route"), "path", None)) is not None:
             span.name(f"{scope['method']} {route}")
-            span.describe({"http.route": route})
-        if (status := traced.entry.status) is not None:
-            span.describe({"http.response.status_code": status})
-        if "ticket" in state and (key := state["ticket"].caller.name) is not None:
-            span.describe({"raylens.api_key": key})
+            told["http.route"] = route
+        if ticket is not None and ticket.caller.name is not None:
+            told["raylens.api_key"] = ticket.caller.name
         if error is not None and code is not None:
-            span.describe({"error.type": code})
-            span.note_error(error, is_failure=status is None or status >= 500 or traced.entry.has_begun_well)
-        span.describe(traced.attributes())
+            told["error.type"] = code
+            span.note_error(error, is_failure=status >= 500 or traced.entry.has_begun_well)
+        span.describe(told)
 
 
 def as_json(times: Sequence[StageTime]) -> list[dict[str, Any]]:
