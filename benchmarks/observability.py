@@ -78,7 +78,7 @@ def new_body(kind: str, rng: random.Random) -> dict[str, Any]:
     if kind == "pictures":
         pictures.append(encoded(Image.frombytes("RGB", (_SIDE, _SIDE), rng.randbytes(3 * _SIDE**2)), "JPEG"))
     message = user_message(f"What is it? {rng.random()}", *pictures)
-    return {"messages": [message], "max_tokens": TOKENS, "ignore_eos": True}
+    return {"model": "shapes", "messages": [message], "max_tokens": TOKENS, "ignore_eos": True}
 
 
 async def requests_per_second(url: str, kind: str, seconds: float, *, is_traced: bool) -> float:

@@ -37,7 +37,8 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
     ):
         assert server.stdout is not None
         url = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+(?=/v1)", line)))
-        body = {"messages": [user_message("What?", encoded(disc("red")))], "max_tokens": 2}
+        body: dict[str, Any] = {"model": "shapes", "max_tokens": 2}
+        body["messages"] = [user_message("What?", encoded(disc("red")))]
         headers = {"x-request-id": "r-1", "traceparent": CONTEXT.traceparent}
         httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).raise_for_status()
         body["messages"] = [user_message("What?", encoded(disc("red"))[:-40])]

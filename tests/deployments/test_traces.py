@@ -285,7 +285,8 @@ def test_a_request_that_failed_is_kept_with_its_error(app_url: str) -> None:
 
 
 def test_a_stream_whose_client_leaves_is_kept_as_such(app_url: str, collector: Collector) -> None:
-    body = {"messages": [user_message("What?")], "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    question = {"model": "small", "messages": [user_message("What?")]}
+    body = question | {"stream": True, "max_tokens": 4000, "ignore_eos": True}
     headers = {"x-request-id": "left-1"}
     with httpx.stream("POST", f"{app_url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
