@@ -1,0 +1,309 @@
+"""A real Prometheus reads a real application under load: every panel and every rule has data, panels say what the
+client has counted, and alerts fire when the application is harmed."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+import numpy as np
+import pytest
+import ray
+import yaml
+from openai import OpenAI
+from ray import serve
+
+from dashboards.prometheus_api import PrometheusApi, for_all
+from deployments.config import AppConfig
+from deployments.endpoint.api_keys import hash_key
+from deployments.local_cluster import APP_NAME, deployed_app, free_port, local_ray
+from tests.dashboards.counted_load import Counts, pictures, send_everything
+from tests.dashboards.monitoring import agent_addresses, exporter_address, prometheus
+from tests.replicas import children, replica_pids
+from tests.waiting import wait_until
+
+DASHBOARDS = Path(__file__).parents[2] / "dashboards"
+PANELS: list[dict[str, Any]] = [
+    panel for panel in json.loads((DASHBOARDS / "raylens.json").read_text())["panels"] if panel["type"] != "row"
+]
+KEY = "rl-of-the-tests"
+STORE_BYTES = 100 * 2**20
+ROOM = 32  # requests in work
+EMBEDDING_BYTES = 40_000  # one picture's embeddings, not those of two
+WINDOW = 120
+SCRAPES = 3.5
+"""Seconds until Prometheus, which looks every second, has surely seen what has happened."""
+EXTRAPOLATION = 0.1
+"""The share by which Prometheus' rates may differ: they reach to the ends of the window."""
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """The application after the load, the Prometheus that saw it, and what the client counted. `impatient` is a second
+    Prometheus, whose alerts fire at once."""
+
+    prometheus: PrometheusApi
+    impatient: PrometheusApi
+    client: OpenAI
+    counts: Counts
+    time: float
+
+    def shown(self, title: str, target: int = 0) -> dict[str, float]:
+        """What a panel shows: the value of each series by its name in the legend."""
+        (panel,) = [panel for panel in PANELS if panel["title"] == title]
+        query = panel["targets"][target]
+        found = {}
+        for series in self.prometheus.at(for_all(query["expr"], f"{WINDOW}s"), self.time):
+            name = query["legendFormat"]
+            for label, value in series.labels.items():
+                name = name.replace(f"{{{{{label}}}}}", value)
+            found[name] = series.value
+        return found
+
+    def total(self, title: str, target: int = 0) -> dict[str, float]:
+        """The same of a panel of rates, as numbers in the window, without what there was none of."""
+        return {name: value * WINDOW for name, value in self.shown(title, target).items() if value}
+
+    def wait_for_alert(self, name: str, **labels: str) -> None:
+        chosen = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        expression = f'ALERTS{{alertname="{name}",alertstate="firing",{chosen}}}'
+        wait_until(lambda: bool(self.impatient.at(expression)), 30)
+
+
+@pytest.fixture(scope="module")
+def app_config(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
+    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys.write_text(yaml.safe_dump([{"name": "tests", "sha256": hash_key(KEY)}]))
+    room = {"requests": ROOM, "bytes": 2**26, "pixels": 2**28, "tokens": 2**20}
+    return AppConfig.model_validate(
+        {
+            "model": shapes,
+            "auth": {"keys_file": str(keys)},
+            "media": {"fetch": {"allow_private_addresses": True}},
+            "metrics": {"port": 0, "slo_time_to_first_token_s": 60, "slo_time_per_output_token_s": 60},
+            "shared": {"embedding_cache_bytes": EMBEDDING_BYTES},
+            "admission": {"total": room, "per_key": room, "max_queued_requests": 2},
+            "ingress": {"away_timeout_s": 0.5},
+            "preprocess": {"min_replicas": 2, "num_cpus": 0.5},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def monitored(app_config: AppConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    port = free_port()
+    small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE_BYTES), "RAY_metrics_report_interval_ms": "1000"}
+    with (
+        mock.patch.dict("os.environ", small),
+        local_ray(host="127.0.0.1", port=port, num_cpus=8),
+        deployed_app(app_config, host="127.0.0.1", port=port) as url,
+    ):
+        where: dict[str, Any] = {"exporter": exporter_address(), "agents": agent_addresses()}
+        client = OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
+        with (
+            prometheus(tmp_path_factory.mktemp("patient"), **where) as patient,
+            prometheus(tmp_path_factory.mktemp("impatient"), **where, alerts_wait=False) as impatient,
+        ):
+            seen = "count_over_time(raylens_build_info[1m])"
+            wait_until(lambda: all(any(one.value >= 2 for one in api.at(seen)) for api in (patient, impatient)))
+            counts = Counts()
+            send_everything(client, counts)
+            time.sleep(SCRAPES)
+            yield Monitored(patient, impatient, client, counts, time.time())
+
+
+def test_every_expression_of_the_dashboard_has_data(monitored: Monitored) -> None:
+    missing = [
+        f"{panel['title']}: {target['expr']}"
+        for panel in PANELS
+        for target in panel["targets"]
+        if not any(
+            one.value == one.value for one in monitored.prometheus.at(for_all(target["expr"], "2m"), monitored.time)
+        )
+    ]
+    assert missing == []
+
+
+def test_every_recording_rule_has_data_and_no_rule_fails(monitored: Monitored) -> None:
+    groups = httpx.get(f"{monitored.prometheus.url}/api/v1/rules").json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == 34
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+    for rule in rules:
+        if rule["type"] == "recording":
+            assert any(one.value == one.value for one in monitored.prometheus.at(rule["name"])), rule["name"]
+
+
+def test_a_node_is_scraped_once_by_each_job(monitored: Monitored) -> None:
+    """Ray's file has several addresses of a node: of its agent, and on the head of the dashboard."""
+    up = monitored.prometheus.at("up")
+    assert sorted((one.labels["job"], one.value) for one in up) == [("ray", 1.0), ("raylens", 1.0)]
+
+
+def test_running_replicas_are_those_that_ray_serve_has(monitored: Monitored) -> None:
+    deployments = serve.status().applications[APP_NAME].deployments
+    running = {name: float(state.replica_states["RUNNING"]) for name, state in deployments.items()}
+    assert running["Preprocess"] == 2
+    assert monitored.shown("Running") == running
+    assert monitored.shown("Running", 1) == {f"{name} wanted": number for name, number in running.items()}
+    assert sum(monitored.shown("Software").values()) == sum(running.values())
+
+
+def test_requests_and_tokens_are_those_of_the_client(monitored: Monitored) -> None:
+    counts = monitored.counts
+    assert counts.answered["length"] > 10
+    about = {"rel": EXTRAPOLATION}
+    assert monitored.total("Requests answered") == pytest.approx(dict(counts.answered), **about)
+    assert monitored.total("Goodput", 1) == pytest.approx({"all": counts.answered.total()}, **about)
+    assert monitored.shown("Share as fast as promised") == {"within the objectives": 1.0}
+    tokens = (counts.generated_tokens, counts.prompt_tokens, counts.cached_tokens)
+    assert counts.cached_tokens > 0
+    for target, number in enumerate(tokens):
+        assert list(monitored.total("Tokens", target).values()) == pytest.approx([number], **about)
+    for target, number in enumerate((counts.answered.total(), counts.prompt_tokens, counts.generated_tokens)):
+        (shown,) = monitored.total("API keys", target).items()
+        assert shown[0].startswith("tests ")
+        assert shown[1] == pytest.approx(number, **about)
+
+
+def test_raw_counters_are_exactly_those_of_the_client(monitored: Monitored) -> None:
+    counts = monitored.counts
+    for series, number in (
+        ("request_success_total", counts.answered.total()),
+        ("time_to_first_token_seconds_count", counts.answered.total()),
+        ("e2e_request_latency_seconds_count", counts.answered.total()),
+        ("request_prompt_tokens_sum", counts.prompt_tokens),
+        ("request_generation_tokens_sum", counts.generated_tokens),
+        ("inter_token_latency_seconds_count", counts.generated_tokens - counts.answered.total()),
+        ("request_errors_total", counts.errors.total()),
+        ("mm_media_download_bytes_total", counts.downloaded_bytes),
+    ):
+        assert [one.value for one in monitored.prometheus.at(f"sum(raylens_{series})")] == [number], series
+
+
+def test_errors_are_shown_by_their_codes_from_the_first_one_on(monitored: Monitored) -> None:
+    errors = monitored.counts.errors
+    assert errors == Counter(invalid_value=3, invalid_image=1)
+    expected = {f"ingress {code}": number for code, number in errors.items()}
+    assert monitored.total("Errors", 1) == pytest.approx(expected, rel=EXTRAPOLATION)
+    assert monitored.shown("Error ratio") == {"failed": 0.0}, "it is the clients who were wrong"
+
+
+def test_hits_of_both_caches_are_those_that_the_order_of_pictures_makes(monitored: Monitored) -> None:
+    """The second picture is the first again: its embeddings are there. The fourth is, too, but another one has taken
+    their place, so only the processed picture is there. One more picture comes from a URL."""
+    asked = len(pictures()) + 1
+    assert monitored.counts.items == asked
+    assert monitored.shown("Hit rate", 0) == pytest.approx({"processed image": 1 / (asked - 1)})
+    assert monitored.shown("Hit rate", 1) == pytest.approx({"embeddings image": 1 / asked})
+    about = {"rel": EXTRAPOLATION}
+    assert monitored.total("Media items") == pytest.approx({"image": asked}, **about)
+    assert monitored.total("Evictions", 1) == pytest.approx({"embeddings image": asked - 2}, **about)
+    processed = [monitored.total(title) for title in ("Items processed", "Items encoded")]
+    assert processed == [
+        pytest.approx({"image ok": asked - 2}, **about),
+        pytest.approx({"image ok": asked - 1}, **about),
+    ]
+    assert monitored.shown("Size", 3) == {"embeddings at most": EMBEDDING_BYTES}
+    assert 0 < monitored.shown("Size", 1)["embeddings"] <= EMBEDDING_BYTES
+
+
+def test_media_and_files_are_counted(monitored: Monitored) -> None:
+    fetched = monitored.total("Media fetched")
+    assert fetched == pytest.approx({"from URLs": monitored.counts.downloaded_bytes}, rel=EXTRAPOLATION)
+    assert monitored.shown("Uploaded files") == {"Shared-0": 1.0}
+    assert monitored.shown("Size of uploaded files") == {"Shared-0": monitored.counts.uploaded_bytes}
+
+
+def test_nothing_fires_under_load_but_a_cache_that_is_too_small(monitored: Monitored) -> None:
+    firing = monitored.impatient.at('ALERTS{alertstate="firing"}', monitored.time)
+    assert {(one.labels["alertname"], one.labels["cache"]) for one in firing} == {
+        ("RaylensCacheThrashes", "embeddings")
+    }
+    assert monitored.prometheus.at('ALERTS{alertstate="firing"}', monitored.time) == []
+
+
+def test_alerts_fire_when_first_tokens_come_late_and_requests_are_refused(monitored: Monitored) -> None:
+    counts = Counts()
+    (generate,) = replica_pids("Generate")
+    os.kill(generate, signal.SIGSTOP)
+    try:
+        threads = counts.ask_at_once(monitored.client, ROOM + 8)
+        time.sleep(4)
+    finally:
+        os.kill(generate, signal.SIGCONT)
+    _join(threads)
+    assert counts.errors == {"overloaded_queue": 6}
+    monitored.wait_for_alert("RaylensRefusesRequests", reason="queue")
+    monitored.wait_for_alert("RaylensLateFirstTokensBurnBudget", severity="page")
+    (refused,) = monitored.prometheus.at('sum(raylens_admission_rejections_total{reason="queue"})')
+    assert refused.value == counts.errors.total()
+
+
+def test_alerts_fire_when_a_stage_hangs(monitored: Monitored) -> None:
+    counts = Counts()
+    (generate,) = replica_pids("Generate")
+    os.kill(generate, signal.SIGSTOP)
+    try:
+        monitored.wait_for_alert("RaylensHeartbeatStale", stage="generate")
+        monitored.wait_for_alert("RaylensStageNotReady", stage="generate")
+        _join(counts.ask_at_once(monitored.client, 30))
+    finally:
+        os.kill(generate, signal.SIGKILL)
+    assert counts.errors == {"stage_unavailable": 30}
+    monitored.wait_for_alert("RaylensErrorsBurnBudget", severity="page")
+
+
+def test_an_alert_fires_when_a_replica_dies_again_and_again(monitored: Monitored) -> None:
+    for _ in range(3):
+        (encode,) = _wait_for_replica("Encode")
+        os.kill(encode, signal.SIGKILL)
+        wait_until(lambda killed=encode: killed not in replica_pids("Encode"))  # type: ignore[misc]
+    _wait_for_replica("Encode")
+    monitored.wait_for_alert("RaylensReplicasFlap", deployment="Encode")
+
+
+def test_an_alert_fires_when_the_object_store_spills(monitored: Monitored) -> None:
+    held = [ray.put(np.zeros(STORE_BYTES // 4, np.uint8)) for _ in range(6)]
+    monitored.wait_for_alert("RaylensObjectStoreSpills")
+    del held
+
+
+def test_an_alert_fires_when_a_node_gives_no_metrics(monitored: Monitored) -> None:
+    exporter = _exporter_pid()
+    os.kill(exporter, signal.SIGSTOP)
+    try:
+        monitored.wait_for_alert("RaylensNodeNotScraped", job="raylens")
+    finally:
+        os.kill(exporter, signal.SIGCONT)
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+
+
+def _wait_for_replica(deployment: str) -> list[int]:
+    wait_until(lambda: serve.status().applications[APP_NAME].deployments[deployment].replica_states.get("RUNNING") == 1)
+    return replica_pids(deployment)
+
+
+def _exporter_pid() -> int:
+    """Of the process that a replica of this node keeps."""
+    names = ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")
+    (pid,) = [
+        child
+        for name in names
+        for replica in replica_pids(name)
+        for child in children(replica)
+        if "exporter.py" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
+    return pid
