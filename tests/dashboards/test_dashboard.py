@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
-from deployments.metrics.instruments import PREFIX
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
 from deployments.config import MetricsConfig
-from tests.dashboards.definitions import Instrument, defined, exported_names, labels
+from deployments.metrics.instruments import PREFIX, Instrument
 from tests.dashboards.grafana_types import schema_violations
+from tests.defined_metrics import defined, exported_names, labels
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "dashboards"
 VARIABLES = {"datasource", "application", "deployment", "replica", "node"}
-METRICS = {name: metric for metric in defined() for name in exported_names(metric)}
+METRICS = {name: metric for metric in defined().values() for name in exported_names(metric)}
 DASHBOARD: dict[str, Any] = json.loads((DASHBOARDS / "raylens.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
@@ -34,7 +34,7 @@ RULES = [
 ]
 
 
-def metrics_of(expression: str) -> list[Instrument]:
+def metrics_of(expression: str) -> list[Instrument[Any]]:
     """The metrics that the expression asks, not those that it has from recording rules."""
     names = re.findall(rf"(?<![\w:]){PREFIX}\w+", expression)
     assert set(names) <= METRICS.keys(), expression

@@ -11,10 +11,9 @@ from starlette.exceptions import HTTPException
 
 from dashboards.alerts import ALERTS
 from dashboards.objectives import FAILED_CODES, FIRST_TOKEN_SECONDS
-from deployments.endpoint.access_log import error_kind
 from deployments.endpoint.admission import OverloadedError
 from deployments.endpoint.deadline import DeadlineError
-from deployments.endpoint.errors import response_for
+from deployments.endpoint.errors import error_kind, response_for
 from deployments.shared.stage_calls import (
     AdapterFailedError,
     PlugInFailedError,
