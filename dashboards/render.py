@@ -14,7 +14,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, PercentFormatter
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.transforms import Bbox, BboxTransformTo
 
 from dashboards.panels import WIDTH
 from dashboards.prometheus_api import PrometheusApi, for_all
@@ -22,24 +24,15 @@ from dashboards.prometheus_api import PrometheusApi, for_all
 DASHBOARD = Path(__file__).with_name("raylens.json")
 
 _NUM_POINTS = 240
-_INCHES_WIDE = 20.0
-_INCHES_OF_ROW = 0.38  # of Grafana's grid
+_INCHES_OF_COLUMN = 0.8  # of Grafana's grid
+_INCHES_OF_ROW = 0.36
 _DOTS_PER_INCH = 80
-_MOST_NAMES = 8
-_MARGINS = (0.035, 0.1, 0.025, 0.14)  # left, bottom, right and top of a panel of full width and common height
-_COLOURS = (
-    "#4269d0",
-    "#efb118",
-    "#ff725c",
-    "#6cc5b0",
-    "#3ca951",
-    "#ff8ab7",
-    "#a463f2",
-    "#97bbf5",
-    "#9c6b4e",
-    "#9498a0",
-)
-_INK, _QUIET, _LIMIT = "#24292f", "#6e7781", "#cf222e"
+_GAP = 0.08  # inches between panels
+_LEFT, _RIGHT, _TOP, _AXIS = 0.75, 0.15, 0.38, 0.25  # inches beside the graph, for its title and its numbers
+_NAME_INCHES = 0.17  # height of a line of the legend
+_MOST_NAMES = 14
+_COLOURS = "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #9498a0 #1b7f79 #8c2d04".split()
+_INK, _QUIET, _FAINT, _LIMIT = "#24292f", "#6e7781", "#d8dee4", "#cf222e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +51,24 @@ class TimeRange:
 def picture(api: PrometheusApi, rows: Sequence[str], span: TimeRange) -> Figure:
     """Returns the rows of the dashboard with these titles, by default all."""
     panels = _chosen(json.loads(DASHBOARD.read_text())["panels"], rows)
-    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    figure = Figure(figsize=(_INCHES_WIDE, height * _INCHES_OF_ROW), dpi=_DOTS_PER_INCH, facecolor="white")
+    num_rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
+    size = (WIDTH * _INCHES_OF_COLUMN, num_rows * _INCHES_OF_ROW)
+    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor="#f6f8fa")
     for panel in panels:
-        place = panel["gridPos"]
-        top = 1 - place["y"] / height
+        box = _box(panel["gridPos"], size[1])
         if panel["type"] == "row":
-            figure.text(0.008, top - 0.5 / height, panel["title"], size=14, weight="bold", color=_INK, va="center")
-            continue
-        left, bottom, right, above = _MARGINS
-        axes = figure.add_axes(
-            (
-                place["x"] / WIDTH + left,
-                top - (1 - bottom * 2) * place["h"] / height,
-                place["w"] / WIDTH - left - right / 2,
-                (1 - above - bottom * 3) * place["h"] / height,
-            )
-        )
-        _draw(axes, panel, api, span)
+            middle = (box.y0 + box.y1) / 2 / size[1]
+            figure.text(box.x0 / size[0], middle, panel["title"], size=13, weight="bold", color=_INK, va="center")
+        else:
+            _draw(figure, box, panel, _lines(panel, api, span), span)
     return figure
+
+
+def _box(place: dict[str, int], height: float) -> Bbox:
+    """Returns a place of the grid in inches from the lower left corner of a figure that is `height` inches high."""
+    left, top = place["x"] * _INCHES_OF_COLUMN, height - place["y"] * _INCHES_OF_ROW
+    right, bottom = left + place["w"] * _INCHES_OF_COLUMN, top - place["h"] * _INCHES_OF_ROW
+    return Bbox.from_extents(left + _GAP, bottom + _GAP, right - _GAP, top - _GAP)
 
 
 def _chosen(panels: list[dict[str, Any]], rows: Sequence[str]) -> list[dict[str, Any]]:
@@ -98,22 +90,59 @@ def _chosen(panels: list[dict[str, Any]], rows: Sequence[str]) -> list[dict[str,
     return chosen
 
 
-def _draw(axes: Axes, panel: dict[str, Any], api: PrometheusApi, span: TimeRange) -> None:
-    lines = _lines(panel, api, span)
+def _draw(figure: Figure, box: Bbox, panel: dict[str, Any], lines: dict[str, list[float]], span: TimeRange) -> None:
+    to_figure = BboxTransformTo(Bbox.from_bounds(0, 0, *(1 / figure.get_size_inches())))
+    corner, width, height = to_figure.transform((box.x0, box.y0)), *to_figure.transform((box.width, box.height))
+    card = Rectangle(
+        corner, width, height, transform=figure.transFigure, facecolor="white", edgecolor=_FAINT, zorder=-1
+    )
+    figure.add_artist(card)
+    columns = max(1, int(box.width / 1.9))
+    names_height = _NAME_INCHES * math.ceil(min(len(lines), _MOST_NAMES) / columns) + 0.08
+    inner = Bbox.from_extents(box.x0 + _LEFT, box.y0 + _AXIS + names_height, box.x1 - _RIGHT, box.y1 - _TOP)
+    axes = figure.add_axes((*to_figure.transform((inner.x0, inner.y0)), *to_figure.transform(inner.size)))
     defaults = panel["fieldConfig"]["defaults"]
-    times = [second - span.start for second in _grid(span)]
-    if "stacking" in defaults["custom"]:
-        values = [[0.0 if math.isnan(one) else one for one in line] for line in lines.values()]
-        if values:
-            axes.stackplot(times, values, labels=list(lines), colors=_COLOURS, alpha=0.85)
-    else:
-        for index, (name, line) in enumerate(lines.items()):
-            axes.plot(times, line, label=name, color=_COLOURS[index % len(_COLOURS)], linewidth=1.4)
+    _draw_lines(axes, lines, span, is_stacked="stacking" in defaults["custom"])
     for step in defaults.get("thresholds", {}).get("steps", ())[1:]:
         axes.axhline(step["value"], color=_LIMIT, linewidth=1, linestyle="--")
+    _decorate(axes, panel["title"], defaults["unit"], span)
+    if lines:
+        place = to_figure.transform((box.x0 + 0.12, box.y0 + 0.02))
+        _name_lines(axes, place, columns)
+
+
+def _draw_lines(axes: Axes, lines: dict[str, list[float]], span: TimeRange, *, is_stacked: bool) -> None:
+    times = [second - span.start for second in _grid(span)]
+    colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(lines))]
     if not lines:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color=_QUIET)
-    _decorate(axes, panel["title"], defaults["unit"], span, num_lines=len(lines))
+    elif is_stacked:
+        values = [[0.0 if math.isnan(one) else one for one in line] for line in lines.values()]
+        axes.stackplot(times, values, labels=list(lines), colors=colours, alpha=0.85)
+    else:
+        for (name, line), colour in zip(lines.items(), colours, strict=True):
+            axes.plot(times, line, label=name, color=colour, linewidth=1.4)
+
+
+def _name_lines(axes: Axes, corner: tuple[float, float], columns: int) -> None:
+    """Puts the names of the lines at this lower left corner of the figure."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > _MOST_NAMES:
+        names[_MOST_NAMES - 1] = f"and {len(names) - _MOST_NAMES + 1} more"
+    axes.legend(
+        handles[:_MOST_NAMES],
+        names[:_MOST_NAMES],
+        loc="lower left",
+        bbox_to_anchor=corner,
+        bbox_transform=axes.figure.transFigure,
+        ncols=columns,
+        fontsize=7.5,
+        frameon=False,
+        labelcolor=_INK,
+        handlelength=1.2,
+        borderaxespad=0,
+        labelspacing=0.25,
+    )
 
 
 def _lines(panel: dict[str, Any], api: PrometheusApi, span: TimeRange) -> dict[str, list[float]]:
@@ -134,40 +163,29 @@ def _grid(span: TimeRange) -> list[float]:
     return [span.start + index * span.step for index in range(int((span.end - span.start) / span.step) + 1)]
 
 
-def _decorate(axes: Axes, title: str, unit: str, span: TimeRange, *, num_lines: int) -> None:
-    axes.set_title(title, loc="left", size=10.5, color=_INK)
+def _decorate(axes: Axes, title: str, unit: str, span: TimeRange) -> None:
+    axes.set_title(title, loc="left", size=10, color=_INK)
     axes.set_xlim(0, span.end - span.start)
-    axes.set_ylim(bottom=0, top=None if axes.get_ylim()[1] > 0.05 or num_lines else 1)
+    highest = axes.dataLim.y1
+    axes.set_ylim(0, highest * 1.08 if math.isfinite(highest) and highest > 0 else 1)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(_formatter(unit))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{int(seconds) // 60}:{int(seconds) % 60:02d}"))
     axes.tick_params(labelsize=8, colors=_QUIET, length=0)
-    axes.grid(color="#d0d7de", linewidth=0.6)
+    axes.grid(color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#d0d7de")
-    if num_lines:
-        handles, names = axes.get_legend_handles_labels()
-        if num_lines > _MOST_NAMES:
-            names = [*names[: _MOST_NAMES - 1], f"and {num_lines - _MOST_NAMES + 1} more"]
-        axes.legend(
-            handles[:_MOST_NAMES],
-            names[:_MOST_NAMES],
-            fontsize=7.5,
-            frameon=False,
-            labelcolor=_INK,
-            loc="upper left",
-            ncols=2 if num_lines > 3 else 1,
-            handlelength=1.2,
-            borderaxespad=0.2,
-        )
+    axes.spines["bottom"].set_color(_FAINT)
 
 
 def _formatter(unit: str) -> Formatter:
     if unit == "percentunit":
         return PercentFormatter(1.0)
-    names = {"s": "s", "bytes": "B", "Bps": "B/s", "reqps": "req/s", "ops": "/s", "cps": "/s", "short": ""}
-    return EngFormatter(names[unit], sep=" " if names[unit] else "")
+    if unit == "short":
+        return FuncFormatter(lambda value, _: f"{value:g}")
+    names = {"s": "s", "bytes": "B", "Bps": "B/s", "reqps": "req/s", "ops": "/s", "cps": "/s"}
+    return EngFormatter(names[unit])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

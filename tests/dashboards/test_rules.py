@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployments.metrics.definitions import IngressMetrics
 from starlette.exceptions import HTTPException
 
 from dashboards.alerts import ALERTS
@@ -14,6 +13,7 @@ from dashboards.objectives import FAILED_CODES, FIRST_TOKEN_SECONDS
 from deployments.endpoint.admission import OverloadedError
 from deployments.endpoint.deadline import DeadlineError
 from deployments.endpoint.errors import error_kind, response_for
+from deployments.metrics.definitions import IngressMetrics
 from deployments.shared.stage_calls import (
     AdapterFailedError,
     PlugInFailedError,
