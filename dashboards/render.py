@@ -31,7 +31,10 @@ _GAP = 0.08  # inches between panels
 _LEFT, _RIGHT, _TOP, _AXIS = 0.75, 0.15, 0.38, 0.25  # inches beside the graph, for its title and its numbers
 _NAME_INCHES = 0.17  # height of a line of the legend
 _MOST_NAMES = 14
-_COLOURS = "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #9498a0 #1b7f79 #8c2d04".split()
+_COLOURS = (
+    *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7"),
+    *("#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#1b7f79", "#8c2d04"),
+)
 _INK, _QUIET, _FAINT, _LIMIT = "#24292f", "#6e7781", "#d8dee4", "#cf222e"
 
 

@@ -11,7 +11,7 @@ OBJECT_STORE = Row(
     "Object store",
     (
         Panel(
-            "In use",
+            "Object store in use",
             "percentunit",
             (
                 Query(

@@ -4,10 +4,27 @@ from dashboards.objectives import ERRORS, FAILED, FIRST_TOKEN_SECONDS
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import APPLICATION, counted, mean, quantile, rate, series, share, share_or_zero
 
+STAGES = (
+    "admission_queue",
+    "media_fetch",
+    "processor_queue",
+    "media_decode",
+    "processor",
+    "render",
+    "transfer_pixels",
+    "encode_queue",
+    "encode",
+    "transfer_embeddings",
+    "llm_queue",
+    "prefill",
+    "first_decode",
+)
+"""The stages of the waterfall in the order of a request's way."""
 
-def percentiles(histogram: str, *tags: str, quantiles: tuple[float, ...] = (0.5, 0.99)) -> tuple[Query, ...]:
+
+def percentiles(histogram: str, *tags: str) -> tuple[Query, ...]:
     legend = "".join(f"{{{{{tag}}}}} " for tag in tags)
-    return tuple(Query(quantile(q, histogram, APPLICATION, *tags), f"{legend}p{q * 100:.0f}") for q in quantiles)
+    return tuple(Query(quantile(q, histogram, APPLICATION, *tags), f"{legend}p{q * 100:.0f}") for q in (0.5, 0.99))
 
 
 _ANSWERED = counted("request_success", of=APPLICATION)
@@ -52,7 +69,12 @@ OBJECTIVES = Row(
     columns=4,
 )
 
-_REQUESTS_FINISHED = rate(series("e2e_request_latency_seconds_count", APPLICATION))
+
+def _mean_seconds(stage: str) -> str:
+    """Returns the mean of all requests that finished, which is 0 where none did."""
+    seconds = rate(series("request_stage_seconds_sum", APPLICATION, f'stage="{stage}"'))
+    return share_or_zero(seconds, rate(series("e2e_request_latency_seconds_count", APPLICATION)))
+
 
 WATERFALL = Row(
     "Stage waterfall",
@@ -60,13 +82,7 @@ WATERFALL = Row(
         Panel(
             "Where a request's time goes",
             "s",
-            (
-                Query(
-                    f"{rate(series('request_stage_seconds_sum', APPLICATION), 'stage')}"
-                    f" / on () group_left () clamp_min({_REQUESTS_FINISHED}, 1e-9)",
-                    "{{stage}}",
-                ),
-            ),
+            tuple(Query(_mean_seconds(stage), stage) for stage in STAGES),
             "Mean seconds of all finished requests, also of those that skipped the stage. Stages of a request may "
             "overlap, so the sum may be more than the whole.",
             stacked=True,
@@ -105,7 +121,12 @@ REQUESTS = Row(
         Panel(
             "Time to first token by kind of request, p50",
             "s",
-            percentiles("time_to_first_token_seconds", "model", "modality", "cached", quantiles=(0.5,)),
+            (
+                Query(
+                    quantile(0.5, "time_to_first_token_seconds", APPLICATION, "model", "modality", "cached"),
+                    "{{model}} {{modality}}, cached: {{cached}}",
+                ),
+            ),
             "cached: whether all of its media were found in a cache.",
         ),
         Panel("Whole request", "s", percentiles("e2e_request_latency_seconds", "model")),

@@ -7,7 +7,7 @@ INGRESS = Row(
     "Ingress",
     (
         Panel(
-            "Requests",
+            "Open requests",
             "short",
             (
                 Query(of_replicas("open_http_requests"), "open"),
@@ -61,7 +61,11 @@ PREPROCESS = Row(
             "ops",
             (Query(counted("preprocess_items", "modality", "status"), "{{modality}} {{status}}"),),
         ),
-        Panel("Items waiting", "short", (Query(of_replicas("preprocess_waiting_items", "replica"), "{{replica}}"),)),
+        Panel(
+            "Items waiting for the processor",
+            "short",
+            (Query(of_replicas("preprocess_waiting_items", "replica"), "{{replica}}"),),
+        ),
         Panel(
             "Pixels in work",
             "short",
@@ -88,8 +92,16 @@ ENCODE = Row(
                 for q in (0.5, 0.95)
             ),
         ),
-        Panel("Items waiting", "short", (Query(of_replicas("encoder_waiting_items", "replica"), "{{replica}}"),)),
-        Panel("Patches waiting", "short", (Query(of_replicas("encoder_waiting_patches", "replica"), "{{replica}}"),)),
+        Panel(
+            "Items waiting for a batch",
+            "short",
+            (Query(of_replicas("encoder_waiting_items", "replica"), "{{replica}}"),),
+        ),
+        Panel(
+            "Patches waiting for a batch",
+            "short",
+            (Query(of_replicas("encoder_waiting_patches", "replica"), "{{replica}}"),),
+        ),
     ),
     columns=4,
 )
@@ -156,7 +168,10 @@ KV_CACHE = Row(
     "KV cache",
     (
         Panel(
-            "In use", "percentunit", (Query(of_replicas("kv_cache_usage_perc", "replica"), "{{replica}}"),), limit=1.0
+            "KV cache in use",
+            "percentunit",
+            (Query(of_replicas("kv_cache_usage_perc", "replica"), "{{replica}}"),),
+            limit=1.0,
         ),
         Panel(
             "Prompt tokens found in the prefix cache",

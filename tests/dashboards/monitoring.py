@@ -32,18 +32,36 @@ def agent_addresses() -> list[str]:
     return [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes() if node["Alive"]]
 
 
+def cluster_config(folder: Path, *, exporter: str, agents: list[str]) -> str:
+    """`exporter`: an address whose port is that of every node's exporter. `agents` take the place of Ray's file."""
+    targets = folder / "targets.json"
+    targets.write_text(json.dumps([{"labels": {"job": "ray"}, "targets": agents}]))
+    changed = {_RAYS_FILE: str(targets), "$1:8081": f"$1:{exporter.rpartition(':')[2]}"}
+    return _replaced((_DASHBOARDS / "prometheus.yml").read_text(), changed)
+
+
+def api_config(folder: Path, *, port: int, key: str) -> str:
+    """The API is at this port, and has this key."""
+    file = folder / "key"
+    file.write_text(key)
+    theirs = "# authorization:\n    #   credentials_file: /etc/prometheus/raylens-api-key"
+    changed = {":8000": f":{port}", theirs: f"authorization: {{credentials_file: {file}}}"}
+    return _replaced((_DASHBOARDS / "prometheus-api.yml").read_text(), changed)
+
+
 @contextmanager
-def prometheus(folder: Path, *, exporter: str, agents: list[str], alerts_wait: bool = True) -> Iterator[PrometheusApi]:
-    """Runs it with its data in `folder`. `exporter`: an address whose port is that of every node's exporter.
-    `alerts_wait`: whether alerts fire only after the time that they have to last.
+def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterator[PrometheusApi]:
+    """Runs it with its data in `folder`. `alerts_wait`: whether alerts fire only after the time that they have to last.
 
     Raises RuntimeError where it is not installed."""
     program = shutil.which("prometheus")
     if program is None:
         raise RuntimeError("Prometheus is not installed; as root, `make prometheus` does it")
-    targets = folder / "targets.json"
-    targets.write_text(json.dumps([{"labels": {"job": "ray"}, "targets": agents}]))
-    _write_config(folder, targets, exporter.rpartition(":")[2], alerts_wait)
+    shutil.copytree(_DASHBOARDS / "rules", folder / "rules")
+    if not alerts_wait:
+        alerts = folder / "rules" / "alerts.yml"
+        alerts.write_text(re.sub(r"^(    for: ).*$", r"\g<1>0s", alerts.read_text(), flags=re.MULTILINE))
+    (folder / "prometheus.yml").write_text(re.sub(r"(scrape|evaluation)_interval: \d+s", r"\1_interval: 1s", config))
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         program,
@@ -62,17 +80,11 @@ def prometheus(folder: Path, *, exporter: str, agents: list[str], alerts_wait: b
             server.terminate()
 
 
-def _write_config(folder: Path, targets: Path, exporter_port: str, alerts_wait: bool) -> None:
-    shutil.copytree(_DASHBOARDS / "rules", folder / "rules")
-    if not alerts_wait:
-        alerts = folder / "rules" / "alerts.yml"
-        alerts.write_text(re.sub(r"^(    for: ).*$", r"\g<1>0s", alerts.read_text(), flags=re.MULTILINE))
-    config = (_DASHBOARDS / "prometheus.yml").read_text()
-    for theirs, ours in ((_RAYS_FILE, str(targets)), ("$1:8081", f"$1:{exporter_port}")):
-        assert theirs in config
-        config = config.replace(theirs, ours)
-    config = re.sub(r"(scrape|evaluation)_interval: \d+s", r"\1_interval: 1s", config)
-    (folder / "prometheus.yml").write_text(config)
+def _replaced(text: str, changed: dict[str, str]) -> str:
+    for theirs, ours in changed.items():
+        assert theirs in text
+        text = text.replace(theirs, ours)
+    return text
 
 
 def _is_ready(url: str) -> bool:

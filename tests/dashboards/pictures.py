@@ -22,7 +22,7 @@ from deployments.config import AppConfig
 from deployments.endpoint.api_keys import hash_key
 from deployments.local_cluster import deployed_app, free_port, local_ray
 from tests.dashboards.counted_load import QUESTION, Counts
-from tests.dashboards.monitoring import agent_addresses, exporter_address, prometheus
+from tests.dashboards.monitoring import agent_addresses, cluster_config, exporter_address, prometheus
 from tests.pictures import encoded, user_message
 from tests.replicas import replica_pids
 
@@ -89,7 +89,8 @@ def main() -> None:
         folder = Path(name)
         with deployed_app(_config(folder), host="127.0.0.1", port=port) as url:
             client = OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
-            with prometheus(folder, exporter=exporter_address(), agents=agent_addresses()) as api:
+            config = cluster_config(folder, exporter=exporter_address(), agents=agent_addresses())
+            with prometheus(folder, config) as api:
                 start = time.time() + 3
                 time.sleep(3)
                 _make_load(client)

@@ -14,7 +14,9 @@ import pytest
 import yaml
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
+from dashboards.rows.overview import STAGES
 from deployments.config import MetricsConfig
+from deployments.metrics.definitions import WATERFALL
 from deployments.metrics.instruments import PREFIX, Instrument
 from tests.dashboards.grafana_types import schema_violations
 from tests.defined_metrics import defined, exported_names, labels
@@ -126,9 +128,16 @@ def test_every_series_can_be_chosen_by_the_variables() -> None:
     assert all('application=~"$application"' in selection for selection in selections)
 
 
+def test_the_waterfall_has_every_stage_in_the_order_of_a_requests_way() -> None:
+    assert STAGES == WATERFALL
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Where a request's time goes"]
+    assert [target["legendFormat"] for target in panel["targets"]] == list(WATERFALL)
+
+
 def test_panels_have_their_own_ids_and_places() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS), "the runbooks name them by their titles"
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in panels)

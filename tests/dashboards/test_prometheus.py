@@ -23,11 +23,12 @@ from ray import serve
 from ray._private import ray_constants
 
 from dashboards.prometheus_api import PrometheusApi, for_all
+from dashboards.render import TimeRange, picture
 from deployments.config import AppConfig
 from deployments.endpoint.api_keys import hash_key
 from deployments.local_cluster import APP_NAME, deployed_app, free_port, local_ray
 from tests.dashboards.counted_load import Counts, pictures, send_everything
-from tests.dashboards.monitoring import agent_addresses, exporter_address, prometheus
+from tests.dashboards.monitoring import agent_addresses, api_config, cluster_config, exporter_address, prometheus
 from tests.replicas import children, replica_pids
 from tests.waiting import wait_until
 
@@ -47,10 +48,11 @@ SCRAPES = 3.5
 @dataclass(frozen=True)
 class Monitored:
     """The application after the load, the Prometheus that saw it, and what the client counted. `impatient` is a second
-    Prometheus, whose alerts fire at once."""
+    Prometheus, whose alerts fire at once. `outside` is a third one, which reaches only the API."""
 
     prometheus: PrometheusApi
     impatient: PrometheusApi
+    outside: PrometheusApi
     client: OpenAI
     counts: Counts
     time: float
@@ -114,18 +116,31 @@ def monitored(app_config: AppConfig, tmp_path_factory: pytest.TempPathFactory) -
         local_ray(host="127.0.0.1", port=port, num_cpus=8),
         deployed_app(app_config, host="127.0.0.1", port=port) as url,
     ):
-        where: dict[str, Any] = {"exporter": exporter_address(), "agents": agent_addresses()}
         client = OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
+        patient, impatient, outside = (tmp_path_factory.mktemp(name) for name in ("patient", "impatient", "outside"))
+        inside = cluster_config(patient, exporter=exporter_address(), agents=agent_addresses())
         with (
-            prometheus(tmp_path_factory.mktemp("patient"), **where) as patient,
-            prometheus(tmp_path_factory.mktemp("impatient"), **where, alerts_wait=False) as impatient,
+            prometheus(patient, inside) as of_cluster,
+            prometheus(impatient, inside, alerts_wait=False) as at_once,
+            prometheus(outside, api_config(outside, port=port, key=KEY)) as of_api,
         ):
             seen = "count_over_time(raylens_build_info[1m])"
-            wait_until(lambda: all(any(one.value >= 2 for one in api.at(seen)) for api in (patient, impatient)))
+            for api in (of_cluster, at_once, of_api):
+                wait_until(lambda api=api: any(one.value >= 2 for one in api.at(seen)))  # type: ignore[misc]
             counts = Counts()
             send_everything(client, counts)
             time.sleep(SCRAPES)
-            yield Monitored(patient, impatient, client, counts, time.time())
+            yield Monitored(of_cluster, at_once, of_api, client, counts, time.time())
+
+
+def test_a_node_with_several_addresses_in_rays_file_has_one_exporter(tmp_path: Path) -> None:
+    """The file has the head's agent, its dashboard and its autoscaler. Nothing listens there now."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    config = cluster_config(tmp_path, exporter=addresses[0], agents=addresses[1:])
+    with prometheus(tmp_path, config) as api:
+        wait_until(lambda: len(api.at("up")) == 4)
+        found = sorted((one.labels["job"], one.labels["instance"]) for one in api.at("up"))
+    assert found == [*(("ray", address) for address in sorted(addresses[1:])), ("raylens", addresses[0])]
 
 
 def test_every_expression_of_the_dashboard_has_data(monitored: Monitored) -> None:
@@ -150,10 +165,25 @@ def test_every_recording_rule_has_data_and_no_rule_fails(monitored: Monitored) -
             assert any(one.value == one.value for one in monitored.prometheus.at(rule["name"])), rule["name"]
 
 
-def test_a_node_is_scraped_once_by_each_job(monitored: Monitored) -> None:
-    """Ray's file has several addresses of a node: of its agent, and on the head of the dashboard."""
+def test_each_job_reads_what_it_is_for(monitored: Monitored) -> None:
     up = monitored.prometheus.at("up")
     assert sorted((one.labels["job"], one.value) for one in up) == [("ray", 1.0), ("raylens", 1.0)]
+    up = monitored.outside.at("up")
+    assert [(one.labels["job"], one.value) for one in up] == [("raylens-api", 1.0)]
+
+
+def test_the_api_has_the_same_series_with_the_same_values(monitored: Monitored) -> None:
+    found = [
+        {
+            frozenset(
+                (label, value) for label, value in one.labels.items() if label not in ("instance", "job")
+            ): one.value
+            for one in api.at('{__name__=~"raylens_.+(_total|_count|_sum|_bucket)",__name__!~".*engine.*"}')
+        }
+        for api in (monitored.prometheus, monitored.outside)
+    ]
+    assert len(found[0]) > 300
+    assert found[0] == found[1]
 
 
 def test_running_replicas_are_those_that_ray_serve_has(monitored: Monitored) -> None:
@@ -183,7 +213,8 @@ def test_requests_and_tokens_are_those_of_the_client(monitored: Monitored) -> No
 
 def test_requests_and_tokens_of_a_key_are_those_of_the_client(monitored: Monitored) -> None:
     counts = monitored.counts
-    assert monitored.total("API keys", 0) == {"tests requests": counts.answered.total()}
+    begun = counts.answered.total() + counts.errors["invalid_image"]
+    assert monitored.total("API keys", 0) == {"tests requests": begun}
     assert monitored.total("API keys", 1) == {"tests prompt tokens": counts.prompt_tokens}
     assert monitored.total("API keys", 2) == {"tests generated tokens": counts.generated_tokens}
 
@@ -219,7 +250,7 @@ def test_hits_of_both_caches_are_those_that_the_order_of_pictures_makes(monitore
     assert monitored.shown("Hit rate", 1) == pytest.approx({"embeddings image": 1 / asked})
     assert monitored.total("Media items") == {"image": asked + 1}
     assert monitored.total("Evictions", 1) == {"embeddings image": asked - 2}
-    assert monitored.total("Items processed") == {"image ok": asked - 2}
+    assert monitored.total("Items processed") == {"image ok": asked - 2, "image error": 1}
     assert monitored.total("Items encoded") == {"image ok": asked - 1}
     assert monitored.shown("Size", 3) == {"embeddings at most": EMBEDDING_BYTES}
     assert 0 < monitored.shown("Size", 1)["embeddings"] <= EMBEDDING_BYTES
@@ -229,6 +260,18 @@ def test_media_and_files_are_counted(monitored: Monitored) -> None:
     assert monitored.total("Media fetched") == {"from URLs": monitored.counts.downloaded_bytes}
     assert monitored.shown("Uploaded files") == {"Shared-0": 1.0}
     assert monitored.shown("Size of uploaded files") == {"Shared-0": monitored.counts.uploaded_bytes}
+
+
+def test_the_picture_has_every_panel_with_its_lines(monitored: Monitored) -> None:
+    span = TimeRange(monitored.time - 20, monitored.time, "10s")
+    drawn = {axes.get_title(loc="left"): axes for axes in picture(monitored.prometheus, [], span).axes}
+    assert drawn.keys() == {panel["title"] for panel in PANELS}
+    assert [title for title, axes in drawn.items() if axes.get_legend() is None] == []
+    (row,) = picture(monitored.prometheus, ["Stage waterfall"], span).axes[:1]
+    names = [text.get_text() for text in row.get_legend().get_texts()]  # type: ignore[union-attr]
+    assert names[:2] == ["admission_queue", "media_fetch"]
+    with pytest.raises(ValueError, match="no row 'Weather'"):
+        picture(monitored.prometheus, ["Weather"], span)
 
 
 def test_nothing_fires_under_load_but_a_cache_that_is_too_small(monitored: Monitored) -> None:
@@ -271,10 +314,11 @@ def test_alerts_fire_when_a_stage_hangs(monitored: Monitored) -> None:
 
 
 def test_an_alert_fires_when_a_replica_dies_again_and_again(monitored: Monitored) -> None:
-    for _ in range(3):
+    for number in range(1, 4):
         (encode,) = replica_pids("Encode")
         os.kill(encode, signal.SIGKILL)
-        wait_until(lambda killed=encode: replica_pids("Encode") not in ([], [killed]))  # type: ignore[misc]
+        started = f'sum(raylens_replica_starts_total{{deployment="Encode"}}) == {1 + number}'
+        wait_until(lambda started=started: bool(monitored.impatient.at(started)))  # type: ignore[misc]
     monitored.wait_for_alert("RaylensReplicasFlap", deployment="Encode")
 
 

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from dashboards.alerts import ALERTS
 from dashboards.objectives import FAILED_CODES, FIRST_TOKEN_SECONDS
+from dashboards.rows import ROWS
 from deployments.endpoint.admission import OverloadedError
 from deployments.endpoint.deadline import DeadlineError
 from deployments.endpoint.errors import error_kind, response_for
@@ -61,6 +62,12 @@ def test_each_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> Non
     for section in re.split(r"^## ", RUNBOOK, flags=re.MULTILINE)[1:]:
         for part in ("It means", "Look at", "Do"):
             assert f"**{part}:**" in " ".join(section.split()), section.splitlines()[0]
+
+
+def test_runbooks_name_panels_that_there_are() -> None:
+    named = set(re.findall(r'"([^"]+)"', " ".join(RUNBOOK.split())))
+    assert "Errors" in named
+    assert named <= {panel.title for row in ROWS for panel in row.panels}
 
 
 @pytest.mark.parametrize(
