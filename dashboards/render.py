@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, MaxNLocator, PercentFormatter
-from matplotlib.transforms import Bbox, BboxTransformTo
+from matplotlib.transforms import Bbox
 
 from dashboards.panels import WIDTH
 from dashboards.prometheus_api import PrometheusApi, for_all
@@ -94,24 +94,28 @@ def _chosen(panels: list[dict[str, Any]], rows: Sequence[str]) -> list[dict[str,
 
 
 def _draw(figure: Figure, box: Bbox, panel: dict[str, Any], lines: dict[str, list[float]], span: TimeRange) -> None:
-    to_figure = BboxTransformTo(Bbox.from_bounds(0, 0, *(1 / figure.get_size_inches())))
-    corner, width, height = to_figure.transform((box.x0, box.y0)), *to_figure.transform((box.width, box.height))
-    card = Rectangle(
-        corner, width, height, transform=figure.transFigure, facecolor="white", edgecolor=_FAINT, zorder=-1
-    )
-    figure.add_artist(card)
     columns = max(1, int(box.width / 1.9))
     names_height = _NAME_INCHES * math.ceil(min(len(lines), _MOST_NAMES) / columns) + 0.08
     inner = Bbox.from_extents(box.x0 + _LEFT, box.y0 + _AXIS + names_height, box.x1 - _RIGHT, box.y1 - _TOP)
-    axes = figure.add_axes((*to_figure.transform((inner.x0, inner.y0)), *to_figure.transform(inner.size)))
+    left, bottom, width, height = _fractions(figure, box)
+    card = Rectangle(
+        (left, bottom), width, height, transform=figure.transFigure, facecolor="white", edgecolor=_FAINT, zorder=-1
+    )
+    figure.add_artist(card)
+    axes = figure.add_axes(_fractions(figure, inner))
     defaults = panel["fieldConfig"]["defaults"]
     _draw_lines(axes, lines, span, is_stacked="stacking" in defaults["custom"])
     for step in defaults.get("thresholds", {}).get("steps", ())[1:]:
         axes.axhline(step["value"], color=_LIMIT, linewidth=1, linestyle="--")
     _decorate(axes, panel["title"], defaults["unit"], span)
     if lines:
-        place = to_figure.transform((box.x0 + 0.12, box.y0 + 0.02))
-        _name_lines(axes, place, columns)
+        _name_lines(axes, (left + 0.006, bottom), columns)
+
+
+def _fractions(figure: Figure, box: Bbox) -> tuple[float, float, float, float]:
+    """Returns left, bottom, width and height of a box in inches as shares of the figure."""
+    wide, high = figure.get_size_inches()
+    return box.x0 / wide, box.y0 / high, box.width / wide, box.height / high
 
 
 def _draw_lines(axes: Axes, lines: dict[str, list[float]], span: TimeRange, *, is_stacked: bool) -> None:
@@ -187,8 +191,11 @@ def _formatter(unit: str) -> Formatter:
         return PercentFormatter(1.0)
     if unit == "short":
         return FuncFormatter(lambda value, _: f"{value:g}")
-    names = {"s": "s", "bytes": "B", "Bps": "B/s", "reqps": "req/s", "ops": "/s", "cps": "/s"}
-    return EngFormatter(names[unit])
+    if unit == "s":
+        return EngFormatter("s")
+    names = {"bytes": "B", "Bps": "B/s", "reqps": "req/s", "ops": "/s", "cps": "/s"}
+    large = EngFormatter(names[unit])
+    return FuncFormatter(lambda value, _: f"{value:g} {names[unit]}" if value < 1000 else large(value))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

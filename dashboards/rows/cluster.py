@@ -36,7 +36,7 @@ OBJECT_STORE = Row(
                     "{{NodeAddress}} allocated on disk",
                 ),
             ),
-            "A spilled object takes a hundred times as long to read.",
+            "An object on disk takes some hundred times as long to read as one in memory.",
         ),
         Panel(
             "Objects spilled and restored",
