@@ -22,7 +22,7 @@ from deployments.config import AppConfig
 from deployments.endpoint.api_keys import hash_key
 from deployments.local_cluster import deployed_app, free_port, local_ray
 from tests.dashboards.counted_load import QUESTION, Counts
-from tests.dashboards.monitoring import agent_addresses, cluster_config, exporter_address, prometheus
+from tests.dashboards.prometheus_server import agent_addresses, cluster_config, exporter_address, prometheus
 from tests.pictures import encoded, user_message
 from tests.replicas import replica_pids
 

@@ -1,136 +1,34 @@
 """A real Prometheus reads a real application under load: every panel and every rule has data, panels say what the
 client has counted, and alerts fire when the application is harmed."""
 
-import json
 import os
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import httpx
 import numpy as np
 import pytest
 import ray
-import yaml
-from openai import OpenAI
 from ray import serve
-from ray._private import ray_constants
 
-from dashboards.prometheus_api import PrometheusApi, for_all
+from dashboards.prometheus_api import for_all
 from dashboards.render import TimeRange, picture
-from deployments.config import AppConfig
-from deployments.endpoint.api_keys import hash_key
-from deployments.local_cluster import APP_NAME, deployed_app, free_port, local_ray
-from tests.dashboards.counted_load import Counts, pictures, send_everything
-from tests.dashboards.monitoring import agent_addresses, api_config, cluster_config, exporter_address, prometheus
+from deployments.local_cluster import APP_NAME, free_port
+from tests.dashboards.counted_load import Counts, pictures
+from tests.dashboards.monitored import EMBEDDING_BYTES, PANELS, ROOM, STORE_BYTES, Monitored, monitored_application
+from tests.dashboards.prometheus_server import cluster_config, prometheus
 from tests.replicas import children, replica_pids
 from tests.waiting import wait_until
 
-DASHBOARDS = Path(__file__).parents[2] / "dashboards"
-PANELS: list[dict[str, Any]] = [
-    panel for panel in json.loads((DASHBOARDS / "raylens.json").read_text())["panels"] if panel["type"] != "row"
-]
-KEY = "rl-of-the-tests"
-STORE_BYTES = 100 * 2**20
-ROOM = 32  # requests in work
-EMBEDDING_BYTES = 40_000  # one picture's embeddings, not those of two
-WINDOW = 120  # seconds, more than there are
-SCRAPES = 3.5
-"""Seconds until Prometheus, which looks every second, has surely seen what has happened."""
-
-
-@dataclass(frozen=True)
-class Monitored:
-    """The application after the load, the Prometheus that saw it, and what the client counted. `impatient` is a second
-    Prometheus, whose alerts fire at once. `outside` is a third one, which reaches only the API."""
-
-    prometheus: PrometheusApi
-    impatient: PrometheusApi
-    outside: PrometheusApi
-    client: OpenAI
-    counts: Counts
-    time: float
-
-    def shown(self, title: str, target: int = 0) -> dict[str, float]:
-        """What a panel shows: the value of each series by its name in the legend."""
-        (panel,) = [panel for panel in PANELS if panel["title"] == title]
-        query = panel["targets"][target]
-        found = {}
-        for series in self.prometheus.at(for_all(query["expr"], f"{WINDOW}s"), self.time):
-            name = query["legendFormat"]
-            for label, value in series.labels.items():
-                name = name.replace(f"{{{{{label}}}}}", value)
-            found[name] = series.value
-        return found
-
-    def total(self, title: str, target: int = 0) -> Any:
-        """The same of a panel of rates, as numbers since the start, without what there was none of."""
-        totals = {name: value * self._seconds for name, value in self.shown(title, target).items() if value}
-        return pytest.approx(totals, rel=1e-6)
-
-    @property
-    def _seconds(self) -> float:
-        """What makes a number of a rate. Prometheus' rates reach somewhat beyond the first and the last value, by the
-        same share in all series that begin at 0."""
-        (number,) = self.prometheus.at("sum(raylens_engine_steps_total)", self.time)
-        (rate,) = self.prometheus.at(f"sum(rate(raylens_engine_steps_total[{WINDOW}s]))", self.time)
-        return number.value / rate.value
-
-    def wait_for_alert(self, name: str, **labels: str) -> None:
-        chosen = ",".join(f'{label}="{value}"' for label, value in labels.items())
-        expression = f'ALERTS{{alertname="{name}",alertstate="firing",{chosen}}}'
-        wait_until(lambda: bool(self.impatient.at(expression)), 30)
-
 
 @pytest.fixture(scope="module")
-def app_config(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
-    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    keys.write_text(yaml.safe_dump([{"name": "tests", "sha256": hash_key(KEY)}]))
-    room = {"requests": ROOM, "bytes": 2**26, "pixels": 2**28, "tokens": 2**20}
-    return AppConfig.model_validate(
-        {
-            "model": shapes,
-            "auth": {"keys_file": str(keys)},
-            "media": {"fetch": {"allow_private_addresses": True}},
-            "metrics": {"port": 0, "slo_time_to_first_token_s": 60, "slo_time_per_output_token_s": 60},
-            "shared": {"embedding_cache_bytes": EMBEDDING_BYTES},
-            "admission": {"total": room, "per_key": room, "max_queued_requests": 2},
-            "ingress": {"away_timeout_s": 0.5},
-            "preprocess": {"min_replicas": 2, "num_cpus": 0.5},
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def monitored(app_config: AppConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
-    port = free_port()
-    with (
-        mock.patch.dict("os.environ", RAY_metrics_report_interval_ms="1000"),
-        mock.patch.object(ray_constants, "DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", STORE_BYTES),
-        local_ray(host="127.0.0.1", port=port, num_cpus=8),
-        deployed_app(app_config, host="127.0.0.1", port=port) as url,
-    ):
-        client = OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
-        patient, impatient, outside = (tmp_path_factory.mktemp(name) for name in ("patient", "impatient", "outside"))
-        inside = cluster_config(patient, exporter=exporter_address(), agents=agent_addresses())
-        with (
-            prometheus(patient, inside) as of_cluster,
-            prometheus(impatient, inside, alerts_wait=False) as at_once,
-            prometheus(outside, api_config(outside, port=port, key=KEY)) as of_api,
-        ):
-            seen = "count_over_time(raylens_build_info[1m])"
-            for api in (of_cluster, at_once, of_api):
-                wait_until(lambda api=api: any(one.value >= 2 for one in api.at(seen)))  # type: ignore[misc]
-            counts = Counts()
-            send_everything(client, counts)
-            time.sleep(SCRAPES)
-            yield Monitored(of_cluster, at_once, of_api, client, counts, time.time())
+def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
+    with monitored_application(tmp_path_factory.mktemp("monitored")) as running:
+        yield running
 
 
 def test_a_node_with_several_addresses_in_rays_file_has_one_exporter(tmp_path: Path) -> None:
@@ -248,7 +146,7 @@ def test_hits_of_both_caches_are_those_that_the_order_of_pictures_makes(monitore
     assert monitored.counts.items == asked
     assert monitored.shown("Hit rate", 0) == pytest.approx({"processed image": 1 / (asked - 1)})
     assert monitored.shown("Hit rate", 1) == pytest.approx({"embeddings image": 1 / asked})
-    assert monitored.total("Media items") == {"image": asked + 1}
+    assert monitored.total("Media items") == {"image": asked}
     assert monitored.total("Evictions", 1) == {"embeddings image": asked - 2}
     assert monitored.total("Items processed") == {"image ok": asked - 2, "image error": 1}
     assert monitored.total("Items encoded") == {"image ok": asked - 1}
