@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.config import SharedConfig
+from deployments.metrics.definitions import ItemMetrics
 from deployments.request_context import RequestContext
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ItemOrder
@@ -32,7 +33,7 @@ def stage(name: str) -> Any:
 def maker() -> ItemMaker:
     nothing: Any = None
     stages = {suffix: StageHandles(stage(f"Preprocess{suffix}"), nothing, {}) for suffix in SUFFIXES}
-    return ItemMaker(SharedConfig(), stages, StageCalls(nothing), nothing, Spans())
+    return ItemMaker(SharedConfig(), stages, StageCalls(nothing), ItemMetrics(), Spans())
 
 
 def order(model: str) -> ItemOrder:
