@@ -46,7 +46,9 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
         wait_until(lambda: '"r-2"' in log.read_text())
         server.send_signal(signal.SIGTERM)
         server.stdout.read()
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    *told, last = log.read_text().splitlines()
+    assert last == "raylens: stopped", "the command's own last word"
+    lines = [json.loads(line) for line in told]
     about = [line for line in lines if line.get("request_id") == "r-1"]
     assert {line["process"].partition("#")[0] for line in about} == STAGES
     assert {line["trace_id"] for line in about} == {TRACE_ID}
