@@ -79,7 +79,7 @@ class ItemMaker:
         trace = ItemTrace()
         with self._watched(order, trace) as span, self._first_of(order, span) as first:
             made = await self._embeddings_of(replace(order, context=span.context), on_pending, trace)
-            if first is not span and not trace.was_encoded:
+            if first is not span and not trace.was_encoded and not trace.times:  # it was made, and not for this order
                 span.link(first.context)
                 trace.made_for = first.context.request_id
             return made
