@@ -110,6 +110,13 @@ async def ask_for(url: str, kind: str, seconds: float, *, is_traced: bool) -> in
     return num_done
 
 
+async def requests_per_second(url: str, kind: str, seconds: float, *, is_traced: bool) -> float:
+    """Returns the throughput of these clients."""
+    started = time.perf_counter()
+    number = await ask_for(url, kind, seconds, is_traced=is_traced)
+    return number / (time.perf_counter() - started)
+
+
 @dataclass
 class Total:
     """What rounds of one way took, and the processor time of a request in each of them, in milliseconds."""
