@@ -48,7 +48,9 @@ from tests.replicas import worker_pids
 
 KINDS = ("pictures", "text")
 CLIENTS, TOKENS = 8, 4
-TARGET = 1.02
+TARGET = 0.98
+"""Throughput with what is measured, of that without."""
+MOST_CPU = 1.02
 SEND_SECONDS = 1.2
 _SIDE = 64
 _NUM_SPANS = 16  # of a request with one picture
@@ -201,7 +203,7 @@ def main() -> int:
         print(f"{kind}: {own}")
     least = min(own["cpu_ms"]["untraced"] for own in measured.values())
     checks = {
-        f"processor time with tracing, {kind}": at_most(own["cpu_ratio"], TARGET) for kind, own in measured.items()
+        f"processor time with tracing, {kind}": at_most(own["cpu_ratio"], MOST_CPU) for kind, own in measured.items()
     }
     checks["share of a request that its record takes"] = at_most(round(record * 1e-3 / least, 4), 0.01)
     document = {"checks": checks, "measured": measured, "record_us": round(record, 1), "machine": this_machine()}

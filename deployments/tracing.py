@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.config import TracingConfig
@@ -33,6 +36,7 @@ _DELAY_MS = 1000.0
 """How long spans wait to be sent together. What a replica has not sent when it ends is lost."""
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SELDOM_SECONDS = 60.0
+_SCOPE = InstrumentationScope("raylens")
 _W3C = TraceContextTextMapPropagator()
 _MOST_CHARS = 512
 """W3C's limit of both headers."""
@@ -74,10 +78,14 @@ class OpenSpan:
 
 
 class Spans:
-    """Makes the spans of this process. Without a `tracer` it makes none, and only hands contexts on."""
+    """Makes the spans of this process. Without a `provider` it makes none, and only hands contexts on. `processor`:
+    where the provider's spans go."""
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
-        self._tracer = tracer
+    def __init__(self, provider: TracerProvider | None = None, processor: SpanProcessor | None = None) -> None:
+        self._tracer = None if provider is None else provider.get_tracer(_SCOPE.name)
+        self._resource = None if provider is None else provider.resource
+        self._processor = processor
+        self._ids = RandomIdGenerator()
 
     @contextmanager
     def root(
@@ -123,15 +131,26 @@ class Spans:
                 for one in times:
                     fields = {"stage": one.stage, "seconds": one.seconds}
                     logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
-        if self._tracer is None or not context.is_sampled:
+        if self._processor is None or not context.is_sampled:
             return
-        parent = _parent_of(context)
+        parent = trace.get_current_span(_parent_of(context)).get_span_context()
         for one in times:
-            start = int(one.started_at * NANOSECONDS)
-            span = self._tracer.start_span(one.stage, parent, attributes=attributes, start_time=start)
-            if one.detail:
-                span.set_attribute("raylens.detail", one.detail)
-            span.end(start + int(one.seconds * NANOSECONDS))
+            start, detail = int(one.started_at * NANOSECONDS), {"raylens.detail": one.detail} if one.detail else {}
+            own = SpanContext(
+                parent.trace_id, self._ids.generate_span_id(), False, parent.trace_flags, parent.trace_state
+            )
+            # Over from its beginning, so it needs nothing of what a tracer does for a span that is open.
+            span = ReadableSpan(
+                one.stage,
+                own,
+                parent,
+                self._resource,
+                {**(attributes or {}), **detail},
+                instrumentation_scope=_SCOPE,
+                start_time=start,
+                end_time=start + int(one.seconds * NANOSECONDS),
+            )
+            self._processor.on_end(span)
 
 
 TraceHeaders = dict[str, list[str]]
@@ -156,7 +175,6 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         raise RuntimeError(f"traces are sent by OTLP over gRPC only (port 4317), not {protocol}")
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     own = {
@@ -168,8 +186,9 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
     exporter = OTLPSpanExporter(endpoint=config.endpoint)
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay))
-    return Spans(provider.get_tracer("raylens"))
+    processor = BatchSpanProcessor(exporter, schedule_delay_millis=delay)
+    provider.add_span_processor(processor)
+    return Spans(provider, processor)
 
 
 class _Seldom(logging.Filter):

@@ -27,8 +27,9 @@ class Recorded:
     def __init__(self, ratio: float = 1.0) -> None:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.spans = Spans(provider.get_tracer("test"))
+        processor = SimpleSpanProcessor(self._exporter)
+        provider.add_span_processor(processor)
+        self.spans = Spans(provider, processor)
 
     @property
     def ended(self) -> tuple[ReadableSpan, ...]:
