@@ -152,7 +152,7 @@ def _serve(args: argparse.Namespace) -> int:
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
         names = " and ".join(model.model_name for model in config.models)
         are = "is" if len(config.models) == 1 else "are"
-        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
+        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n")
         print("Try:\n")
         key = args.api_key[0] if args.api_key else None
         print(_curl_line(url, config.model_name, key), flush=True)

@@ -82,6 +82,7 @@ START = {
     'Generate:encoder_items_total{modality="image",status="ok"}': 10,
     'Generate:encoder_waiting_items{replica="g1"}': 6,
     "Generate:engine_decoded_sequences_total": 1000,
+    "Generate:spec_decode_num_accepted_tokens_total": 10,
     'Generate:num_requests_running{replica="g1"}': 3,
     'Generate:num_requests_running{replica="g2"}': 1,
     'Generate:num_requests_waiting{replica="g1"}': 2,

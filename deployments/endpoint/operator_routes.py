@@ -14,6 +14,7 @@ from deployments.endpoint.call import HttpCall
 from deployments.endpoint.errors import JSON_ERROR_RESPONSES, AccessError
 from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.page_route import operator_page
+from deployments.shared.stage_calls import StageUnavailableError
 from deployments.summary.metrics_page import MetricsPage
 from deployments.summary.recent_pages import RecentPages
 from deployments.summary.snapshot import Snapshot
@@ -75,7 +76,9 @@ class LiveFigures:
         self._lock = asyncio.Lock()
 
     async def now(self) -> Snapshot:
-        """Returns figures that are at most `_LEAST_SECONDS` old. Takes that long if nobody has looked for a while."""
+        """Returns figures that are at most `_LEAST_SECONDS` old. Takes that long if nobody has looked for a while.
+
+        Raises StageUnavailableError if no node gives metrics."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             age = self._pages.age(loop.time())
@@ -90,4 +93,7 @@ class LiveFigures:
     async def _read(self) -> Snapshot | None:
         text = await self._export()
         now = asyncio.get_running_loop().time()
-        return await asyncio.to_thread(lambda: self._pages.add(MetricsPage.of_text(text.decode()), now))
+        try:
+            return await asyncio.to_thread(lambda: self._pages.add(MetricsPage.of_text(text.decode()), now))
+        except ValueError as error:
+            raise StageUnavailableError("ingress", "no node tells its metrics now") from error

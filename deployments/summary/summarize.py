@@ -1,5 +1,7 @@
 """Makes a Snapshot of two pages of metrics. `deployments.metrics` has the names."""
 
+from typing import NamedTuple
+
 from deployments.summary.metrics_page import MetricsPage
 from deployments.summary.snapshot import (
     Budget,
@@ -20,15 +22,34 @@ _LATENCIES = {
     "ITL": "inter_token_latency_seconds",
     "whole request": "e2e_request_latency_seconds",
 }
-_WORKS = (
-    ("requests", "requests", "admission_waiting_requests", "open_http_requests", "request_success_total"),
-    ("items", "items", None, "items_in_progress", "encoder_cache_queries_total"),
-    ("preprocess", "items", "preprocess_waiting_items", None, "preprocess_items_total"),
-    ("encode", "items", "encoder_waiting_items", None, "encoder_items_total"),
-    ("generate", "tokens", "num_requests_waiting", "num_requests_running", "engine_decoded_sequences_total"),
+
+
+class _Kind(NamedTuple):
+    """A kind of work: the gauges of what waits and of what is worked on, and the counters of what is done, in
+    `unit`."""
+
+    name: str
+    unit: str
+    waiting: str | None
+    in_work: str | None
+    done: tuple[str, ...]
+
+
+_KINDS = (
+    _Kind("requests", "requests", "admission_waiting_requests", "open_http_requests", ("request_success_total",)),
+    _Kind("items", "items", None, "items_in_progress", ("encoder_cache_queries_total",)),
+    _Kind("preprocess", "items", "preprocess_waiting_items", None, ("preprocess_items_total",)),
+    _Kind("encode", "items", "encoder_waiting_items", None, ("encoder_items_total",)),
+    _Kind(
+        "generate",
+        "tokens",
+        "num_requests_waiting",
+        "num_requests_running",
+        ("engine_decoded_sequences_total", "spec_decode_num_accepted_tokens_total"),
+    ),
 )
-"""The works that a deployment may have: name, unit of the rate, gauges of what waits and of what is worked on, and the
-counter of what is done. A deployment has those that it counts: with `encoder: inline` the engine's encodes, too."""
+"""A deployment does what it counts: with `encoder: inline` the engine encodes, too."""
+_ENGINE_GAUGES = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "waiting_prompt_tokens")
 _MAX_KEYS = 10
 
 
@@ -103,13 +124,17 @@ def _deployments(now: MetricsPage, grown: MetricsPage, seconds: float) -> list[D
     starts = now.sums("replica_starts_total", "deployment")
     for name in sorted(starts, key=_place):
         replicas = len(now.values("replica_start_time_seconds", deployment=name))
-        works = []
-        for work, unit, waiting, in_work, done in _WORKS:
-            if now.has(done, deployment=name):
-                per_s = grown.sum(done, deployment=name) / seconds
-                works.append(Work(work, _gauge(now, waiting, name), _gauge(now, in_work, name), per_s, unit))
+        works = [_work(kind, name, now, grown, seconds) for kind in _KINDS if now.has(kind.done[0], deployment=name)]
         found.append(Deployment(name, replicas, max(0, int(starts[name]) - replicas), works))
     return found
+
+
+def _work(kind: _Kind, deployment: str, now: MetricsPage, grown: MetricsPage, seconds: float) -> Work:
+    def gauge(name: str | None) -> float | None:
+        return None if name is None else now.sum(name, deployment=deployment)
+
+    done = sum(grown.sum(name, deployment=deployment) for name in kind.done)
+    return Work(kind.name, gauge(kind.waiting), gauge(kind.in_work), done / seconds, kind.unit)
 
 
 def _place(deployment: str) -> tuple[int, str]:
@@ -119,29 +144,19 @@ def _place(deployment: str) -> tuple[int, str]:
     return kinds.index(kind) if kind in kinds else len(kinds), deployment
 
 
-def _gauge(now: MetricsPage, name: str | None, deployment: str) -> float | None:
-    if name is None or not now.has(name, deployment=deployment):
-        return None
-    return now.sum(name, deployment=deployment)
-
-
 def _replicas(now: MetricsPage) -> list[Replica]:
+    def by_replica(name: str) -> dict[tuple[str, str], float]:
+        return {(labels["deployment"], labels["replica"]): value for labels, value in now.values(name)}
+
+    usage, running, waiting, tokens = (by_replica(name) for name in _ENGINE_GAUGES)
     found = []
     for labels, started_at in now.values("replica_start_time_seconds"):
-        own = {"deployment": labels["deployment"], "replica": labels["replica"]}
-        engine = now.has("kv_cache_usage_perc", **own)
-        found.append(
-            Replica(
-                deployment=labels["deployment"],
-                name=labels["replica"],
-                node=labels.get("node", ""),
-                started_at=started_at,
-                kv_usage=now.sum("kv_cache_usage_perc", **own) if engine else None,
-                running=int(now.sum("num_requests_running", **own)) if engine else None,
-                waiting=int(now.sum("num_requests_waiting", **own)) if engine else None,
-                waiting_prompt_tokens=int(now.sum("waiting_prompt_tokens", **own)) if engine else None,
-            )
-        )
+        own = labels["deployment"], labels["replica"]
+        replica = Replica(*own, labels.get("node", ""), started_at, None, None, None, None)
+        if own in usage:
+            gauges = (int(gauge.get(own, 0)) for gauge in (running, waiting, tokens))
+            replica = Replica(*own, replica.node, started_at, usage[own], *gauges)
+        found.append(replica)
     return sorted(found, key=lambda replica: (_place(replica.deployment), replica.started_at, replica.name))
 
 

@@ -1,6 +1,9 @@
 """Two pages of metrics become the figures that people read."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from deployments.summary.metrics_page import MetricsPage
 from deployments.summary.recent_pages import RecentPages
@@ -37,6 +40,7 @@ NAMES = {
     "prefix_hits": "Generate:prefix_cache_hits_total",
     "encoded": 'Generate:encoder_items_total{modality="image",status="ok"}',
     "decoded": "Generate:engine_decoded_sequences_total",
+    "guessed": "Generate:spec_decode_num_accepted_tokens_total",
 }
 
 
@@ -50,7 +54,8 @@ def test_requests_and_tokens_are_those_of_the_window() -> None:
     requests = snapshot.requests
     assert (requests.ended, requests.per_s) == (109, 4.5)
     assert (requests.errors, requests.errors_per_s, requests.error_ratio) == (1, 0.5, 0.1)
-    assert (requests.goodput, requests.goodput_ratio) == (3.0, pytest.approx(2 / 3))
+    assert requests.goodput == 3.0
+    assert requests.goodput_ratio == pytest.approx(2 / 3)
     assert requests.rejections == {}
     assert seen(later(refused=2)).requests.rejections == {"queue": 2}
     assert (snapshot.tokens.generated, snapshot.tokens.generated_per_s, snapshot.tokens.prompt_per_s) == (1100, 50, 25)
@@ -74,7 +79,7 @@ def test_latencies_are_quantiles_of_what_came_in_the_window() -> None:
 
 
 def test_deployments_have_their_replicas_queues_and_rates() -> None:
-    deployments = {one.name: one for one in seen(later(encoded=8, decoded=40, ended=2)).deployments}
+    deployments = {one.name: one for one in seen(later(encoded=8, decoded=40, guessed=6, ended=2)).deployments}
     assert list(deployments) == ["Ingress", "Shared-0", "Preprocess", "Generate"]
     assert [(one.replicas, one.ended) for one in deployments.values()] == [(1, 0), (1, 0), (1, 0), (2, 1)]
     works = {
@@ -87,7 +92,7 @@ def test_deployments_have_their_replicas_queues_and_rates() -> None:
         ("Shared-0", "items"): (None, 4, 0),
         ("Preprocess", "preprocess"): (5, None, 0),
         ("Generate", "encode"): (6, None, 4),
-        ("Generate", "generate"): (2, 4, 20),
+        ("Generate", "generate"): (2, 4, 23),
     }
 
 
@@ -165,5 +170,16 @@ def test_the_window_has_ten_seconds_and_forgets_what_nobody_read() -> None:
 
 
 def test_a_page_of_something_else_is_no_page() -> None:
-    with pytest.raises(ValueError, match="[Ii]nvalid|could not"):
-        MetricsPage.of_text("<html><body>{ hello }</body></html>")
+    for text in ("", "<html><body>{ hello }</body></html>", 'vllm_prompt_tokens_total{model="a"} 1'):
+        with pytest.raises(ValueError, match="not a page of the application's metrics"):
+            MetricsPage.of_text(text)
+
+
+@given(st.dictionaries(st.text(), st.floats(allow_nan=False), min_size=1))
+def test_it_reads_what_prometheus_client_writes(values: dict[str, float]) -> None:
+    registry = CollectorRegistry()
+    gauge = Gauge("raylens_uploads_bytes", "Any text", ["api_key", "node"], registry=registry)
+    for key, value in values.items():
+        gauge.labels(key, "a} 1").set(value)
+    page = MetricsPage.of_text(generate_latest(registry).decode())
+    assert page.sums("uploads_bytes", "api_key") == values

@@ -37,7 +37,7 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
 
 
 def once(server: StubServer, *arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
-    return run("--once", "--interval", "0.2", "--url", server.url, *arguments, **options)
+    return run("--once", "--interval", "0.2", "--url", server.url, *arguments, columns=80, **options)
 
 
 class Counting:
