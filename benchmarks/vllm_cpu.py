@@ -173,7 +173,8 @@ def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int = 8, 
     while engine.has_unfinished():
         engine.step()
     after = engine.stats
-    return (after.step_seconds - before.step_seconds) / (after.num_steps - before.num_steps) * 1e3
+    seconds = sum(after.step_seconds.values()) - sum(before.step_seconds.values())
+    return seconds / (after.num_steps - before.num_steps) * 1e3
 
 
 def compare_steps(url: str, folder: Path, rounds: int) -> Measured:

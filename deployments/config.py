@@ -85,6 +85,23 @@ class UploadConfig(Settings):
     max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
 
 
+class MetricsConfig(Settings):
+    """What the application tells of itself to Prometheus. The endpoint's `/metrics` has it of all nodes."""
+
+    port: int = Field(
+        8081,
+        ge=0,
+        le=65535,
+        description="port of every node on which its metrics can be read; 0: any that is free, for one node only",
+    )
+    slo_time_to_first_token_s: float = Field(
+        2.0, gt=0, description="seconds to the first token in which a request is as fast as you promise"
+    )
+    slo_time_per_output_token_s: float = Field(
+        0.1, gt=0, description="mean seconds between its tokens, for the same purpose"
+    )
+
+
 class ScaledConfig(Settings):
     """A deployment that Ray Serve scales by its work: see `deployments.stages.work_scaling`."""
 
@@ -375,6 +392,7 @@ class AppConfig(ModelConfig):
     auth: AuthConfig = AuthConfig()
     admission: AdmissionConfig = AdmissionConfig()
     uploads: UploadConfig = UploadConfig()
+    metrics: MetricsConfig = MetricsConfig()
     updates: UpdateConfig = UpdateConfig()
     scaling: ScalingConfig = ScalingConfig()
     ingress: IngressConfig = IngressConfig()

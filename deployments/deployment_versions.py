@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
-from deployments.config import AppConfig, EncodeConfig, GenerateConfig, PreprocessConfig, SharedConfig
+from deployments.config import AppConfig, EncodeConfig, GenerateConfig, MetricsConfig, PreprocessConfig, SharedConfig
 
 _Excluded = Mapping[str, Any]
 """What is left out of settings, in pydantic's form."""
@@ -33,8 +33,11 @@ _SCALING = {
 _OF_RAY = _SCALING | {"max_ongoing_requests", "max_ongoing_items"}
 """What only Ray Serve reads of the settings of a stage."""
 _ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
+_GOALS: _Excluded = {"metrics": set(MetricsConfig.model_fields) - {"port"}}
+"""What only the ingress reads of the settings of metrics."""
 _STAGE: _Excluded = {
     **_ENDPOINT,
+    **_GOALS,
     "updates": True,
     "scaling": True,
     "shared": True,
@@ -72,6 +75,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     # The name of a further model concerns the shards, too: its stages are called by it.
     "Shared": {
         **_ENDPOINT,
+        **_GOALS,
         **_SHARED_MODEL,
         "further_models": {"__all__": _SHARED_MODEL},
         "updates": True,

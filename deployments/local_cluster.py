@@ -132,7 +132,7 @@ def deployed_app(
     url = f"http://{reachable_host(host)}:{port}"
     try:
         with _progress(say), _explaining_failure():
-            serve.run(build_app(_impatient(config)), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
+            serve.run(build_app(_on_one_machine(config)), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
             raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure
@@ -143,12 +143,15 @@ def deployed_app(
         serve.delete(APP_NAME)
 
 
-def _impatient(config: AppConfig) -> AppConfig:
-    """Returns the settings with a short end for open streams, if the user has set none: somebody waits for the prompt
-    of a shell."""
-    if "drain_seconds" in config.updates.model_fields_set:
-        return config
-    return config.model_copy(update={"updates": config.updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})})
+def _on_one_machine(config: AppConfig) -> AppConfig:
+    """Returns the settings with other defaults, where the user has set nothing: a short end for open streams, since
+    somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of its own node."""
+    updates, metrics = config.updates, config.metrics
+    if "drain_seconds" not in updates.model_fields_set:
+        updates = updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})
+    if "port" not in metrics.model_fields_set:
+        metrics = metrics.model_copy(update={"port": 0})
+    return config.model_copy(update={"updates": updates, "metrics": metrics})
 
 
 def _variables(folder: Path, host: str) -> dict[str, str]:

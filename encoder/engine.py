@@ -118,6 +118,11 @@ class EncoderEngine:
         return len(self._scheduler) > 0 or len(self._launched) > 0
 
     @property
+    def waiting(self) -> tuple[int, int]:
+        """Returns how many items wait for a batch, and their patches. Other threads may ask, too."""
+        return len(self._scheduler), self._scheduler.num_waiting_patches
+
+    @property
     def has_hung(self) -> bool:
         """Returns whether a call of the pipeline was given up, so that the process should be replaced."""
         return self._pipeline is not None and self._pipeline.has_hung

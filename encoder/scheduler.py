@@ -57,6 +57,11 @@ class EncoderScheduler:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_waiting_patches(self) -> int:
+        """Returns the patches of all segments that wait. Other threads may ask, too."""
+        return sum(item.patches_left for item in list(self._waiting.values()))
+
     def add(self, request: EncodeRequest) -> None:
         if request.request_id in self._waiting:
             raise ValueError(f"request {request.request_id} is waiting already")

@@ -4,7 +4,6 @@ A step schedules chunks, runs the model over them, samples tokens, and makes an 
 """
 
 import logging
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -37,6 +36,7 @@ from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
 from llm.sequence import FinishReason, Sequence
 from llm.step_budget import StepBudget
+from llm.step_clock import StepClock
 from preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class LLMEngine:
         layers = self._runner.lora_layers
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
-        self._num_steps, self._step_seconds = 0, 0.0
+        self._clock = StepClock()
         self._num_draft_tokens = self._num_accepted_tokens = 0
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
@@ -200,8 +200,12 @@ class LLMEngine:
             num_lacking_tokens=self._scheduler.num_lacking_tokens,
             kv_cache_usage=self._block_manager.usage,
             num_preemptions=self._scheduler.num_preemptions,
-            num_steps=self._num_steps,
-            step_seconds=self._step_seconds,
+            num_steps=self._clock.num_steps,
+            step_seconds=self._clock.seconds,
+            num_prefill_tokens=self._scheduler.num_prefill_tokens,
+            num_decoded_sequences=self._scheduler.num_decoded_sequences,
+            num_prefix_queries=self._scheduler.num_prefix_queries,
+            num_prefix_hits=self._scheduler.num_prefix_hits,
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
         )
@@ -216,9 +220,10 @@ class LLMEngine:
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.step()
-        started = time.perf_counter()
+        self._clock.start()
         failed = [] if self._adapters is None else self._place_adapters(self._adapters)
-        chunks = self._scheduler.schedule()
+        with self._clock.part("schedule"):
+            chunks = self._scheduler.schedule()
         self._late_masks.forget_gone()
         self._is_stalled = not chunks and not self._late_masks
         if self._is_stalled:
@@ -233,10 +238,8 @@ class LLMEngine:
             logger.exception("step failed for requests %s", request_ids)
             outputs = [output for request_id in request_ids for output in self._fail(request_id)]
         self._check_nothing_is_left()
-        seconds = time.perf_counter() - started
-        self._scheduler.note_step(chunks, seconds)
-        self._num_steps += 1
-        self._step_seconds += seconds
+        self._clock.end()
+        self._scheduler.note_step(chunks, self._clock.step_seconds)
         return failed + outputs
 
     def _place_adapters(self, adapters: LoraAdapters) -> list[RequestOutput]:
@@ -274,7 +277,8 @@ class LLMEngine:
         if logits is None:
             return []
         outputs = []
-        tokens = sample(logits, [answer.sampler_state for _, answer in sampling])
+        with self._clock.part("sample"):
+            tokens = sample(logits, [answer.sampler_state for _, answer in sampling])
         for (sequence, answer), token in zip(sampling, tokens, strict=True):
             if token is None:
                 outputs += self._fail(sequence.request_id, answer.sampler_state.failure)
@@ -312,7 +316,8 @@ class LLMEngine:
         row for each of them, and behind it one for each guess."""
         if not chunks:
             return [], None
-        result = self._runner.run(chunks)
+        with self._clock.part("model"):
+            result = self._runner.run(chunks)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
         for chunk in chunks:

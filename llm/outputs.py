@@ -1,5 +1,6 @@
 """What the engine returns: one output for each answer that a step has advanced or ended, and figures of its state."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from llm.logprobs import TokenLogprobs
 from llm.lora_request import LoraError
 from llm.sampler import SampledToken
 from llm.sequence import FinishReason, Sequence, SequenceTimes
+from llm.step_clock import StepPart
 from preprocess.schema import InvalidRequestError
 
 
@@ -55,8 +57,12 @@ class RequestOutput:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine: numbers of sequences, how many tokens of prompts are still to be computed, and the
-    share of KV blocks in use (0 to 1). Since the start: the numbers of preemptions and of steps, the seconds that all
-    steps took, and how many tokens were guessed and how many of these were right."""
+    share of KV blocks in use (0 to 1).
+
+    Since the start: the numbers of preemptions and of steps, the seconds that each part of the steps took, tokens of
+    prompts computed and sequences decoded in these steps, tokens looked up in the prefix cache and found there, and how
+    many tokens were guessed and how many of these were right.
+    """
 
     num_running: int
     num_waiting: int
@@ -64,6 +70,10 @@ class EngineStats:
     kv_cache_usage: float
     num_preemptions: int
     num_steps: int
-    step_seconds: float
+    step_seconds: Mapping[StepPart, float]
+    num_prefill_tokens: int
+    num_decoded_sequences: int
+    num_prefix_queries: int
+    num_prefix_hits: int
     num_draft_tokens: int
     num_accepted_tokens: int

@@ -101,7 +101,8 @@ class Scheduler:
         self._num_arrived = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_prefill_tokens = self.num_decoded_sequences = 0
+        self.num_prefix_queries = self.num_prefix_hits = 0
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
@@ -138,6 +139,8 @@ class Scheduler:
     def note_step(self, chunks: list[ScheduledChunk], seconds: float) -> None:
         """Takes how long the step took, whose chunks `schedule` has returned last."""
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        self.num_decoded_sequences += self._num_decodes
+        self.num_prefill_tokens += num_tokens - self._num_decodes
         self._step_budget.note(self._num_decodes, num_tokens - self._num_decodes, seconds)
 
     def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
@@ -253,6 +256,8 @@ class Scheduler:
         if num_tokens == 0:
             self._block_manager.free(sequence)
             return
+        self.num_prefix_queries += sequence.num_tokens
+        self.num_prefix_hits += sequence.num_computed_tokens
         if is_charged:
             first.num_overtaking_tokens += sequence.num_uncomputed_tokens
         self.waiting.remove(sequence)

@@ -43,11 +43,18 @@ class ItemCache(Generic[V, EarlyT]):
     known of a value while it is made.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, on_evicted: Callable[[V], None] = lambda value: None) -> None:
+        """`on_evicted` gets each value that makes room for others."""
         self.capacity_bytes = capacity_bytes
+        self._on_evicted = on_evicted
         self.stats = CacheStats()
         self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
         self._flights: dict[str, _Flight[V, EarlyT]] = {}
+
+    @property
+    def num_in_the_making(self) -> int:
+        """Returns how many values are being computed."""
+        return len(self._flights)
 
     def peek(self, key: str) -> V | None:
         """Returns the value, if it is there. That is no use of it: neither its age nor the counts change."""
@@ -120,5 +127,7 @@ class ItemCache(Generic[V, EarlyT]):
         self._entries[key] = (value, num_bytes)
         self.stats.num_bytes += num_bytes
         while self.stats.num_bytes > self.capacity_bytes:
-            self.discard(next(iter(self._entries)))
+            key, (value, _) = next(iter(self._entries.items()))
+            self.discard(key)
             self.stats.evictions += 1
+            self._on_evicted(value)

@@ -19,9 +19,6 @@ os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 # Ray reads this when it is imported, which modules of tests do before a server is started: it stays on loopback.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
-# What is counted reaches /metrics at once: see `tests.metric_values`.
-os.environ.setdefault("RAY_metrics_report_interval_ms", "500")
-
 # Triton's kernels run in its interpreter where there is no GPU; it asks for this when they are imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -226,7 +226,8 @@ def test_only_the_endpoint_is_reached_from_elsewhere(served: dict[str, Any]) -> 
 def test_the_head_s_service_has_what_workers_and_the_operator_reach_it_by() -> None:
     """KubeRay makes it of the container's ports, by their names, and of these alone if there are any."""
     ports = {port["name"]: port["containerPort"] for port in container(groups()[0])["ports"]}
-    assert ports == {"gcs-server": 6379, "dashboard": 8265, "serve": 8000, "metrics": 8080}
+    metrics = {"metrics": 8080, "raylens-metrics": AppConfig().metrics.port}
+    assert ports == {"gcs-server": 6379, "dashboard": 8265, "serve": 8000, **metrics}
     assert {"port", "dashboard-port"}.isdisjoint(groups()[0]["rayStartParams"])
 
 

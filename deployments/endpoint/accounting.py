@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
+
+from prometheus_client import Counter, Histogram
 
 from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
-from deployments.metrics import IngressMetrics
+from deployments.config import MetricsConfig
+from deployments.metrics.definitions import IngressMetrics
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.shared.stage_calls import StageFailedError
 from deployments.stages.stage_messages import GeneratedText
@@ -13,45 +17,81 @@ from deployments.stages.stage_messages import GeneratedText
 class RequestAccount:
     """Watches one request of a client: the pieces of its answers as they pass, and how it ends.
 
-    `requests`: the requests that the pipeline gets for it, one for each prompt, with `num_answers` answers each. Answer
-    i belongs to prompt i // num_answers.
+    `model`: the name of the model or adapter that answers. `requests`: the requests that the pipeline gets for it, one
+    for each prompt, with `num_answers` answers each. Answer i belongs to prompt i // num_answers.
     """
 
-    def __init__(self, metrics: IngressMetrics, request_id: str) -> None:
+    def __init__(self, metrics: IngressMetrics, request_id: str, api_key: str | None, goals: MetricsConfig) -> None:
+        """`api_key`: the name of the client's key, if it has one."""
         self.request_id = request_id
         self.created = int(time.time())
+        self.model = ""
         self.requests: Sequence[PipelineRequest] = ()
         self.num_answers = 1
         self._metrics = metrics
+        self._api_key = None if api_key is None else metrics.label_of_key(api_key)
+        self._goals = goals
         self._arrival = time.perf_counter()
         self._first_token: float | None = None
         self._last_token = self._arrival
         # The last piece of each answer, by index, and when it came.
         self._last_pieces: dict[int, tuple[GeneratedText, float]] = {}
+        self._num_counted: dict[int, int] = {}
+        """By answer, the tokens that the metrics have counted. An answer that is made again does not count twice."""
         self._has_ended = False
+        if self._api_key is not None:
+            metrics.api_key_requests.inc(api_key=self._api_key)
 
     def add(self, piece: GeneratedText) -> None:
         """Counts a piece that is about to be sent. Raises StageFailedError if the piece says that the engine failed."""
         now = time.perf_counter()
         if self._first_token is None:
             self._first_token = now
-            self._metrics.time_to_first_token.observe(now - self._arrival)
-        last = self._last_pieces.get(piece.index)
-        if last is None:
-            if piece.index % self.num_answers == 0:
-                self._metrics.prompt_tokens.inc(piece.num_prompt_tokens)
-                if piece.num_cached_tokens:
-                    self._metrics.prompt_tokens_cached.inc(piece.num_cached_tokens)
-        else:
+            self._metrics.time_to_first_token.observe(now - self._arrival, **self._kind())
+        self._count_tokens(piece)
+        if (last := self._last_pieces.get(piece.index)) is not None and piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
+            gap = (now - last[1]) / len(piece.token_ids)
             for _ in piece.token_ids:
-                self._metrics.inter_token_latency.observe((now - last[1]) / len(piece.token_ids))
-        if piece.token_ids:
-            self._metrics.generation_tokens.inc(len(piece.token_ids))
+                self._gaps.observe(gap)
         self._last_token = now
         self._last_pieces[piece.index] = piece, now
         if piece.finish_reason not in (None, "stop", "length"):
             raise StageFailedError("generate", f"the engine ended the request with {piece.finish_reason!r}")
+
+    def _count_tokens(self, piece: GeneratedText) -> None:
+        metrics, key, index = self._metrics, self._api_key, piece.index
+        if index not in self._num_counted and index % self.num_answers == 0:
+            metrics.prompt_tokens.inc(piece.num_prompt_tokens, model=self.model)
+            metrics.prompt_tokens_cached.inc(piece.num_cached_tokens, model=self.model)
+            if key is not None:
+                metrics.api_key_prompt_tokens.inc(piece.num_prompt_tokens, api_key=key)
+        num_new = piece.num_output_tokens - self._num_counted.setdefault(index, 0)
+        if num_new > 0:
+            self._num_counted[index] += num_new
+            self._generated.inc(num_new)
+            if key is not None:
+                metrics.api_key_generation_tokens.inc(num_new, api_key=key)
+
+    @cached_property
+    def _generated(self) -> Counter:
+        return self._metrics.generation_tokens.of(model=self.model)
+
+    @cached_property
+    def _gaps(self) -> Histogram:
+        return self._metrics.inter_token_latency.of(model=self.model, modality=self._modality)
+
+    @cached_property
+    def _modality(self) -> str:
+        kinds = {source.modality for request in self.requests for source in request.media}
+        return "+".join(sorted(kinds)) or "text"
+
+    def _kind(self) -> dict[str, str]:
+        """Returns the tags of what depends most on the request's media. Call it once the caches have been asked."""
+        num_items = sum(len(request.media) for request in self.requests)
+        num_cached = sum(request.trace.num_embedding_cache_hits for request in self.requests)
+        cached = "yes" if 0 < num_items == num_cached else "no"
+        return {"model": self.model, "modality": self._modality, "cached": cached}
 
     def begin_again(self) -> None:
         """Forgets the pieces so far: the answers are made anew."""
@@ -83,27 +123,31 @@ class RequestAccount:
         """Records a request whose client left. `deployments.endpoint.access_log` records one that failed."""
         if not self._has_ended:
             self._has_ended = True
-            self._metrics.request_success.inc(tags={"finished_reason": "abort"})
+            self._metrics.request_success.inc(model=self.model, finished_reason="abort")
 
     def finish(self) -> None:
         """Records a request whose answers were all sent."""
         if self._has_ended:
             return
         self._has_ended = True
-        metrics, usage, seconds = self._metrics, self.usage, self._stage_seconds()
+        metrics, usage, seconds, model = self._metrics, self.usage, self._stage_seconds(), self.model
         first_token = self._first_token or self._last_token
-        metrics.request_success.inc(tags={"finished_reason": self.finish_reason(0) or "stop"})
-        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
-        metrics.request_generation_tokens.observe(usage.completion_tokens)
-        metrics.e2e_latency.observe(self._last_token - self._arrival)
-        metrics.decode_time.observe(self._last_token - first_token)
-        metrics.queue_time.observe(seconds.get("llm_queue", 0.0))
-        metrics.prefill_time.observe(seconds.get("prefill", 0.0))
+        metrics.request_success.inc(model=model, finished_reason=self.finish_reason(0) or "stop")
+        metrics.request_prompt_tokens.observe(usage.prompt_tokens, model=model)
+        metrics.request_generation_tokens.observe(usage.completion_tokens, model=model)
+        metrics.e2e_latency.observe(self._last_token - self._arrival, **self._kind())
+        metrics.decode_time.observe(self._last_token - first_token, model=model)
+        metrics.queue_time.observe(seconds.get("llm_queue", 0.0), model=model)
+        metrics.prefill_time.observe(seconds.get("prefill", 0.0), model=model)
         num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # of an answer, on average
-        if num_gaps > 0:
-            metrics.time_per_output_token.observe((self._last_token - first_token) / num_gaps)
+        per_token = (self._last_token - first_token) / num_gaps if num_gaps > 0 else None
+        if per_token is not None:
+            metrics.time_per_output_token.observe(per_token, model=model)
+        goals, is_fast = self._goals, first_token - self._arrival <= self._goals.slo_time_to_first_token_s
+        if is_fast and (per_token or 0.0) <= goals.slo_time_per_output_token_s:
+            metrics.requests_within_slo.inc(model=model)
         for stage, stage_seconds in seconds.items():
-            metrics.stage_seconds.observe(stage_seconds, tags={"stage": stage})
+            metrics.stage_seconds.observe(stage_seconds, stage=stage)
 
     def _stage_seconds(self) -> dict[str, float]:
         """Returns the seconds of each stage. Prompts run side by side, so a stage counts with its slowest prompt."""

@@ -137,7 +137,13 @@ class Admission:
 
     @property
     def used(self) -> Weight:
+        """Returns what the requests of this replica take of the budget of all requests."""
         return self._all.lease.used
+
+    @property
+    def limit(self) -> Weight:
+        """Returns the budget of all requests, which all replicas share."""
+        return self._all.lease.limit
 
     def check_size(self, ticket: Ticket, weight: Weight) -> None:
         """Raises InvalidRequestError if a budget is too small for the request, however long it waits."""

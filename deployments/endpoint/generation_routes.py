@@ -14,6 +14,7 @@ from deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from deployments.api.completions import Completion, CompletionRequest
 from deployments.api.generation import AnyGenerationFields, GenerationFields
 from deployments.api.responses import ResponseObject, ResponsesRequest
+from deployments.config import MetricsConfig
 from deployments.endpoint.accounting import RequestAccount
 from deployments.endpoint.answer import Answer, Pieces
 from deployments.endpoint.call import Call, HttpCall
@@ -24,7 +25,7 @@ from deployments.endpoint.errors import ERROR_RESPONSES, error_response
 from deployments.endpoint.response_answer import ResponseAnswer
 from deployments.endpoint.served_models import ModelRoute, ServedModels
 from deployments.endpoint.tool_calls import forced_call
-from deployments.metrics import IngressMetrics
+from deployments.metrics.definitions import IngressMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -43,9 +44,12 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # th
 class GenerationRoutes:
     """Takes requests in, sends them through the pipeline, and gives their answers the form of the API."""
 
-    def __init__(self, models: ServedModels, metrics: IngressMetrics, first_token_timeout_s: float) -> None:
+    def __init__(
+        self, models: ServedModels, metrics: IngressMetrics, goals: MetricsConfig, first_token_timeout_s: float
+    ) -> None:
         self._models = models
         self._metrics = metrics
+        self._goals = goals
         self._first_token_timeout_s = first_token_timeout_s
 
     def add_to(self, api: FastAPI) -> None:
@@ -65,10 +69,11 @@ class GenerationRoutes:
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:
         """Continues prompts of text or token ids, which may hold pictures, all at once or as server-sent events."""
-        account = RequestAccount(self._metrics, f"cmpl-{body.request_id or call.request_id}")
+        account = self._account(f"cmpl-{body.request_id or call.request_id}", call)
         async with _noting_end(body, account):
             call.check_fields(body)
             model = self._models.of(body.model)
+            account.model = body.model or model.status.name
             params = body.sampling_params()
             account.requests = [
                 self._request(model, call, f"{account.request_id}-{number}", body, params, one)
@@ -91,10 +96,11 @@ class GenerationRoutes:
         make_answer: Callable[[ConversationT, RequestAccount, ToolCallFormat | None], Answer],
     ) -> Response:
         """Answers one prompt that is a conversation, in the form that `make_answer` gives."""
-        account = RequestAccount(self._metrics, f"{id_prefix}{body.request_id or call.request_id}")
+        account = self._account(f"{id_prefix}{body.request_id or call.request_id}", call)
         async with _noting_end(body, account):
             call.check_fields(body)
             model = self._models.of(body.model)
+            account.model = body.model or model.status.name
             form = model.status.tool_calls if body.offered.tools else None
             params = body.sampling_params(forced_call(form, body.offered))
             account.requests = [
@@ -103,6 +109,9 @@ class GenerationRoutes:
             account.num_answers = params.n
             await self._enter(model, call, body, account)
             return await self._answer(model, call, body, account, lambda: make_answer(body, account, form))
+
+    def _account(self, request_id: str, call: Call) -> RequestAccount:
+        return RequestAccount(self._metrics, request_id, call.caller.name, self._goals)
 
     async def _enter(self, model: ModelRoute, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
@@ -183,7 +192,7 @@ class GenerationRoutes:
                     if attempt == MAX_ATTEMPTS - 1:
                         raise
                     logger.warning("request %s: %s, making its answer again", account.request_id, error)
-                    self._metrics.items_recomputed.inc(tags={"stage": error.stage, "reason": "AnswerLost"})
+                    self._metrics.items_recomputed.inc(stage=error.stage, reason="AnswerLost")
             account.begin_again()
         raise AssertionError("the last attempt returns or raises")
 

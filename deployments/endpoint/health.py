@@ -72,6 +72,11 @@ class StageMonitor:
         now = time.monotonic()
         return {name: self._state(name, now) for name in self._stages}
 
+    def ages(self) -> dict[str, float | None]:
+        """Returns the seconds since each stage gave a sign of life, None for one that never has."""
+        now = time.monotonic()
+        return {name: None if seen is None else now - seen for name, seen in self._last_seen.items()}
+
     def details(self) -> dict[str, dict[str, str]]:
         """Returns what each stage has told of itself, if it has told anything."""
         return {name: told for name, told in self._details.items() if told}

@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,24 +24,27 @@ from deployments.endpoint.gate import Gate
 from deployments.endpoint.generation_routes import GenerationRoutes
 from deployments.endpoint.health import StageMonitor
 from deployments.endpoint.json_route import JsonRoute
+from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.operator_routes import OperatorRoutes
 from deployments.endpoint.page_route import chat_page, examples
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.served_models import ModelRoute, ServedModels
 from deployments.endpoint.token_routes import TokenRoutes
-from deployments.metrics import IngressMetrics
+from deployments.metrics.definitions import IngressMetrics
+from deployments.metrics.error_codes import known_errors
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.shards import Shards
 from deployments.pipeline.shared_items import SharedItems
 from deployments.pipeline.shared_uploads import SharedUploads
-from deployments.server_log import join_server_log
+from deployments.replica_start import start_replica
 from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.stage_handles import StageHandles
 from deployments.stages.work_scaling import PendingWork
 
 REQUESTS = "requests"
+_REPORT_SECONDS = 0.5
 _KNOWN_SECONDS = 300.0
 """How long a new replica waits for its stages. One that waits longer answers, and says which stage is away."""
 
@@ -56,22 +60,22 @@ class Ingress:
     ) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: a handle of
         each deployment of SharedState."""
-        join_server_log("ingress")
+        start_replica("ingress", config.metrics)
         route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._open_requests = PendingWork(REQUESTS)
-        self._metrics = IngressMetrics()
+        self._metrics = IngressMetrics([model.model_name for model in config.models], known_errors())
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
         self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes] = [
-            GenerationRoutes(self._models, self._metrics, config.ingress.first_token_timeout_s),
+            GenerationRoutes(self._models, self._metrics, config.metrics, config.ingress.first_token_timeout_s),
             TokenRoutes(self._models),
             FileRoutes(self._uploads),
-            OperatorRoutes(),
+            OperatorRoutes(partial(export_metrics, config.metrics.port)),
         ]
 
     def _model_route(
@@ -125,12 +129,12 @@ class Ingress:
         chat_page().add_to(api, "/")
         examples().add_to(api, "/examples")
         add_error_handlers(api)
-        admission = Admission(self._config.admission, self._shards.leases, self._metrics.count_rejection)
+        self._admission = Admission(self._config.admission, self._shards.leases, self._metrics.count_rejection)
         origins = self._config.ingress.cors_origins
         api.add_middleware(
             Gate,
             keys=self._keys,
-            admission=admission,
+            admission=self._admission,
             config=self._config.admission,
             origins=origins,
             hosts=self._config.ingress.allowed_hosts,
@@ -154,9 +158,19 @@ class Ingress:
             async with asyncio.timeout(_KNOWN_SECONDS):
                 await self._models.known()
         skip_startup_objects()
+        reporter = asyncio.create_task(self._report_forever())
         yield
+        reporter.cancel()
         await self._models.close()
         await self._shards.close()
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._metrics.report_load(self._open_requests.amount, self._admission.num_waiting)
+            self._metrics.report_budget(self._admission.used, self._admission.limit)
+            for model, stage, is_ready, age_s in self._models.stage_states():
+                self._metrics.report_stage(model, stage, is_ready=is_ready, age_s=age_s)
+            await asyncio.sleep(_REPORT_SECONDS)
 
     async def models(self) -> ModelList:
         """Lists the models that are served, first the one that is meant where a request names none. The adapters of

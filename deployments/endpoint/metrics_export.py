@@ -1,4 +1,4 @@
-"""The metrics of all replicas as one page, read from the agents that Ray runs on every node."""
+"""The metrics of all nodes as one page, read from the exporters that replicas keep on each."""
 
 import asyncio
 import logging
@@ -6,64 +6,59 @@ import re
 
 import aiohttp
 import ray
-from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector, CollectorRegistry
 
-from deployments.metrics import PREFIX
+from deployments.metrics.recording import ADDRESS_FILE, metrics_folder
 
-_RAY_PREFIX = "ray_"
-_OWN = re.compile(rf"(# (HELP|TYPE) )?{_RAY_PREFIX}{PREFIX}")
 _TIMEOUT_SECONDS = 5.0
+_ATTEMPTS = 4
+_PAUSE_SECONDS = 0.5
+"""Between two attempts. While a node's exporter is started again, nobody listens."""
+_HEADER = re.compile(r"^# HELP (\w+) ", re.MULTILINE)
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-class _Page(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families
-
-
-async def export_metrics() -> bytes:
-    """Returns this application's metrics from every node, in Prometheus' text format, without Ray's prefix."""
+async def export_metrics(port: int) -> bytes:
+    """Returns the metrics of every node in Prometheus' text format. `port`: where the exporters of other nodes are."""
     nodes = await asyncio.to_thread(ray.nodes)
-    urls = [
-        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in nodes if node["Alive"]
-    ]
+    own = ray.util.get_node_ip_address()
+    others = {node["NodeManagerAddress"] for node in nodes if node["Alive"]} - {own}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
-        pages = await asyncio.gather(*(_read(session, url) for url in urls))
-    return render_page(merge_pages(pages))
+        pages = await asyncio.gather(_read_own(session), *(_read(session, f"{host}:{port}") for host in others))
+    return merged_pages([page for page in pages if page]).encode()
 
 
-def render_page(families: list[Metric]) -> bytes:
-    """Returns Prometheus' text format of `families`."""
-    registry = CollectorRegistry()
-    registry.register(_Page(families))
-    return generate_latest(registry)
-
-
-def merge_pages(pages: list[str]) -> list[Metric]:
-    """Returns the application's metric families on several nodes' pages, with the samples of one family together."""
-    families: dict[str, Metric] = {}
+def merged_pages(pages: list[str]) -> str:
+    """Returns one page with the metrics of all pages: Prometheus wants the samples of a metric together."""
+    if len(pages) == 1:
+        return pages[0]
+    metrics: dict[str, list[str]] = {}
     for page in pages:
-        own = "\n".join(line.replace(_RAY_PREFIX, "", 1) for line in page.splitlines() if _OWN.match(line))
-        for family in text_string_to_metric_families(own + "\n"):
-            families.setdefault(family.name, Metric(family.name, family.documentation, family.type)).samples.extend(
-                family.samples
-            )
-    return list(families.values())
+        starts = [(match.start(), match[1]) for match in _HEADER.finditer(page)]
+        ends = [start for start, _ in starts[1:]] + [len(page)]
+        for (start, name), end in zip(starts, ends, strict=True):
+            head, kind, *samples = page[start:end].splitlines(keepends=True)
+            metrics.setdefault(name, [head, kind]).extend(samples)
+    return "".join(line for lines in metrics.values() for line in lines)
 
 
-async def _read(session: aiohttp.ClientSession, url: str) -> str:
+async def _read_own(session: aiohttp.ClientSession) -> str:
+    """Returns the page of this node's exporter, which may be about to be started again."""
+    file = metrics_folder() / ADDRESS_FILE
+    for _ in range(_ATTEMPTS):
+        if file.exists() and (page := await _read(session, file.read_text())):
+            return page
+        await asyncio.sleep(_PAUSE_SECONDS)
+    return ""
+
+
+async def _read(session: aiohttp.ClientSession, address: str) -> str:
+    """Returns the page, or nothing where there is none: a node without a replica has no exporter."""
     try:
-        async with session.get(url) as response:
+        async with session.get(f"http://{address}/metrics") as response:
             response.raise_for_status()
             return await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
-        logger.warning("no metrics from %s: %s", url, type(error).__name__)
+        logger.debug("no metrics from %s: %s", address, type(error).__name__)
         return ""

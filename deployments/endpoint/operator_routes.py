@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from deployments.endpoint.call import HttpCall
 from deployments.endpoint.errors import JSON_ERROR_RESPONSES, AccessError
-from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.page_route import operator_page
 from deployments.shared.stage_calls import StageUnavailableError
 from deployments.summary.metrics_page import MetricsPage
@@ -33,7 +32,8 @@ _ADMINS_ONLY = [Depends(_check_admin)]
 
 
 class OperatorRoutes:
-    def __init__(self, export: Callable[[], Awaitable[bytes]] = export_metrics) -> None:
+    def __init__(self, export: Callable[[], Awaitable[bytes]]) -> None:
+        """`export` reads the metrics of all nodes, in Prometheus' text format."""
         self._export = export
         self._figures = LiveFigures(export)
 

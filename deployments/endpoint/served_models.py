@@ -1,7 +1,7 @@
 """The models behind the endpoint: which one a request is for, and what all of them tell of themselves."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,6 +73,14 @@ class ServedModels:
             details |= _named(route.suffix, route.monitor.details())
             is_ready = is_ready and route.monitor.is_ready
         return Health(ready=is_ready, stages=stages, details=details)
+
+    def stage_states(self) -> Iterator[tuple[str, str, bool, float | None]]:
+        """Yields each stage of each model: the model's name, the stage, whether it is ready, and the seconds since it
+        gave a sign of life, None if it never has."""
+        for name, route in self._routes.items():
+            ages = route.monitor.ages()
+            for stage, state in route.monitor.states().items():
+                yield name, stage, state == "ready", ages[stage]
 
     async def open(self) -> None:
         """Prepares for requests. Call this before the first."""

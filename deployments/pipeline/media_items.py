@@ -11,7 +11,7 @@ from typing import Any
 from ray import ObjectRef
 
 from deployments.config import MediaConfig
-from deployments.metrics import IngressMetrics
+from deployments.metrics.definitions import IngressMetrics
 from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.shared_items import ItemSource
@@ -96,7 +96,7 @@ class MediaItems:
         if items:
             request.trace.add_seconds("media_fetch", time.perf_counter() - started)
         for item in items:
-            self._metrics.mm_items.inc(tags={"modality": item.source.modality})
+            self._metrics.mm_items.inc(modality=item.source.modality)
         return items
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:

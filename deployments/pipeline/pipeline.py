@@ -8,7 +8,7 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.config import MediaConfig
-from deployments.metrics import IngressMetrics
+from deployments.metrics.definitions import IngressMetrics
 from deployments.pipeline.items_under_way import Infos, ItemsUnderWay
 from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver

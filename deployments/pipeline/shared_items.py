@@ -7,8 +7,8 @@ from functools import partial
 from typing import Protocol
 
 from ray import ObjectRef
-from ray.serve.metrics import Counter
 
+from deployments.metrics.instruments import Counter
 from deployments.pipeline.shards import ShardLostError, Shards, unavailable
 from deployments.shared.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
 from deployments.shared.messages import Ask, Call, Forget, Remember
@@ -81,7 +81,7 @@ class SharedItems:
                 asked = replace(order, content=await sent(content))
             except ShardLostError as error:
                 logger.warning("request %s: %s, asking again", order.request_id, error)
-                self._items_recomputed.inc(tags={"stage": "shared", "reason": "ShardLostError"})
+                self._items_recomputed.inc(stage="shared", reason="ShardLostError")
         raise unavailable()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ray import ObjectRef
 
 from deployments.config import SharedConfig
-from deployments.metrics import ItemMetrics
+from deployments.metrics.definitions import CacheMetrics, ItemMetrics
 from deployments.shared.encoder_choice import cheapest, places_of
 from deployments.shared.in_the_making import Announce, InTheMaking
 from deployments.shared.item_states import (
@@ -30,6 +30,7 @@ from preprocess.cache import ItemCache
 from preprocess.schema import ItemInfo
 
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
+StoredItems = ItemCache[StoredItem, PendingItem]
 
 
 class ItemMaker:
@@ -48,8 +49,8 @@ class ItemMaker:
         self._encoders = {model: places_of(own) for model, own in stages.items()}
         self._calls = calls
         self._metrics = metrics
-        self.processed: ItemCache[StoredItem, PendingItem] = ItemCache(config.processor_cache_bytes // config.shards)
-        self.embeddings: ItemCache[StoredItem, PendingItem] = ItemCache(config.embedding_cache_bytes // config.shards)
+        self.processed = _cache(config.processor_cache_bytes // config.shards, metrics.mm_cache)
+        self.embeddings = _cache(config.embedding_cache_bytes // config.shards, metrics.encoder_cache)
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         """Returns the item processed but not encoded. Raises like `embeddings_of`."""
@@ -86,6 +87,7 @@ class ItemMaker:
                     raise
                 # The attempt that failed was for an order without content.
             else:
+                self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
                 return MadeItem(stored, trace)
 
     def forget(self, mm_hash: str, lost: ObjectRef) -> None:
@@ -108,6 +110,7 @@ class ItemMaker:
         processed, trace.was_processed = await self.processed.get_or_create(
             order.mm_hash, lambda announce: self._process(order, trace, announce), on_pending
         )
+        self._metrics.mm_cache.count_query(order.modality, is_hit=trace.was_processed)
         return processed
 
     async def _process(
@@ -183,6 +186,10 @@ class ItemMaker:
             "encode_queue": info.queue_seconds,
             "encode": info.encode_seconds,
         }
-        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, tags={"edge": "preprocess_encode"})
-        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, tags={"edge": "encode_generate"})
+        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
+        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")
         return StoredItem(processed.info, embeddings), info.num_bytes
+
+
+def _cache(capacity_bytes: int, metrics: CacheMetrics) -> StoredItems:
+    return StoredItems(capacity_bytes, lambda item: metrics.count_eviction(item.info.modality))

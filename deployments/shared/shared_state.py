@@ -12,8 +12,8 @@ from typing import Any
 from ray import ObjectRef
 
 from deployments.config import AppConfig
-from deployments.metrics import ItemMetrics
-from deployments.server_log import join_server_log
+from deployments.metrics.definitions import ItemMetrics
+from deployments.replica_start import start_replica
 from deployments.shared.codec import pack, read
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ContentMissingError, PendingItem
@@ -45,7 +45,7 @@ from preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-_REPORT_SECONDS = 1.0
+_REPORT_SECONDS = 0.5
 
 
 class SharedState:
@@ -53,7 +53,7 @@ class SharedState:
 
     def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
-        join_server_log("shared")
+        start_replica("shared", config.metrics)
         for own in stages.values():
             route_on_this_loop(own.preprocess, *own.encoders.values())
         self._metrics = ItemMetrics()
@@ -98,8 +98,12 @@ class SharedState:
 
     async def _report_forever(self) -> None:
         while True:
-            self._metrics.mm_cache.report(self.maker.processed.stats)
-            self._metrics.encoder_cache.report(self.maker.embeddings.stats)
+            metrics, maker = self._metrics, self.maker
+            metrics.mm_cache.report(maker.processed)
+            metrics.encoder_cache.report(maker.embeddings)
+            metrics.items_in_progress.set(maker.processed.num_in_the_making + maker.embeddings.num_in_the_making)
+            metrics.uploads_files.set(self._uploads.num_files)
+            metrics.uploads_bytes.set(self._uploads.num_bytes)
             await asyncio.sleep(_REPORT_SECONDS)
 
 

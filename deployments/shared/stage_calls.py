@@ -14,8 +14,8 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
-from ray.serve.metrics import Counter
 
+from deployments.metrics.instruments import Counter
 from deployments.stages.engine_loop import EngineDiedError
 from deployments.stages.hand_over import EmbeddingsLostError
 from deployments.stages.piece_connection import PiecesLostError
@@ -136,7 +136,7 @@ class StageCalls:
             _raise_translated(error, stage)
         name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
-        self._items_recomputed.inc(tags={"stage": stage, "reason": name})
+        self._items_recomputed.inc(stage=stage, reason=name)
         if is_lost and make_lost_again is not None:
             await make_lost_again()
         else:

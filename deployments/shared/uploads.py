@@ -63,7 +63,7 @@ class Uploads:
         # Files that are still being written count, too, but no request sees them.
         self._by_tenant: dict[str, dict[str, Upload]] = {}
         self._written: set[str] = set()
-        self._num_bytes = 0
+        self.num_bytes = 0
         self._take_over()
 
     def _take_over(self) -> None:
@@ -81,7 +81,7 @@ class Uploads:
             whole |= {known, self._path(upload)}
             self._by_tenant.setdefault(tenant, {})[upload.file_id] = upload
             self._written.add(upload.file_id)
-            self._num_bytes += upload.num_bytes
+            self.num_bytes += upload.num_bytes
         for path in set(self._folder.glob("file-*")) - whole:
             path.unlink()
 
@@ -100,17 +100,17 @@ class Uploads:
         num_files, limit = len(self._by_tenant.get(tenant, {})), self._config.max_files_per_key
         if num_files >= limit:
             raise _no_room(f"{num_files} files are kept for this API key, the limit is {limit}")
-        if sum(map(len, self._by_tenant.values())) >= self._max_files:
+        if self.num_files >= self._max_files:
             raise _no_room(f"{self._max_files} files are kept, which is the limit")
-        if self._num_bytes + len(content) > self._max_bytes:
+        if self.num_bytes + len(content) > self._max_bytes:
             raise _no_room(
-                f"{len(content)} bytes more than the {self._num_bytes} that all files have would be over the limit of"
+                f"{len(content)} bytes more than the {self.num_bytes} that all files have would be over the limit of"
                 f" {self._max_bytes}"
             )
         created = int(self._now())
         expires = created + int(min(self._config.max_age_s, max_age_s or self._config.max_age_s))
         upload = Upload(f"file-{uuid.uuid4().hex}", filename, purpose, len(content), created, expires)
-        self._num_bytes += len(content)
+        self.num_bytes += len(content)
         self._by_tenant.setdefault(tenant, {})[upload.file_id] = upload
         try:
             await asyncio.to_thread(self._write, tenant, upload, content)
@@ -130,6 +130,10 @@ class Uploads:
     def _unlink(self, upload: Upload) -> None:
         self._known(upload).unlink(missing_ok=True)
         self._path(upload).unlink(missing_ok=True)
+
+    @property
+    def num_files(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
 
     async def all(self, tenant: str) -> list[Upload]:
         """Returns a tenant's files, oldest first."""
@@ -169,7 +173,7 @@ class Uploads:
         if not files:
             del self._by_tenant[tenant]
         self._written.discard(upload.file_id)
-        self._num_bytes -= upload.num_bytes
+        self.num_bytes -= upload.num_bytes
         await asyncio.to_thread(self._unlink, upload)
 
     def _path(self, upload: Upload) -> Path:

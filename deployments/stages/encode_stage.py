@@ -1,6 +1,7 @@
 """The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is not
 separate."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -9,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig, VisionPartConfig
-from deployments.metrics import EncodeMetrics
-from deployments.server_log import join_server_log
+from deployments.metrics.definitions import EncodeMetrics
+from deployments.replica_start import start_replica
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 BATCHES = "batches"
+_REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
 """A step's time, in calls of a multimodal pipeline that take too long: a batch, one of its items alone, all else."""
 PROFILED_IMAGE = (448, 448)
@@ -42,7 +44,7 @@ class Encode:
     def __init__(self, config: AppConfig, *, in_generate: bool = False) -> None:
         """`in_generate`: whether this is part of a replica of Generate."""
         if not in_generate:
-            join_server_log("encode")
+            start_replica("encode", config.metrics)
             set_up_torch(config.encode.num_cpus)
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine
@@ -74,6 +76,7 @@ class Encode:
         self._metrics = EncodeMetrics()
         self._pending = PendingWork(BATCHES)
         self._details = kernels_in_use(config.part_device(settings.tower))
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
     async def encode(
@@ -83,6 +86,7 @@ class Encode:
         be sent before there is an item."""
         packed_at = max(tensor.packed_at for tensor in item.values())
         transfer_seconds = max(0.0, time.time() - max(sent_at, packed_at))
+        self._metrics.remote_bytes.inc(sum(tensor.num_remote_bytes for tensor in item.values()))
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         status = "aborted"
         try:
@@ -95,7 +99,7 @@ class Encode:
             status = "error"
             raise
         finally:
-            self._metrics.items_total.inc(tags={"modality": modality, "status": status})
+            self._metrics.items_total.inc(modality=modality, status=status)
         if output.error is not None:
             if (cause := output.error.__cause__) is not None:  # Ray Serve drops it on its way
                 logger.error("request %s: %s", request_id, output.error, exc_info=cause)
@@ -117,6 +121,13 @@ class Encode:
         self._loop.check_health()
         if self._engine.has_hung:
             raise EngineDiedError("a call of the multimodal pipeline took too long, and still runs")
+
+    async def _report_forever(self) -> None:
+        while True:
+            num_items, num_patches = self._engine.waiting
+            self._metrics.waiting_items.set(num_items)
+            self._metrics.waiting_patches.set(num_patches)
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:

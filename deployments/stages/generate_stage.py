@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig
-from deployments.metrics import GenerateMetrics
-from deployments.server_log import join_server_log
+from deployments.metrics.definitions import GenerateMetrics
+from deployments.replica_start import start_replica
 from deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.encode_stage import Encode
@@ -39,6 +39,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PROMPT_TOKENS = "prompt_tokens"
 USAGE = "usage"
+_REPORT_SECONDS = 0.5
 
 
 class Generate:
@@ -48,7 +49,7 @@ class Generate:
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
     def __init__(self, config: AppConfig) -> None:
-        join_server_log("generate")
+        start_replica("generate", config.metrics)
         settings = config.generate
         # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
@@ -123,7 +124,7 @@ class Generate:
             prompt = await self._rendered(prompt)
             first_seconds["render"] = prompt.render_seconds
         items = prompt.placed(items)
-        hand_over = HandOver(items, prompt.rendered_at)
+        hand_over = HandOver(items, prompt.rendered_at, self._metrics.remote_bytes.inc)
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
             # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.
@@ -220,7 +221,7 @@ class Generate:
     async def _report_forever(self) -> None:
         while True:
             self._metrics.report(self._engine.stats)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 def _largest_picture_tokens(items: "ItemProcessor") -> int:

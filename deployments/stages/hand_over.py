@@ -36,13 +36,19 @@ class ItemEmbeddings:
 
 class HandOver:
     """Receives the embeddings of one request. `rendered_at`, wall time, is when the prompt was ready, which no call can
-    come before.
+    come before. `count_remote_bytes` gets the bytes of each that came from another node.
 
     `transfer_seconds`: the longest time that one of the received embeddings took, from ready to here.
     """
 
-    def __init__(self, items: list[ItemEmbeddings], rendered_at: float) -> None:
+    def __init__(
+        self,
+        items: list[ItemEmbeddings],
+        rendered_at: float,
+        count_remote_bytes: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
         self._items = items
+        self._count_remote_bytes = count_remote_bytes
         self._rendered_at = rendered_at
         self.transfer_seconds = 0.0
 
@@ -73,4 +79,5 @@ class HandOver:
             # The ingress, which called Encode, gets the failure's own reason. From here it would come wrapped again.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
         self.transfer_seconds = max(self.transfer_seconds, time.time() - max(self._rendered_at, packed.packed_at))
+        self._count_remote_bytes(packed.num_remote_bytes)
         return packed.unpack()

@@ -28,6 +28,10 @@ class ItemQueue:
         self._is_busy = False
         self._oldest_may_take = 0.0
 
+    def __len__(self) -> int:
+        """Returns how many items wait for their turn."""
+        return len(self._waiting)
+
     async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:
         """Returns the result of `work` when its turn has come. If the caller leaves before, the queue skips the
         work."""

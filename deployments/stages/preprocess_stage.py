@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
-from deployments.metrics import PreprocessMetrics
-from deployments.server_log import join_server_log
+from deployments.metrics.definitions import PreprocessMetrics
+from deployments.replica_start import start_replica
 from deployments.stages.free_memory import give_back_free_memory
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.item_queue import ItemQueue
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 PIXELS = "pixels"
+_REPORT_SECONDS = 0.5
 CALL_PIXELS = 100_000
 """The weight of every call, whatever it brings. The smallest picture takes 0.7 ms, a 4K JPEG 43 ms, some 6 ns a pixel.
 Beside a picture this weight is nothing, but thousands of waiting calls are work too."""
@@ -52,7 +53,7 @@ class Preprocess:
     another request's picture. The event loop answers heartbeats meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
-        join_server_log("preprocess")
+        start_replica("preprocess", config.metrics)
         give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)
@@ -65,15 +66,21 @@ class Preprocess:
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
         """Yields the item's tensors, or its embeddings where the client has sent embeddings, and its ItemInfo."""
         # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
         # collected.
-        with self._pending.call(CALL_PIXELS + job.num_pixels):
-            content = await received(job.content)
-            info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job, content))
+        status = "error"
+        try:
+            with self._pending.call(CALL_PIXELS + job.num_pixels):
+                content = await received(job.content)
+                info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job, content))
+            status = "ok"
+        finally:
+            self._metrics.items_total.inc(modality=job.modality, status=status)
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
@@ -109,8 +116,7 @@ class Preprocess:
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments.stages.work_scaling` scales by. Serve asks some times a second."""
-        self._metrics.pending_pixels.set(self._pending.amount)
+        """Returns what `deployments.stages.work_scaling` scales by."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -118,6 +124,12 @@ class Preprocess:
         tool_calls = processor.prompts.tool_calls
         served = ServedModel(processor.identity, processor.max_model_len, processor.items.modalities, tool_calls)
         return Heartbeat(served=served)
+
+    async def _report_forever(self) -> None:
+        while True:
+            self._metrics.pending_pixels.set(self._pending.amount)
+            self._metrics.waiting_items.set(len(self._items))
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 def rendered(

@@ -6,10 +6,12 @@ only pass references on."""
 import time
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from ray.util import get_node_ip_address
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A tensor of any dtype; where numpy has none of that kind (bfloat16), `array` holds its bits as integers.
-    `packed_at`: wall time in seconds."""
+    `packed_at`: wall time in seconds. `node`: the address of the node that made it."""
 
     array: npt.NDArray[np.generic]
     dtype: str
     packed_at: float
+    node: str
 
     @classmethod
     def pack(cls, tensor: "torch.Tensor") -> "PackedTensor":
@@ -30,7 +33,7 @@ class PackedTensor:
         import torch
 
         bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        return cls(bits.numpy(), str(tensor.dtype).removeprefix("torch."), time.time())
+        return cls(bits.numpy(), str(tensor.dtype).removeprefix("torch."), time.time(), _this_node())
 
     def unpack(self) -> "torch.Tensor":
         """Shares the memory of the array, which is read-only once it has travelled: never write to the tensor."""
@@ -40,6 +43,17 @@ class PackedTensor:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             bits = torch.from_numpy(self.array)
         return bits.view(getattr(torch, self.dtype))
+
+    @property
+    def num_remote_bytes(self) -> int:
+        """Returns how many of its bytes came from another node."""
+        return 0 if self.node == _this_node() else self.array.nbytes
+
+
+@cache
+def _this_node() -> str:
+    address: str = get_node_ip_address()
+    return address
 
 
 PackedItem = dict[str, PackedTensor]

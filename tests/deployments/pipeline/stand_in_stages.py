@@ -12,6 +12,7 @@ from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from deployments.config import MediaConfig, SharedConfig
+from deployments.metrics.definitions import CacheMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -229,8 +230,14 @@ class StandInStages:
             return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
 
         ignore = SimpleNamespace(inc=lambda *_, **__: None)
-        again: Any = SimpleNamespace(inc=lambda tags: self.recomputed.append((tags["stage"], tags["reason"])))
-        metrics: Any = SimpleNamespace(mm_items=ignore, object_store_transfer_bytes=ignore, items_recomputed=again)
+        again: Any = SimpleNamespace(inc=lambda stage, reason: self.recomputed.append((stage, reason)))
+        metrics: Any = SimpleNamespace(
+            mm_items=ignore,
+            object_store_transfer_bytes=ignore,
+            items_recomputed=again,
+            mm_cache=CacheMetrics("mm_cache"),
+            encoder_cache=CacheMetrics("encoder_cache"),
+        )
         uploads: Any = None
         preprocess = handle(process_item=self._process, render=self._render)
         generate = handle(generate=self._generate)

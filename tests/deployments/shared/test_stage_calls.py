@@ -16,6 +16,7 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
+from deployments.metrics.instruments import Counter
 from deployments.ray_session import ray_session
 from deployments.shared.stage_calls import (
     StageCalls,
@@ -29,20 +30,23 @@ from deployments.stages.engine_loop import EngineDiedError
 from preprocess.schema import InvalidRequestError
 
 
-class Counter:
-    def __init__(self) -> None:
-        self.tags: list[dict[str, str]] = []
+class NotedCounter(Counter):
+    """Notes the tags of each count."""
 
-    def inc(self, value: float = 1, tags: dict[str, str] | None = None) -> None:
-        self.tags.append(tags or {})
+    def __init__(self) -> None:
+        super().__init__("counted", "calls", "What is counted", stage=(), reason=())
+        self.noted: list[dict[str, str]] = []
+
+    def inc(self, amount: float = 1.0, **tags: str) -> None:
+        self.noted.append(tags)
 
 
 def ignore(*refs: Any) -> None:
     pass
 
 
-def make_calls() -> tuple[StageCalls, Counter, list[str]]:
-    recomputed = Counter()
+def make_calls() -> tuple[StageCalls, NotedCounter, list[str]]:
+    recomputed = NotedCounter()
     replies: list[str] = []
     return StageCalls(recomputed, replies.append), recomputed, replies
 
@@ -82,7 +86,7 @@ async def test_a_call_that_died_is_sent_again(death: Exception) -> None:
         return "answer"
 
     assert await calls.send("encode", call) == "answer"
-    assert [tags["stage"] for tags in recomputed.tags] == ["encode", "encode"]
+    assert [tags["stage"] for tags in recomputed.noted] == ["encode", "encode"]
     assert replies == ["encode"]
 
 
@@ -96,7 +100,7 @@ async def test_a_stage_that_keeps_dying_is_unavailable(death: Exception) -> None
     with pytest.raises(StageUnavailableError) as caught:
         await calls.send("encode", call)
     assert caught.value.stage == "encode"
-    assert len(recomputed.tags) == 3
+    assert len(recomputed.noted) == 3
     assert replies == []
 
 
@@ -119,7 +123,7 @@ async def test_an_answer_is_final(error: Exception, expected: type[Exception]) -
 
     with pytest.raises(expected) as caught:
         await calls.send("encode", call)
-    assert recomputed.tags == []
+    assert recomputed.noted == []
     assert isinstance(caught.value, StageError | InvalidRequestError)
 
 
@@ -190,7 +194,7 @@ async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
     unsent = list[Any](sent)
     with pytest.raises(StageUnavailableError):
         await calls.send("encode", lambda: objects_of(unsent.pop(), 2, ignore))
-    assert [tags["reason"] for tags in recomputed.tags] == ["TaskCancelledError"] * 3
+    assert [tags["reason"] for tags in recomputed.noted] == ["TaskCancelledError"] * 3
     assert all(one.is_cancelled for one in sent)
 
 
@@ -204,7 +208,7 @@ async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
     await asyncio.wait([task], timeout=5)
     assert task.cancelled()
     assert call.is_cancelled
-    assert recomputed.tags == []
+    assert recomputed.noted == []
 
 
 async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:

@@ -67,7 +67,8 @@ class Door:
 
     def is_healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+            health = httpx.get(f"{self.url}/health", timeout=5)
+            return health.status_code == 200 and '"ready":' in health.text  # the exporter of metrics has one page only
         except httpx.TransportError:
             return False
 

@@ -1,0 +1,1 @@
+"""What the application's processes count and measure, how it is kept on each node, and how Prometheus reads it."""

@@ -1,0 +1,336 @@
+"""Names, units, tags and buckets of every metric; docs/metrics.md explains them.
+
+A metric that means what one of vLLM's metrics means has the same name, so that dashboards carry over. All are exported
+with `raylens_` in front."""
+
+import importlib.metadata
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from deployments.metrics.instruments import Counter, Gauge, Histogram
+from preprocess.cache import ItemCache
+
+if TYPE_CHECKING:
+    from llm.outputs import EngineStats
+
+MODALITIES = ("text", "image", "video", "image+video")
+"""The modalities of a request: of all that its prompt has besides text."""
+ITEM_MODALITIES = ("image", "video")
+STAGES = ("shared", "preprocess", "encode", "generate")
+WATERFALL = (
+    "admission_queue",
+    "media_fetch",
+    "processor_queue",
+    "media_decode",
+    "processor",
+    "render",
+    "transfer_pixels",
+    "encode_queue",
+    "encode",
+    "transfer_embeddings",
+    "llm_queue",
+    "prefill",
+    "first_decode",
+)
+"""The stages of a request's way, in their order."""
+ADMISSION_REASONS = ("bytes", "pixels", "queue", "queue_of_key", "queue_seconds")
+RESOURCES = ("requests", "bytes", "pixels", "tokens")
+EDGES = ("preprocess_encode", "encode_generate")
+STEP_PARTS = ("schedule", "model", "sample", "other")
+_ENGINE_COUNTS = (
+    "num_preemptions",
+    "num_prefix_queries",
+    "num_prefix_hits",
+    "num_steps",
+    "num_prefill_tokens",
+    "num_decoded_sequences",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+)
+"""What GenerateMetrics counts by the engine's own counts, which have the same names."""
+MAX_API_KEYS = 100
+"""Keys with series of their own. All others together are OTHER_KEYS, which is no name of a key."""
+OTHER_KEYS = "(others)"
+
+_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5)
+_STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class ReplicaMetrics:
+    """What every replica says of itself."""
+
+    def __init__(self) -> None:
+        self.starts = Counter("replica_starts", "replicas", "Replicas started")
+        self.start_time = Gauge("replica_start_time_seconds", "s since 1970", "When the replica was started")
+        self.build_info = Gauge("build_info", "1", "The software that the replica runs", version=(), ray_version=())
+
+    def report_start(self) -> None:
+        self.starts.inc()
+        self.start_time.set(time.time())
+        self.build_info.set(1, version=importlib.metadata.version("raylens"), ray_version=ray.__version__)
+
+
+class IngressMetrics:
+    """The metrics of the ingress: whole requests, the stage waterfall, and what it knows of the stages."""
+
+    def __init__(self, models: Sequence[str] = (), errors: Sequence[tuple[str, str]] = ()) -> None:
+        """`models`: the names of the served models. `errors`: the stage and the code of errors that may happen."""
+        self._api_keys: set[str] = set()
+        self.prompt_tokens = Counter(
+            "prompt_tokens", "tokens", "Prompt tokens of requests that reached their first token", model=models
+        )
+        self.prompt_tokens_cached = Counter(
+            "prompt_tokens_cached", "tokens", "Of these, those found in the prefix cache", model=models
+        )
+        self.generation_tokens = Counter(
+            "generation_tokens", "tokens", "Tokens generated, counted as they are sent", model=models
+        )
+        self.request_success = Counter(
+            "request_success",
+            "requests",
+            "Requests ended; abort: the client left",
+            model=models,
+            finished_reason=("stop", "length", "abort"),
+        )
+        self.requests_within_slo = Counter(
+            "requests_within_slo", "requests", "Of these, those that were as fast as the settings ask for", model=models
+        )
+        self.request_errors = Counter("request_errors", "requests", "Requests ended by an error", stage=(), code=())
+        for stage, code in errors:
+            self.request_errors.of(stage=stage, code=code)
+        self.admission_rejections = Counter(
+            "admission_rejections",
+            "requests",
+            "Requests refused for want of room, by what there was none of",
+            reason=ADMISSION_REASONS,
+        )
+        self.items_recomputed = _items_recomputed()
+        self.time_to_first_token = Histogram(
+            "time_to_first_token_seconds",
+            "s",
+            "From arrival to the first token",
+            _LATENCY_BUCKETS,
+            model=models,
+            modality=MODALITIES[:2],
+            cached=("yes", "no"),
+        )
+        self.inter_token_latency = Histogram(
+            "inter_token_latency_seconds",
+            "s",
+            "Each gap between two tokens",
+            _TOKEN_LATENCY_BUCKETS,
+            model=models,
+            modality=MODALITIES[:2],
+        )
+        self.time_per_output_token = Histogram(
+            "request_time_per_output_token_seconds",
+            "s",
+            "A request's mean gap between tokens",
+            _TOKEN_LATENCY_BUCKETS,
+            model=models,
+        )
+        self.e2e_latency = Histogram(
+            "e2e_request_latency_seconds",
+            "s",
+            "From arrival to the last token",
+            _LATENCY_BUCKETS,
+            model=models,
+            modality=MODALITIES[:2],
+            cached=("yes", "no"),
+        )
+        self.queue_time = Histogram(
+            "request_queue_time_seconds", "s", "Waiting in the engine", _LATENCY_BUCKETS, model=models
+        )
+        self.prefill_time = Histogram(
+            "request_prefill_time_seconds",
+            "s",
+            "From the first schedule to the first token",
+            _LATENCY_BUCKETS,
+            model=models,
+        )
+        self.decode_time = Histogram(
+            "request_decode_time_seconds", "s", "From the first token to the last", _LATENCY_BUCKETS, model=models
+        )
+        self.request_prompt_tokens = Histogram(
+            "request_prompt_tokens", "tokens", "Prompt tokens of a request", _TOKEN_BUCKETS, model=models
+        )
+        self.request_generation_tokens = Histogram(
+            "request_generation_tokens", "tokens", "Tokens generated for a request", _TOKEN_BUCKETS, model=models
+        )
+        self.stage_seconds = Histogram(
+            "request_stage_seconds", "s", "The stage waterfall", _STAGE_BUCKETS, stage=WATERFALL
+        )
+        self.mm_items = Counter("mm_items", "items", "Media items of accepted requests", modality=ITEM_MODALITIES)
+        self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Bytes of media fetched from URLs")
+        self.api_key_requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=())
+        self.api_key_prompt_tokens = Counter(
+            "api_key_prompt_tokens", "tokens", "Prompt tokens of an API key's requests", api_key=()
+        )
+        self.api_key_generation_tokens = Counter(
+            "api_key_generation_tokens", "tokens", "Tokens generated for an API key", api_key=()
+        )
+        self.open_http_requests = Gauge("open_http_requests", "requests", "Requests that are not answered yet")
+        self.admission_waiting = Gauge("admission_waiting_requests", "requests", "Requests that wait for room")
+        self.admission_used = Gauge(
+            "admission_used", "of the resource", "What requests of this replica take of the budget", resource=RESOURCES
+        )
+        self.admission_limit = Gauge(
+            "admission_limit", "of the resource", "The budget of all replicas together", resource=RESOURCES
+        )
+        self.stage_ready = Gauge("stage_ready", "1 or 0", "Whether a stage is ready", model=models, stage=STAGES)
+        self.stage_heartbeat_age = Gauge(
+            "stage_heartbeat_age_seconds",
+            "s",
+            "Time since a sign of life of a stage",
+            model=models,
+            stage=STAGES,
+        )
+
+    def label_of_key(self, api_key: str) -> str:
+        """Returns the label of an API key: its name, or `other` once enough keys have series of their own."""
+        if api_key not in self._api_keys and len(self._api_keys) < MAX_API_KEYS:
+            self._api_keys.add(api_key)
+        return api_key if api_key in self._api_keys else OTHER_KEYS
+
+    def count_error(self, stage: str, code: str) -> None:
+        self.request_errors.inc(stage=stage, code=code)
+
+    def report_load(self, num_open: float, num_waiting: int) -> None:
+        self.open_http_requests.set(num_open)
+        self.admission_waiting.set(num_waiting)
+
+    def report_budget(self, used: object, limit: object) -> None:
+        """`used`, `limit`: what of a budget is taken, and all of it: objects with an attribute for each resource."""
+        for resource in RESOURCES:
+            self.admission_used.set(getattr(used, resource), resource=resource)
+            self.admission_limit.set(getattr(limit, resource), resource=resource)
+
+    def report_stage(self, model: str, stage: str, *, is_ready: bool, age_s: float | None) -> None:
+        """`age_s`: how long ago the stage gave a sign of life, None if it never has."""
+        self.stage_ready.set(is_ready, model=model, stage=stage)
+        if age_s is not None:
+            self.stage_heartbeat_age.set(age_s, model=model, stage=stage)
+
+    def count_rejection(self, reason: str) -> None:
+        self.admission_rejections.inc(reason=reason)
+
+
+class ItemMetrics:
+    """The metrics of a shard: both caches, what they are filled with, and uploaded files."""
+
+    def __init__(self) -> None:
+        self.items_recomputed = _items_recomputed()
+        self.object_store_transfer_bytes = Counter(
+            "object_store_transfer_bytes", "bytes", "Bytes handed from stage to stage by reference", edge=EDGES
+        )
+        self.mm_cache = CacheMetrics("mm_cache")
+        self.encoder_cache = CacheMetrics("encoder_cache")
+        self.items_in_progress = Gauge("items_in_progress", "items", "Items that the stages are making")
+        self.uploads_files = Gauge("uploads_files", "files", "Uploaded files kept")
+        self.uploads_bytes = Gauge("uploads_bytes", "bytes", "Size of the uploaded files")
+
+
+def _items_recomputed() -> Counter:
+    return Counter("items_recomputed", "calls", "Work done again elsewhere", stage=STAGES, reason=("ActorDiedError",))
+
+
+class CacheMetrics:
+    """The metrics of one cache: its queries, hits and evictions in items, and its size in bytes."""
+
+    def __init__(self, name: str) -> None:
+        modality = ITEM_MODALITIES
+        self.queries = Counter(f"{name}_queries", "items", "Items asked for", modality=modality)
+        self.hits = Counter(f"{name}_hits", "items", "Items found", modality=modality)
+        self.evictions = Counter(f"{name}_evictions", "items", "Items dropped to make room", modality=modality)
+        self.num_bytes = Gauge(f"{name}_bytes", "bytes", "Size of the items held")
+        self.capacity_bytes = Gauge(f"{name}_capacity_bytes", "bytes", "Size of the items held at most")
+
+    def count_query(self, modality: str, *, is_hit: bool) -> None:
+        self.queries.inc(modality=modality)
+        if is_hit:
+            self.hits.inc(modality=modality)
+
+    def count_eviction(self, modality: str) -> None:
+        self.evictions.inc(modality=modality)
+
+    def report(self, cache: ItemCache[Any, Any]) -> None:
+        self.num_bytes.set(cache.stats.num_bytes)
+        self.capacity_bytes.set(cache.capacity_bytes)
+
+
+class PreprocessMetrics:
+    """The metrics of the preprocess stage."""
+
+    def __init__(self) -> None:
+        self.pending_pixels = Gauge("preprocess_pending_pixels", "pixels", "Pixels of items not answered yet")
+        self.waiting_items = Gauge("preprocess_waiting_items", "items", "Items that wait for the processor")
+        self.items_total = Counter(
+            "preprocess_items_total", "items", "Items processed", modality=ITEM_MODALITIES, status=("ok", "error")
+        )
+
+
+class RemoteBytes:
+    """The bytes that a stage got from other nodes."""
+
+    def __init__(self, edge: str) -> None:
+        self._edge = edge
+        self._counter = Counter("node_transfer_bytes", "bytes", "Bytes that came from another node", edge=(edge,))
+
+    def inc(self, num_bytes: int) -> None:
+        self._counter.inc(num_bytes, edge=self._edge)
+
+
+class EncodeMetrics:
+    """The metrics of the encode stage."""
+
+    def __init__(self) -> None:
+        self.batch_size = Histogram("encoder_batch_size", "items", "Batch size as each item saw it", _BATCH_BUCKETS)
+        self.items_total = Counter(
+            "encoder_items_total",
+            "items",
+            "Items encoded",
+            modality=ITEM_MODALITIES,
+            status=("ok", "error", "aborted"),
+        )
+        self.waiting_items = Gauge("encoder_waiting_items", "items", "Items that wait for a batch")
+        self.waiting_patches = Gauge("encoder_waiting_patches", "patches", "Patches of these items")
+        self.remote_bytes = RemoteBytes("preprocess_encode")
+
+
+class GenerateMetrics:
+    """The metrics of the generate stage."""
+
+    def __init__(self) -> None:
+        self.num_running = Gauge("num_requests_running", "sequences", "Sequences in the running batch")
+        self.num_waiting = Gauge("num_requests_waiting", "sequences", "Sequences waiting for a place in it")
+        self.num_lacking_tokens = Gauge("waiting_prompt_tokens", "tokens", "Prompt tokens still to be computed")
+        self.kv_cache_usage = Gauge("kv_cache_usage_perc", "0 to 1", "Share of the KV cache in use")
+        self.num_preemptions = Counter("num_preemptions", "sequences", "Sequences preempted and computed again")
+        self.num_prefix_queries = Counter("prefix_cache_queries", "tokens", "Prompt tokens looked up")
+        self.num_prefix_hits = Counter("prefix_cache_hits", "tokens", "Of these, those found")
+        self.num_steps = Counter("engine_steps", "steps", "Steps of the engine")
+        self.step_seconds = Counter("engine_step_seconds", "s", "Time that parts of steps took", part=STEP_PARTS)
+        self.num_prefill_tokens = Counter("engine_prefill_tokens", "tokens", "Prompt tokens computed in steps")
+        self.num_decoded_sequences = Counter("engine_decoded_sequences", "sequences", "Sequences that decoded in steps")
+        self.num_draft_tokens = Counter("spec_decode_num_draft_tokens", "tokens", "Tokens guessed by prompt lookup")
+        self.num_accepted_tokens = Counter("spec_decode_num_accepted_tokens", "tokens", "Of these, those right")
+        self.remote_bytes = RemoteBytes("encode_generate")
+        self._reported: EngineStats | None = None
+
+    def report(self, stats: "EngineStats") -> None:
+        """Sets the gauges, and brings the counters up to the engine's own counts."""
+        self.num_running.set(stats.num_running)
+        self.num_waiting.set(stats.num_waiting)
+        self.num_lacking_tokens.set(stats.num_lacking_tokens)
+        self.kv_cache_usage.set(stats.kv_cache_usage)
+        before, self._reported = self._reported, stats
+        for name in _ENGINE_COUNTS:
+            getattr(self, name).inc(getattr(stats, name) - (0 if before is None else getattr(before, name)))
+        for part, seconds in stats.step_seconds.items():
+            self.step_seconds.inc(seconds - (0 if before is None else before.step_seconds[part]), part=part)

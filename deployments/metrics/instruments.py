@@ -1,0 +1,99 @@
+"""Counters, gauges and histograms with the labels of the process that records them.
+
+They are prometheus_client's. In a replica `deployments.metrics.recording` has prometheus_client keep their values in
+files of the node, so that what a process has counted outlives the process. Elsewhere they stay in memory.
+
+Counters and histograms of all replicas of a deployment on one node are one series: a dead replica leaves no series
+behind, and no count goes back. Gauges are each replica's own, and end with it."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import ClassVar, Generic, TypeVar
+
+import prometheus_client
+from prometheus_client.metrics import MetricWrapperBase
+
+from deployments.metrics.recording import replica_labels
+
+PREFIX = "raylens_"
+
+MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
+
+
+class Instrument(Generic[MetricT]):
+    """A metric `name` in `unit`. Each further argument is a tag, with those of its values that are known beforehand:
+    their series are 0 from the start, since Prometheus does not see the first count of a series that begins with it."""
+
+    kind: ClassVar[str]
+    process_labels: ClassVar[tuple[str, ...]] = ("application", "deployment")
+    begins_at_zero: ClassVar[bool] = True
+
+    def __init__(self, name: str, unit: str, description: str, **tags: Sequence[str]) -> None:
+        self.name = name
+        self.unit = unit
+        self.description = description
+        self.tags = tuple(tags)
+        own = replica_labels()
+        self._own = tuple(getattr(own, label) for label in self.process_labels)
+        self._series: dict[tuple[str, ...], MetricT] = {}
+        self._metric = self._make((*self.process_labels, *self.tags))
+        if self.begins_at_zero:
+            for values in product(*tags.values()):
+                self._with(values)
+
+    def of(self, **tags: str) -> MetricT:
+        """Returns the series with these values of all tags."""
+        return self._with(tuple(tags[tag] for tag in self.tags))
+
+    def _make(self, labels: Sequence[str]) -> MetricT:
+        raise NotImplementedError
+
+    def _with(self, values: tuple[str, ...]) -> MetricT:
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = self._metric.labels(*self._own, *values)
+        return series
+
+
+class Counter(Instrument[prometheus_client.Counter]):
+    """What only grows. Its exported name ends in `_total`."""
+
+    kind = "counter"
+
+    def _make(self, labels: Sequence[str]) -> prometheus_client.Counter:
+        return prometheus_client.Counter(PREFIX + self.name, self.description, labels, registry=None)
+
+    def inc(self, amount: float = 1.0, **tags: str) -> None:
+        self.of(**tags).inc(amount)
+
+
+class Gauge(Instrument[prometheus_client.Gauge]):
+    """What a replica has now. Its series begin when it is set, and end with the replica."""
+
+    kind = "gauge"
+    process_labels = ("application", "deployment", "replica")
+    begins_at_zero = False
+
+    def _make(self, labels: Sequence[str]) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(PREFIX + self.name, self.description, labels, registry=None)
+
+    def set(self, value: float, **tags: str) -> None:
+        self.of(**tags).set(value)
+
+
+class Histogram(Instrument[prometheus_client.Histogram]):
+    """A distribution. `buckets`: their upper bounds, in `unit`."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, unit: str, description: str, buckets: Sequence[float], **tags: Sequence[str]) -> None:
+        self.buckets = buckets
+        super().__init__(name, unit, description, **tags)
+
+    def _make(self, labels: Sequence[str]) -> prometheus_client.Histogram:
+        return prometheus_client.Histogram(
+            PREFIX + self.name, self.description, labels, buckets=self.buckets, registry=None
+        )
+
+    def observe(self, value: float, **tags: str) -> None:
+        self.of(**tags).observe(value)

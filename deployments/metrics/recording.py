@@ -1,0 +1,93 @@
+"""Where this process keeps what it records: in files of a folder that all replicas on a node share.
+
+prometheus_client maps the files into memory (its multiprocess mode), so recording takes about a microsecond, and what a
+replica has counted is there when it has died, by whatever death. Beside its files each replica holds a lock, which ends
+with it: by that the node's exporter knows who lives (`deployments.metrics.exporter`).
+
+One replica of each node keeps the exporter running. When it ends, the exporter ends with it, and another takes over."""
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+import prometheus_client.values
+import ray
+
+from deployments.config import MetricsConfig
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+ADDRESS_FILE = "exporter.address"
+LOCK_SUFFIX = ".alive"
+_FILES_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_EXPORTER = Path(__file__).with_name("exporter.py")
+_PAUSE_SECONDS = 1.0
+
+_held: list[IO[str]] = []
+"""The open files whose locks this process holds until it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLabels:
+    """Which replica this process is; empty texts outside of a replica."""
+
+    application: str = ""
+    deployment: str = ""
+    replica: str = ""
+
+
+@cache
+def replica_labels() -> ReplicaLabels:
+    from ray.serve.context import _get_internal_replica_context
+
+    context = _get_internal_replica_context()
+    if context is None:
+        return ReplicaLabels()
+    return ReplicaLabels(context.app_name, context.deployment, context.replica_id.unique_id)
+
+
+def metrics_folder() -> Path:
+    """Returns this node's folder, which belongs to the running session of Ray."""
+    return Path(ray._private.worker._global_node.get_session_dir_path()) / "raylens-metrics"
+
+
+def record_metrics(config: MetricsConfig) -> None:
+    """Has this replica record its metrics for its node's exporter. Call it before any metric is made."""
+    own = replica_labels()
+    if not own.replica:
+        return
+    folder = metrics_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    identity = f"{own.deployment}-{own.replica}"
+    _held.append(_locked(folder / f"{identity}{LOCK_SUFFIX}"))
+    os.environ[_FILES_VARIABLE] = str(folder)
+    prometheus_client.values.ValueClass = prometheus_client.values.MultiProcessValue(lambda: identity)
+    arguments = (folder, ray.util.get_node_ip_address(), config.port)
+    threading.Thread(target=_keep_exporter, args=arguments, name="metrics-exporter", daemon=True).start()
+
+
+def _locked(path: Path) -> IO[str]:
+    """Waits until no other process holds the file's lock. Returns the file, which holds it until it is closed."""
+    file = path.open("w")
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    return file
+
+
+def _keep_exporter(folder: Path, host: str, port: int) -> None:
+    """Runs on a thread: waits until no other replica of the node keeps an exporter, and then keeps one."""
+    _held.append(_locked(folder / "exporter.lock"))
+    environment = {name: value for name, value in os.environ.items() if name != _FILES_VARIABLE}
+    command = [sys.executable, "-P", str(_EXPORTER), str(folder), host, str(port)]
+    while True:
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as exporter:  # it ends with its input
+            status = exporter.wait()
+        time.sleep(_PAUSE_SECONDS)  # when the node ends, this process may end only now
+        logger.warning("the exporter of this node's metrics ended with status %d, starting it again", status)
