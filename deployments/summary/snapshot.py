@@ -41,7 +41,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`model` is empty for the first model. `heartbeat_age_s`: since its last sign of life."""
+    """`model` is empty if there is only one. `heartbeat_age_s`: since its last sign of life."""
 
     model: str
     name: str

@@ -106,6 +106,7 @@ def _requests(now: MetricsPage, grown: MetricsPage, seconds: float) -> Requests:
 def _stages(now: MetricsPage) -> list[Stage]:
     """Several replicas of the ingress watch the same stages. One is ready if all say so."""
     stages: dict[tuple[str, str], Stage] = {}
+    has_one_model = len(now.sums("stage_ready", "model")) < 2
     for labels, ready in now.values("stage_ready"):
         model, name = labels.get("model", ""), labels["stage"]
         before = stages.get((model, name))
@@ -115,7 +116,7 @@ def _stages(now: MetricsPage) -> list[Stage]:
             if own.get("model", "") == model and age >= 0
         ]
         is_ready = bool(ready) and (before is None or before.is_ready)
-        stages[model, name] = Stage(model, name, is_ready, min(ages, default=None))
+        stages[model, name] = Stage("" if has_one_model else model, name, is_ready, min(ages, default=None))
     return [stages[key] for key in sorted(stages)]
 
 

@@ -130,14 +130,24 @@ def test_stages_budgets_keys_and_uploads() -> None:
 
 def test_one_of_two_ingresses_that_misses_a_stage_is_enough() -> None:
     other = {
-        'Ingress:stage_ready{replica="i2",stage="generate",model=""}': 0,
-        'Ingress:stage_heartbeat_age_seconds{replica="i2",stage="generate",model=""}': 9,
+        'Ingress:stage_ready{replica="i2",stage="generate",model="shapes"}': 0,
+        'Ingress:stage_heartbeat_age_seconds{replica="i2",stage="generate",model="shapes"}': 9,
         'Ingress:admission_used{replica="i2",resource="requests"}': 5,
         'Ingress:admission_limit{replica="i2",resource="requests"}': 256,
     }
-    snapshot = seen(START | other)
-    assert snapshot.stages[0] == Stage("", "generate", False, 0.5)
-    assert snapshot.budgets[0] == Budget("requests", 7, 256), "the limit is that of both together"
+    for both in (START | other, other | START):
+        snapshot = seen(both)
+        assert snapshot.stages[0] == Stage("", "generate", False, 0.5)
+        assert snapshot.budgets[0] == Budget("requests", 7, 256), "the limit is that of both together"
+
+
+def test_stages_of_several_models_have_their_names() -> None:
+    other = 'Ingress:stage_ready{replica="i1",stage="generate",model="other"}'
+    assert [(one.model, one.name) for one in seen(START | {other: 1}).stages] == [
+        ("other", "generate"),
+        ("shapes", "generate"),
+        ("shapes", "preprocess"),
+    ]
 
 
 def test_a_counter_that_went_back_began_anew() -> None:
