@@ -21,9 +21,10 @@ class RefusedError(RuntimeError):
 class MetricsReader:
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._request = urllib.request.Request(f"{self.url}/metrics", headers=headers)
+        self._request = urllib.request.Request(f"{self.url}/metrics")
         self._has_key = api_key is not None
+        if api_key is not None:  # which is for this server, and for none that it may redirect to
+            self._request.add_unredirected_header("Authorization", f"Bearer {api_key}")
 
     def read(self) -> MetricsPage:
         """Raises UnreachableError or RefusedError."""

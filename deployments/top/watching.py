@@ -1,5 +1,7 @@
 """Reads a server's metrics again and again, and draws what they say."""
 
+import io
+import sys
 import time
 from typing import NoReturn
 
@@ -20,6 +22,8 @@ def top(url: str, api_key: str | None, interval_s: float, *, once: bool) -> int:
     """Draws the server at `url`, reading every `interval_s`: once, or until the process is told to stop, which is no
     failure. Returns the exit status. Raises UnreachableError or RefusedError unless the server has answered before."""
     reader = MetricsReader(url, api_key)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks a bar or a dot
     console = Console()
     if once or not console.is_terminal:
         console.print(View(reader.url, read_twice(reader, interval_s)))

@@ -97,6 +97,24 @@ def test_not_a_terminal_is_once(server: StubServer) -> None:
     assert shown.stdout.count("requests ended") == 1
 
 
+def test_an_old_terminal_s_encoding_is_no_failure(server: StubServer) -> None:
+    shown = once(server, PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "? generate ? preprocess not ready" in shown.stdout
+
+
+def test_a_key_does_not_follow_to_another_server() -> None:
+    keys: list[str | None] = []
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        keys.append(headers.get("authorization"))
+        return Answer(page(START).encode())
+
+    with StubServer(answer) as other, StubServer(lambda *_: Answer(b"", 302, {"location": f"{other.url}/x"})) as server:
+        once(server, "--api-key", "rl-admin")
+    assert keys == [None, None]
+
+
 def test_a_key_goes_along_from_the_option_or_the_environment() -> None:
     def answer(path: str, headers: dict[str, str]) -> Answer:
         key = headers.get("authorization")
