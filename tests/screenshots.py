@@ -84,20 +84,21 @@ OPERATOR_SHOTS = (
     Shot("operator-dark.png", "dark", (1280, 900), 1.5),
     Shot("operator-phone.png", "light", (360, 812), 2),
 )
+CLIENTS = 10
 LOAD_SECONDS = 90
 """How long the load has gone on when the pictures are taken."""
 
 
 def load(url: str, key: str, number: int) -> Background:
-    """A client that asks about a few pictures, most of them again and again, with a pause now and then."""
+    """A client that asks about a few pictures, most of them again and again, for long answers, with pauses."""
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=3, timeout=60)
     chance = random.Random(number)
 
     def ask_on() -> None:
-        while not work.is_over.wait(chance.choice((0, 0, 0.1, 0.1 * number, 1))):
+        while not work.is_over.wait(chance.choice((0, 0, 0.1, 0.1 * number, 2))):
             side = chance.choice((96, 128, 160, chance.randrange(96, 224)))
             colour = chance.choice(("red", "green", "blue"))
-            length: dict[str, Any] = {"max_tokens": chance.randrange(20, 200), "extra_body": {"ignore_eos": True}}
+            length: dict[str, Any] = {"max_tokens": chance.randrange(200, 1500), "extra_body": {"ignore_eos": True}}
             message = user_message(DESCRIBE, encoded(disc(colour, (side, side))))
             client.chat.completions.create(model="shapes", messages=[message], **length)
 
@@ -107,8 +108,8 @@ def load(url: str, key: str, number: int) -> Background:
 
 def shoot_operator(url: str, admin: str, keys: list[str], folder: Path) -> None:
     with chromium() as browser, ExitStack() as loads:
-        for number, key in enumerate(keys):
-            loads.enter_context(load(url, key, number))
+        for number in range(CLIENTS):
+            loads.enter_context(load(url, keys[number % len(keys)], number))
         pages = []
         for shot in OPERATOR_SHOTS:
             width, height = shot.size
@@ -133,7 +134,11 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "keys.yaml"
         admin, *others = (add_key(file, name, is_admin=name == "operator") for name in ("operator", *KEYS))
-        config |= {"auth": {"keys_file": str(file)}, "generate": {"min_replicas": 2, "max_replicas": 2}}
+        config |= {
+            "auth": {"keys_file": str(file)},
+            "shared": {"processor_cache_bytes": 2**26, "embedding_cache_bytes": 2**24},
+            "generate": {"min_replicas": 2, "max_replicas": 2, "engine": {"kv_cache_bytes": 2**24}},
+        }
         with running_app(AppConfig.model_validate(config), host="127.0.0.1", port=free_port()) as url:
             shoot_operator(url, admin, others, ROOT / "docs")
 

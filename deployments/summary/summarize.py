@@ -50,6 +50,7 @@ _KINDS = (
 )
 """A deployment does what it counts: with `encoder: inline` the engine encodes, too."""
 _ENGINE_GAUGES = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "waiting_prompt_tokens")
+_RESOURCES = ("requests", "bytes", "pixels", "tokens")
 _MAX_KEYS = 10
 
 
@@ -117,7 +118,7 @@ def _stages(now: MetricsPage) -> list[Stage]:
         ]
         is_ready = bool(ready) and (before is None or before.is_ready)
         stages[model, name] = Stage("" if has_one_model else model, name, is_ready, min(ages, default=None))
-    return [stages[key] for key in sorted(stages)]
+    return [stages[key] for key in sorted(stages, key=lambda key: (key[0], _place(key[1].capitalize())))]
 
 
 def _deployments(now: MetricsPage, grown: MetricsPage, seconds: float) -> list[Deployment]:
@@ -202,7 +203,8 @@ def _budgets(now: MetricsPage) -> list[Budget]:
     for labels, limit in now.values("admission_limit"):
         limits[labels["resource"]] = max(limit, limits.get(labels["resource"], 0.0))
     used = now.sums("admission_used", "resource")
-    return [Budget(resource, used.get(resource, 0.0), limit) for resource, limit in limits.items()]
+    told = [resource for resource in _RESOURCES if resource in limits]
+    return [Budget(resource, used.get(resource, 0.0), limits[resource]) for resource in told]
 
 
 def _keys(now: MetricsPage, grown: MetricsPage, seconds: float) -> list[KeyUse]:

@@ -64,7 +64,7 @@ class View:
         head = Text.assemble(("Raylens", "bold"), f"  {self._url}", no_wrap=True, overflow="ellipsis")
         if self._snapshot is not None:
             head.append(f"  {self._snapshot.version}  {time.strftime('%H:%M:%S')}")
-            head.append(f"  last {self._snapshot.seconds:.0f} s")
+            head.append(f"  last {figures.seconds(self._snapshot.seconds)}")
         return head
 
 

@@ -100,7 +100,7 @@ def test_not_a_terminal_is_once(server: StubServer) -> None:
 def test_an_old_terminal_s_encoding_is_no_failure(server: StubServer) -> None:
     shown = once(server, PYTHONIOENCODING="ascii")
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "? generate ? preprocess not ready" in shown.stdout
+    assert "? preprocess not ready, silent for 12 s ? generate" in shown.stdout
 
 
 def test_a_key_does_not_follow_to_another_server() -> None:
