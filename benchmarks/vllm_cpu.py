@@ -62,7 +62,7 @@ TARGETS = {
 """Ratios: of times at most, of throughputs at least."""
 STEP_RATIO = 1.1
 _REST_SECONDS = 2.0  # for a second after its last request, vLLM's worker keeps a core busy waiting for the next
-REPORT_SECONDS = 7.0
+REPORT_SECONDS = 1.0
 """Until the engine's counters are in /metrics."""
 
 Measured = dict[str, Any]

@@ -48,7 +48,7 @@ class RequestAccount:
         if self._first_token is None:
             self._first_token = now
             self._metrics.time_to_first_token.observe(now - self._arrival, **self._kind())
-        self._count_tokens(piece)
+        self._count(piece)
         if (last := self._last_pieces.get(piece.index)) is not None and piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
             gap = (now - last[1]) / len(piece.token_ids)
@@ -59,11 +59,13 @@ class RequestAccount:
         if piece.finish_reason not in (None, "stop", "length"):
             raise StageFailedError("generate", f"the engine ended the request with {piece.finish_reason!r}")
 
-    def _count_tokens(self, piece: GeneratedText) -> None:
+    def _count(self, piece: GeneratedText) -> None:
         metrics, key, index = self._metrics, self._api_key, piece.index
         if index not in self._num_counted and index % self.num_answers == 0:
             metrics.prompt_tokens.inc(piece.num_prompt_tokens, model=self.model)
             metrics.prompt_tokens_cached.inc(piece.num_cached_tokens, model=self.model)
+            for source in self.requests[index // self.num_answers].media:
+                metrics.mm_items.inc(modality=source.modality)
             if key is not None:
                 metrics.api_key_prompt_tokens.inc(piece.num_prompt_tokens, api_key=key)
         num_new = piece.num_output_tokens - self._num_counted.setdefault(index, 0)

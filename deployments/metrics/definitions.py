@@ -166,7 +166,9 @@ class IngressMetrics:
         self.stage_seconds = Histogram(
             "request_stage_seconds", "s", "The stage waterfall", _STAGE_BUCKETS, stage=WATERFALL
         )
-        self.mm_items = Counter("mm_items", "items", "Media items of accepted requests", modality=ITEM_MODALITIES)
+        self.mm_items = Counter(
+            "mm_items", "items", "Media items of requests with a first token", modality=ITEM_MODALITIES
+        )
         self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Bytes of media fetched from URLs")
         self.api_key_requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=())
         self.api_key_prompt_tokens = Counter(

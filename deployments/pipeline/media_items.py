@@ -95,8 +95,6 @@ class MediaItems:
         ]
         if items:
             request.trace.add_seconds("media_fetch", time.perf_counter() - started)
-        for item in items:
-            self._metrics.mm_items.inc(modality=item.source.modality)
         return items
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:

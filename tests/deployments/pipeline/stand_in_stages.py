@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from deployments.config import MediaConfig, SharedConfig
-from deployments.metrics.definitions import CacheMetrics
+from deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -229,15 +229,9 @@ class StandInStages:
             stubs = {name: SimpleNamespace(remote=method) for name, method in methods.items()}
             return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
 
-        ignore = SimpleNamespace(inc=lambda *_, **__: None)
         again: Any = SimpleNamespace(inc=lambda stage, reason: self.recomputed.append((stage, reason)))
-        metrics: Any = SimpleNamespace(
-            mm_items=ignore,
-            object_store_transfer_bytes=ignore,
-            items_recomputed=again,
-            mm_cache=CacheMetrics("mm_cache"),
-            encoder_cache=CacheMetrics("encoder_cache"),
-        )
+        metrics = IngressMetrics()
+        metrics.items_recomputed = again
         uploads: Any = None
         preprocess = handle(process_item=self._process, render=self._render)
         generate = handle(generate=self._generate)
@@ -245,7 +239,7 @@ class StandInStages:
         encode = handle(encode=self._encode)
         encode._router = SimpleNamespace(_asyncio_router=running)
         stages = {"": StageHandles(preprocess, generate, {"encode": encode})}
-        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), metrics)
+        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), ItemMetrics())
         return Pipeline(
             MediaConfig(),
             preprocess,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.config import MediaConfig, SharedConfig
+from deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from deployments.pipeline.media_items import MediaItems
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
@@ -45,7 +46,7 @@ class Maker(ItemMaker):
     def __init__(self, **settings: Any) -> None:
         nothing: Any = None
         stages = {"": StageHandles(nothing, nothing, {})}
-        super().__init__(SharedConfig.model_validate(settings), stages, nothing, nothing)
+        super().__init__(SharedConfig.model_validate(settings), stages, nothing, ItemMetrics())
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.made: list[str] = []
@@ -73,10 +74,9 @@ class Items(MediaItems):
     """The items of one ingress, from a maker in its own process."""
 
     def __init__(self, *, model: str = "", maker: Maker | None = None, **settings: Any) -> None:
-        metrics: Any = SimpleNamespace(mm_items=SimpleNamespace(inc=lambda *_, **__: None))
         nothing: Any = None
         self.maker = maker or Maker(**settings)
-        super().__init__(MediaConfig(), LocalItems(self.maker), metrics, nothing, on_reply=ignore, model=model)
+        super().__init__(MediaConfig(), LocalItems(self.maker), IngressMetrics(), nothing, on_reply=ignore, model=model)
 
 
 @pytest.fixture
