@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from deployments.summary.metrics_page import MetricsPage
+from deployments.metrics.definitions import (
+    EncodeMetrics,
+    GenerateMetrics,
+    IngressMetrics,
+    ItemMetrics,
+    PreprocessMetrics,
+    ReplicaMetrics,
+)
+from deployments.metrics.instruments import Counter, Histogram, Instrument
+from deployments.summary.metrics_page import Labels, MetricsPage
 from deployments.summary.recent_pages import RecentPages
 from deployments.summary.snapshot import Budget, KeyUse, Snapshot, Stage
 from deployments.summary.summarize import summarize
@@ -177,6 +186,32 @@ def test_the_window_has_ten_seconds_and_forgets_what_nobody_read() -> None:
     assert windows == [None, 2, 8, 11, 11, 12]
     assert pages.add(first, 40.0) is None
     assert pages.add(first, 41.0) is not None
+
+
+def exported(metrics: object) -> set[str]:
+    """The names of the samples of all metrics that an object of `definitions` has, also in its parts."""
+    if isinstance(metrics, Counter):
+        return {f"{metrics.name.removesuffix('_total')}_total"}
+    if isinstance(metrics, Histogram):
+        return {f"{metrics.name}_bucket"}
+    if isinstance(metrics, Instrument):
+        return {metrics.name}
+    return set().union(*(exported(part) for part in getattr(metrics, "__dict__", {}).values()))
+
+
+def test_all_that_it_reads_is_what_replicas_record() -> None:
+    asked = set()
+    shown = MetricsPage.of_text(page(START))
+
+    def load(name: str) -> dict[Labels, float]:
+        asked.add(name)
+        return {frozenset(labels.items()): value for labels, value in shown.values(name)}
+
+    summarize(MetricsPage(load), MetricsPage(load), 2.0)
+    replicas = (ReplicaMetrics, IngressMetrics, ItemMetrics, PreprocessMetrics, EncodeMetrics, GenerateMetrics)
+    defined = set().union(*(exported(made()) for made in replicas))
+    assert len(asked) > 40
+    assert asked <= defined
 
 
 def test_a_page_of_something_else_is_no_page() -> None:
