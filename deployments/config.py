@@ -95,7 +95,7 @@ class MetricsConfig(Settings):
         description="port of every node on which its metrics can be read; 0: any that is free, for one node only",
     )
     slo_time_to_first_token_s: float = Field(
-        2.0, gt=0, description="seconds to the first token in which a request is as fast as you promise"
+        2.5, gt=0, description="seconds to the first token in which a request is as fast as you promise"
     )
     slo_time_per_output_token_s: float = Field(
         0.1, gt=0, description="mean seconds between its tokens, for the same purpose"

@@ -1,8 +1,8 @@
 """The environment in which Ray's processes run, on one machine and on every node of a cluster."""
 
 # Ray's processes read these when they start. A reference that leaves Ray's sight would be pinned for ever, so Ray
-# raises an error instead. Ray's own metrics reach its agents within seconds. HAProxy speaks HTTP instead of Ray's own proxy in
-# Python, which would pickle every byte of a body.
+# raises an error instead. Ray's own metrics reach its agents within seconds. HAProxy speaks HTTP instead of Ray's own
+# proxy in Python, which would pickle every byte of a body.
 RAY_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",

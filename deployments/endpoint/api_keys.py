@@ -122,6 +122,10 @@ class ApiKeys:
             self._keys |= read_keys(self._file)
             self._state = self._seen = _state(self._file)
 
+    @property
+    def names(self) -> list[str]:
+        return [key.name for key in self._keys.values()]
+
     def find(self, key: str | None) -> Caller | None:
         """Returns the caller that has this key, or None. A wrong key takes as long as a right one, because the lookup
         is by the key's hash."""

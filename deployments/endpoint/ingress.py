@@ -65,7 +65,8 @@ class Ingress:
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._open_requests = PendingWork(REQUESTS)
-        self._metrics = IngressMetrics([model.model_name for model in config.models], known_errors())
+        models = [model.model_name for model in config.models]
+        self._metrics = IngressMetrics(models, known_errors(), self._keys.names)
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
         self._models = ServedModels(

@@ -79,9 +79,16 @@ class ReplicaMetrics:
 class IngressMetrics:
     """The metrics of the ingress: whole requests, the stage waterfall, and what it knows of the stages."""
 
-    def __init__(self, models: Sequence[str] = (), errors: Sequence[tuple[str, str]] = ()) -> None:
-        """`models`: the names of the served models. `errors`: the stage and the code of errors that may happen."""
-        self._api_keys: set[str] = set()
+    def __init__(
+        self,
+        models: Sequence[str] = (),
+        errors: Sequence[tuple[str, str]] = (),
+        api_keys: Sequence[str] = (),
+    ) -> None:
+        """`models`: the names of the served models. `errors`: the stage and the code of errors that may happen.
+        `api_keys`: the names of the keys that there are."""
+        api_keys = api_keys[:MAX_API_KEYS]
+        self._api_keys = set(api_keys)
         self.prompt_tokens = Counter(
             "prompt_tokens", "tokens", "Prompt tokens of requests that reached their first token", model=models
         )
@@ -170,12 +177,12 @@ class IngressMetrics:
             "mm_items", "items", "Media items of requests with a first token", modality=ITEM_MODALITIES
         )
         self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Bytes of media fetched from URLs")
-        self.api_key_requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=())
+        self.api_key_requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=api_keys)
         self.api_key_prompt_tokens = Counter(
-            "api_key_prompt_tokens", "tokens", "Prompt tokens of an API key's requests", api_key=()
+            "api_key_prompt_tokens", "tokens", "Prompt tokens of an API key's requests", api_key=api_keys
         )
         self.api_key_generation_tokens = Counter(
-            "api_key_generation_tokens", "tokens", "Tokens generated for an API key", api_key=()
+            "api_key_generation_tokens", "tokens", "Tokens generated for an API key", api_key=api_keys
         )
         self.open_http_requests = Gauge("open_http_requests", "requests", "Requests that are not answered yet")
         self.admission_waiting = Gauge("admission_waiting_requests", "requests", "Requests that wait for room")

@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from checkpoints import PICTURES
 from tests.cluster.hosts import Host, missing, power_on, running_hosts
+from tests.metric_values import LATENESS_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PORT = 8600
@@ -78,6 +81,14 @@ class Cluster:
     def get(self, door: str, path: str) -> int:
         code = self.control.run(f"curl -s -o /dev/null -m 10 -w '%{{http_code}}' {door}{path}", check=False)
         return int(code[-3:] or 0)
+
+    def metrics(self, door: str) -> dict[str, list[Sample]]:
+        """Returns the samples of the page at a door by their names."""
+        found: dict[str, list[Sample]] = {}
+        for family in text_string_to_metric_families(self.control.run(f"curl -s -m 20 {door}/metrics")):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(sample)
+        return found
 
     def status_of_question(self, door: str) -> int:
         """The status of the answer to a short text, which is to come within half a minute."""
@@ -197,6 +208,28 @@ def test_what_one_door_has_seen_the_other_knows(cluster: Cluster) -> None:
         cluster.ask(first, PICTURES / f"{name}.png", "How many shapes are there?")
         found = cluster.ask(second, PICTURES / f"{name}.png", "How many shapes are there?")
         assert found["stage_timings"]["embedding_cache_hits"] == 1
+
+
+def test_each_door_tells_the_metrics_of_both_hosts(cluster: Cluster) -> None:
+    before = cluster.metrics(cluster.doors[0])
+    for number, name in enumerate(("one", "two", "three")):
+        cluster.ask(cluster.doors[number % 2], PICTURES / f"{name}.png", "Which colour has it?")
+    time.sleep(LATENESS_SECONDS)
+    pages = [cluster.metrics(door) for door in cluster.doors]
+    for page in pages:
+        replicas = {(one.labels["deployment"], one.labels["node"]) for one in page["raylens_build_info"]}
+        head, worker = cluster.head.address, cluster.worker.address
+        assert replicas >= {("Preprocess", worker), ("Encode", head), ("Generate", worker), ("Ingress", head)}
+        assert total(page["raylens_mm_items_total"]) - total(before["raylens_mm_items_total"]) == 3
+        passed, moved = page["raylens_object_store_transfer_bytes_total"], page["raylens_node_transfer_bytes_total"]
+        assert total(moved, edge="preprocess_encode") == total(passed, edge="preprocess_encode") > 0
+        assert total(moved, edge="encode_generate") > total(passed, edge="encode_generate") > 0  # some were asked twice
+    exporter = f"curl -s -m 10 http://{cluster.worker.address}:8081/metrics"  # as Prometheus reads it
+    assert "raylens_num_requests_running{" in cluster.control.run(exporter)
+
+
+def total(samples: list[Sample], **labels: str) -> float:
+    return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
 
 def test_equal_pictures_at_both_doors_are_encoded_once_and_a_dead_ingress_takes_only_its_own_streams(

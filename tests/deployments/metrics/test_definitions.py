@@ -4,40 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deployments.metrics import definitions
 from deployments.metrics.error_codes import known_errors
-from deployments.metrics.instruments import Histogram, Instrument
+from deployments.metrics.instruments import Histogram
+from tests.defined_metrics import defined
 
 ROOT = Path(__file__).parents[3]
-
-
-def defined() -> dict[str, Instrument[Any]]:
-    """Every metric by its name."""
-    found: dict[str, Instrument[Any]] = {}
-    owners = [
-        definitions.ReplicaMetrics(),
-        definitions.IngressMetrics(),
-        definitions.ItemMetrics(),
-        definitions.PreprocessMetrics(),
-        definitions.EncodeMetrics(),
-        definitions.GenerateMetrics(),
-    ]
-    for instrument in (one for owner in owners for one in instruments_in(owner)):
-        known = found.setdefault(instrument.name, instrument)
-        assert (type(known), known.tags, known.unit) == (type(instrument), instrument.tags, instrument.unit)
-    return found
-
-
-def instruments_in(owner: object) -> Iterator[Instrument[Any]]:
-    for value in vars(owner).values():
-        if isinstance(value, Instrument):
-            yield value
-        elif type(value).__module__ == definitions.__name__:
-            yield from instruments_in(value)
 
 
 def test_every_class_of_metrics_is_looked_at() -> None:

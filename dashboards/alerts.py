@@ -1,0 +1,123 @@
+"""Prometheus' alerts. docs/alerts.md has a paragraph for each: what it means, what to look at, what to do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dashboards.objectives import ERRORS, FIRST_TOKENS, Objective
+from dashboards.promql import PREFIX
+from dashboards.recording import CACHE_EVICTIONS, CACHE_HITS, WAITING
+
+RUNBOOK = "docs/alerts.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`name`: also a heading of the runbook. `lasting`: how long the expression has to hold, in Prometheus' form.
+    `severity`: `page` wakes somebody up, `ticket` is for the next working day."""
+
+    name: str
+    expression: str
+    lasting: str
+    severity: str
+    summary: str
+
+    @property
+    def runbook(self) -> str:
+        return f"{RUNBOOK}#{self.name.lower()}"
+
+
+_FEWEST_REQUESTS = 20
+"""With fewer requests in the long window, one bad request would be an outage."""
+
+
+def _burn_rates(objective: Objective, name: str, summary: str) -> Iterator[Alert]:
+    """Yields the two alerts of Google's SRE workbook, with two windows each: the long one shows that it matters, the
+    short one that it still goes on. The factors use up 2 and 5 percent of a month's budget in the long window."""
+    for long, short, seconds, factor, severity in (
+        ("1h", "5m", 3600, 14.4, "page"),
+        ("6h", "30m", 21600, 6, "ticket"),
+    ):
+        bad = f"{factor * objective.allowed:g}"
+        expression = (
+            f"{objective.ratio(long)} > {bad} and {objective.ratio(short)} > {bad}"
+            f" and {objective.requests(long)} * {seconds} >= {_FEWEST_REQUESTS}"
+        )
+        yield Alert(name, expression, "2m", severity, f"{summary} in the last {long}")
+
+
+ALERTS = (
+    *_burn_rates(ERRORS, "RaylensErrorsBurnBudget", "{{ $value | humanizePercentage }} of requests failed"),
+    *_burn_rates(
+        FIRST_TOKENS, "RaylensLateFirstTokensBurnBudget", "{{ $value | humanizePercentage }} of first tokens were late"
+    ),
+    Alert(
+        "RaylensQueueGrows",
+        f"deriv({WAITING}[10m]) > 0 and min_over_time({WAITING}[5m]) > 0",
+        "5m",
+        "ticket",
+        "requests wait, and more and more of them",
+    ),
+    Alert(
+        "RaylensRefusesRequests",
+        f"sum by (application, reason) (rate({PREFIX}admission_rejections_total[5m])) > 0",
+        "5m",
+        "ticket",
+        "requests are refused for want of room: {{ $labels.reason }}",
+    ),
+    Alert(
+        "RaylensCacheThrashes",
+        f"{CACHE_EVICTIONS} > 0.5 and {CACHE_HITS} < 0.5",
+        "15m",
+        "ticket",
+        'the cache of {{ $labels.cache }} evicts {{ printf "%.2g" $value }} items for each that is looked up',
+    ),
+    Alert(
+        "RaylensKvCacheFull",
+        f"{PREFIX}kv_cache_usage_perc > 0.95",
+        "5m",
+        "ticket",
+        "the KV cache of {{ $labels.replica }} is full",
+    ),
+    Alert(
+        "RaylensObjectStoreSpills",
+        'sum by (NodeAddress) (ray_object_store_memory{Location="SPILLED"}) > 0',
+        "1m",
+        "ticket",
+        "{{ $labels.NodeAddress }} has {{ $value | humanize1024 }}B of objects on disk",
+    ),
+    Alert(
+        "RaylensReplicasFlap",
+        # After an update, each replica has started once. Where none is left, there is nothing to compare with.
+        f"sum by (application, deployment) (increase({PREFIX}replica_starts_total[15m])) > 2.5 unless"
+        f" sum by (application, deployment) (increase({PREFIX}replica_starts_total[15m]))"
+        f" <= 1.5 * count by (application, deployment) ({PREFIX}replica_start_time_seconds)",
+        "0m",
+        "page",
+        'replicas of {{ $labels.deployment }} started {{ printf "%.0f" $value }} times in 15 minutes',
+    ),
+    Alert(
+        "RaylensHeartbeatStale",
+        f"max by (application, model, stage) ({PREFIX}stage_heartbeat_age_seconds) > 10",
+        "15s",
+        "page",
+        "{{ $labels.stage }} of {{ $labels.model }} has given no sign of life for {{ $value | humanizeDuration }}",
+    ),
+    Alert(
+        "RaylensStageNotReady",
+        f"min by (application, model, stage) ({PREFIX}stage_ready) == 0",
+        "1m",
+        "page",
+        "{{ $labels.stage }} of {{ $labels.model }} is not ready",
+    ),
+    Alert(
+        "RaylensNodeNotScraped",
+        # A node without replicas has no exporter. Ray's agent shows whether the event loop of one runs there.
+        'label_replace(up{job="raylens"} == 0, "NodeAddress", "$1", "instance", "(.+):.+")'
+        " and on (NodeAddress) rate("
+        'ray_serve_event_loop_monitoring_iterations_total{component="replica"}[5m]) > 0'
+        ' or up{job=~"ray|raylens-api"} == 0',
+        "2m",
+        "ticket",
+        "{{ $labels.instance }} gives Prometheus no metrics",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Prometheus' recording rules: what alerts ask again and again, and over hours. All are by application."""
+
+from dataclasses import dataclass, field
+
+from dashboards.objectives import ERRORS, FAILED, FIRST_TOKEN_SECONDS, FIRST_TOKENS, WINDOWS
+from dashboards.promql import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRule:
+    """`name`: of the new series, in Prometheus' form level:metric:operations."""
+
+    name: str
+    expression: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def recording_rules() -> list[RecordingRule]:
+    """Returns the rules in an order in which each has those that it asks before it."""
+    return [rule for window in WINDOWS for rule in _of_window(window)] + _of_caches() + [_WAITING]
+
+
+def _sum(series: str, window: str) -> str:
+    return f"sum by (application) (rate({PREFIX}{series}[{window}]))"
+
+
+def _of_window(window: str) -> list[RecordingRule]:
+    answered = _sum("request_success_total", window)
+    # Codes of failures that have not happened yet may have no series.
+    failed = f"({_sum(f'request_errors_total{{{FAILED}}}', window)} or 0 * {answered})"
+    first_tokens = _sum("time_to_first_token_seconds_count", window)
+    in_time = _sum(f'time_to_first_token_seconds_bucket{{le="{FIRST_TOKEN_SECONDS}"}}', window)
+    return [
+        RecordingRule(ERRORS.requests(window), f"{answered} + {failed}"),
+        RecordingRule(ERRORS.ratio(window), f"{failed} / ({ERRORS.requests(window)} > 0)"),
+        RecordingRule(FIRST_TOKENS.requests(window), first_tokens),
+        RecordingRule(FIRST_TOKENS.ratio(window), f"1 - {in_time} / ({FIRST_TOKENS.requests(window)} > 0)"),
+    ]
+
+
+CACHES = {"mm_cache": "processed items", "encoder_cache": "embeddings"}
+CACHE_WINDOW = "10m"
+CACHE_HITS = f"application:raylens_cache_hits:ratio_rate{CACHE_WINDOW}"
+CACHE_EVICTIONS = f"application:raylens_cache_evictions:per_query_rate{CACHE_WINDOW}"
+
+
+def _of_caches() -> list[RecordingRule]:
+    """Returns for each cache its hit rate, and how many items it evicts for each that is looked up."""
+    rules = []
+    for cache, kind in CACHES.items():
+        queries = f"({_sum(f'{cache}_queries_total', CACHE_WINDOW)} > 0)"
+        for name, counter in ((CACHE_HITS, "hits"), (CACHE_EVICTIONS, "evictions")):
+            expression = f"{_sum(f'{cache}_{counter}_total', CACHE_WINDOW)} / {queries}"
+            rules.append(RecordingRule(name, expression, {"cache": kind}))
+    return rules
+
+
+WAITING = "application:raylens_waiting_requests:sum"
+_WAITING = RecordingRule(
+    WAITING,
+    f"sum by (application) ({PREFIX}admission_waiting_requests) + sum by (application) ({PREFIX}num_requests_waiting)",
+)

@@ -1,0 +1,164 @@
+"""The dashboard is what the generator makes, Grafana can read it, it has every metric, and no tag that there is not."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
+
+from dashboards.rows.overview import STAGES
+from deployments.config import MetricsConfig
+from deployments.metrics.definitions import WATERFALL
+from deployments.metrics.instruments import PREFIX, Instrument
+from tests.dashboards.grafana_types import schema_violations
+from tests.defined_metrics import defined, exported_names, labels
+
+ROOT = Path(__file__).parents[2]
+DASHBOARDS = ROOT / "dashboards"
+VARIABLES = {"datasource", "application", "deployment", "replica", "node"}
+METRICS = {name: metric for metric in defined().values() for name in exported_names(metric)}
+DASHBOARD: dict[str, Any] = json.loads((DASHBOARDS / "raylens.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+RULES = [
+    rule
+    for name in ("recording.yml", "alerts.yml")
+    for group in yaml.safe_load((DASHBOARDS / "rules" / name).read_text())["groups"]
+    for rule in group["rules"]
+]
+
+
+def metrics_of(expression: str) -> list[Instrument[Any]]:
+    """The metrics that the expression asks, not those that it has from recording rules."""
+    names = re.findall(rf"(?<![\w:]){PREFIX}\w+", expression)
+    assert set(names) <= METRICS.keys(), expression
+    return [METRICS[name] for name in names]
+
+
+def tags_of(expression: str) -> set[str]:
+    """The tags that the expression selects or groups by."""
+    grouped = {tag for tags in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for tag in tags.split(", ") if tag}
+    return grouped | set(re.findall(r"(\w+)(?:=|=~|!=|!~)\"", expression))
+
+
+def check(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dashboards.generate", "--check"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_the_committed_files_are_what_the_generator_makes() -> None:
+    result = check(ROOT)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", ["raylens.json", "rules/recording.yml", "rules/alerts.yml"])
+def test_check_fails_when_a_file_was_edited_by_hand(name: str, tmp_path: Path) -> None:
+    shutil.copytree(DASHBOARDS, tmp_path / "dashboards")
+    edited = tmp_path / "dashboards" / name
+    edited.write_text(edited.read_text().replace("application", "app"))
+    before = edited.read_text()
+    result = check(tmp_path)
+    assert result.returncode == 1
+    assert f"{edited.name} is out of date" in result.stderr
+    assert edited.read_text() == before
+
+
+def test_it_is_as_grafanas_schema_has_it() -> None:
+    assert schema_violations(DASHBOARD) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "violation"),
+    [
+        (lambda panel: panel.update(titel="Tokens"), "titel is unknown"),
+        (lambda panel: panel.update(title=5), "title is 5"),
+        (lambda panel: panel["targets"][0].update(expression="up"), "expression is unknown"),
+        (lambda panel: panel["gridPos"].pop("w"), "gridPos.w is missing"),
+        (lambda panel: panel["options"]["tooltip"].update(mode="some"), "mode is 'some'"),
+        (lambda panel: panel["fieldConfig"]["defaults"]["custom"].update(fillOpacity="much"), "fill_opacity is 'much'"),
+    ],
+)
+def test_the_schema_knows_fields_types_and_choices(spoil: Callable[[Any], object], violation: str) -> None:
+    dashboard = copy.deepcopy(DASHBOARD)
+    spoil(dashboard["panels"][1])
+    (found,) = schema_violations(dashboard)
+    assert found.endswith(violation)
+
+
+def test_every_metric_is_on_a_panel() -> None:
+    shown = {metric.name for expression in EXPRESSIONS for metric in metrics_of(expression)}
+    assert {metric.name for metric in METRICS.values()} - shown == set()
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_asks_for_tags_that_its_metrics_have(panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        if metrics := metrics_of(target["expr"]):
+            known = set().union(*(labels(metric) for metric in metrics))
+            assert tags_of(target["expr"]) <= known, target["expr"]
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= tags_of(target["expr"])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
+def test_a_rule_asks_for_tags_that_its_metrics_have(rule: dict[str, Any]) -> None:
+    if metrics := metrics_of(rule["expr"]):
+        assert tags_of(rule["expr"]) <= set().union(*(labels(metric) for metric in metrics))
+
+
+def test_the_replica_is_asked_of_gauges_only() -> None:
+    """Counters of all replicas on a node are one series: it would select nothing."""
+    for selected in re.findall(rf'({PREFIX}\w+){{[^}}]*replica=~"\$replica"', "\n".join(EXPRESSIONS)):
+        assert METRICS[selected].kind == "gauge", selected
+
+
+def test_every_series_can_be_chosen_by_the_variables() -> None:
+    used = {name for expression in EXPRESSIONS for name in re.findall(r'=~"\$(\w+)"', expression)}
+    offered = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert offered == VARIABLES
+    assert used == VARIABLES - {"datasource"}
+    selections = re.findall(rf"{PREFIX}[\w:]+{{([^}}]*)}}", "\n".join(EXPRESSIONS))
+    assert all('application=~"$application"' in selection for selection in selections)
+
+
+def test_the_waterfall_has_every_stage_in_the_order_of_a_requests_way() -> None:
+    assert STAGES == WATERFALL
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Where a request's time goes"]
+    assert [target["legendFormat"] for target in panel["targets"]] == list(WATERFALL)
+
+
+def test_panels_have_their_own_ids_and_places() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS), "the runbooks name them by their titles"
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) == 23
+
+
+def test_prometheus_finds_both_exporters_of_a_node_in_the_file_that_ray_writes() -> None:
+    config = yaml.safe_load((DASHBOARDS / "prometheus.yml").read_text())
+    own, of_ray = config["scrape_configs"]
+    for job in (own, of_ray):
+        assert job["file_sd_configs"] == [{"files": [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]}]
+    assert own["relabel_configs"][0]["replacement"] == f"$1:{MetricsConfig().port}"
+    assert "relabel_configs" not in of_ray
+
+
+def test_grafana_takes_rates_over_enough_scrapes() -> None:
+    (source,) = yaml.safe_load((DASHBOARDS / "provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    for name in ("prometheus.yml", "prometheus-api.yml"):
+        config = yaml.safe_load((DASHBOARDS / name).read_text())
+        assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
