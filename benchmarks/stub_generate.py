@@ -14,10 +14,10 @@ class Generate:
         self._connections = PieceConnections()
 
     async def generate(
-        self, request_id: str, prompt: Any, params: Any, items: Any, address: PieceAddress, **options: Any
+        self, request_id: str, prompt: Any, params: Any, items: Any, address: PieceAddress, context: Any, **options: Any
     ) -> None:
         connection = await self._connections.to(address.ingress)
-        piece = GeneratedText("x", [1], 1, 0, 1, "length", {})
+        piece = GeneratedText("x", [1], 1, 0, 1, "length", [])
         connection.send(address.number, [piece], is_last=True)
 
     async def heartbeat(self) -> Heartbeat:

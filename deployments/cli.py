@@ -1,4 +1,4 @@
-"""The command line: `raylens serve`, `demo`, `top`, `plan`, `node`, `deploy`, `key` and `convert`."""
+"""The command line: `raylens serve`, `demo`, `top`, `trace`, `plan`, `node`, `deploy`, `key` and `convert`."""
 
 import argparse
 import importlib.metadata
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import PICTURES
-from deployments import server_log
+from deployments import server_log, trace_command
 from deployments.cluster_deploy import deploy
 from deployments.cluster_node import start_node
 from deployments.config_file import ConfigError, load_config
@@ -149,6 +149,7 @@ def _serve(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     os.environ[server_log.LEVEL_VARIABLE] = args.log_level
+    os.environ[server_log.FORMAT_VARIABLE] = args.log_format
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
         names = " and ".join(model.model_name for model in config.models)
         are = "is" if len(config.models) == 1 else "are"
@@ -222,6 +223,11 @@ def _parser() -> argparse.ArgumentParser:
     top = commands.add_parser("top", help="watch a server", description=top_command.HELP, formatter_class=style)
     top_command.add_arguments(top)
     top.set_defaults(run=top_command.run, when_stopped=_INTERRUPTED)
+    trace = commands.add_parser(
+        "trace", help="where the time of a request went", description=trace_command.HELP, formatter_class=style
+    )
+    trace_command.add_arguments(trace)
+    trace.set_defaults(run=trace_command.run)
     plan = commands.add_parser(
         "plan", help="how many replicas a load needs", description=plan_command.HELP, formatter_class=style
     )
@@ -279,6 +285,12 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
         " it, so for more than a trial use `raylens key`",
     )
     add("--log-level", choices=server_log.LEVELS, default="info", help="what to show on the console (default: info)")
+    add(
+        "--log-format",
+        choices=server_log.FORMATS,
+        default=server_log.TEXT,
+        help="text, or json: an object a line, with the ids of its request and trace (default: text)",
+    )
     add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
 
 

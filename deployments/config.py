@@ -145,6 +145,9 @@ class SharedConfig(Settings):
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept, by all shards")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept, by all shards")
     max_names: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept, by all shards")
+    max_traces: int = Field(
+        1024, ge=0, description="requests whose stage times are kept for `raylens trace`, by all shards; 0: none"
+    )
 
 
 class PreprocessConfig(ScaledConfig):
@@ -285,6 +288,23 @@ class PipelineConfig(Settings):
     options: dict[str, Any] = Field({}, description="what the pipeline itself takes, such as where its weights are")
 
 
+class TracingConfig(Settings):
+    """Traces of requests, sent to a collector of OpenTelemetry."""
+
+    endpoint: str | None = Field(
+        None,
+        description="collector that gets them by OTLP over gRPC, e.g. http://10.0.0.5:4317; null: the one that"
+        " OTEL_EXPORTER_OTLP_ENDPOINT names on each node, or none",
+    )
+    sample_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of requests that are traced, of those whose client has not decided it (`traceparent`); null:"
+        " as OTEL_TRACES_SAMPLER says, or all",
+    )
+
+
 class UpdateConfig(Settings):
     """How replicas make way for others, when settings change or a stage is scaled down."""
 
@@ -392,6 +412,7 @@ class AppConfig(ModelConfig):
     auth: AuthConfig = AuthConfig()
     admission: AdmissionConfig = AdmissionConfig()
     uploads: UploadConfig = UploadConfig()
+    tracing: TracingConfig = TracingConfig()
     metrics: MetricsConfig = MetricsConfig()
     updates: UpdateConfig = UpdateConfig()
     scaling: ScalingConfig = ScalingConfig()

@@ -21,7 +21,7 @@ from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.ray_session import ray_session
 from deployments.rollout import failed_stages, why_failed
-from deployments.server_log import FILE_VARIABLE, shown
+from deployments.server_log import FILE_VARIABLE, ray_logging, shown
 from deployments.shared.uploads import FOLDER_VARIABLE
 from deployments.worker_template import worker_template
 
@@ -132,7 +132,12 @@ def deployed_app(
     url = f"http://{reachable_host(host)}:{port}"
     try:
         with _progress(say), _explaining_failure():
-            serve.run(build_app(_on_one_machine(config)), name=APP_NAME, route_prefix="/", logging_config=LOGGING)
+            serve.run(
+                build_app(_on_one_machine(config)),
+                name=APP_NAME,
+                route_prefix="/",
+                logging_config={**LOGGING, **ray_logging()},
+            )
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
             raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure

@@ -1,14 +1,16 @@
-"""What every replica does first."""
+"""What the replica of every deployment does first."""
 
-from deployments.config import MetricsConfig
+from deployments.config import AppConfig
 from deployments.metrics.definitions import ReplicaMetrics
 from deployments.metrics.recording import record_metrics
-from deployments.server_log import join_server_log
+from deployments.server_log import join_server_log, process_name
+from deployments.tracing import Spans, spans_of
 
 
-def start_replica(process: str, metrics: MetricsConfig) -> None:
-    """Joins the server's log under the name `process`, and records the replica's metrics. Call it before any metric is
-    made."""
-    join_server_log(process)
-    record_metrics(metrics)
+def start_replica(stage: str, config: AppConfig) -> Spans:
+    """Joins the server's log under the name `stage`, and records the replica's metrics. Call it before any metric is
+    made. Returns what makes the replica's spans."""
+    join_server_log(stage)
+    record_metrics(config.metrics)
     ReplicaMetrics().report_start()
+    return spans_of(config.tracing, process_name())

@@ -1,24 +1,34 @@
 """One log file for all processes of a server on one machine; `raylens serve` shows it on its console.
 
-Ray also keeps a log file for each process. On a cluster there are only Ray's files."""
+Ray also keeps a log file for each process. On a cluster there are only Ray's files. Both may hold lines of text or
+JSON objects, one a line."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from deployments.request_context import note_ids
 from preprocess.schema import InvalidRequestError
 
 FILE_VARIABLE = "RAYLENS_LOG_FILE"
 LEVEL_VARIABLE = "RAYLENS_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
+FORMAT_VARIABLE = "RAYLENS_LOG_FORMAT"
+TEXT, JSON = FORMATS = ("text", "json")
+FIELDS = "ray_serve_extra_fields"
+"""A log record's own fields for JSON: `extra={FIELDS: {...}}`. Ray's JSON has them, too, by this name of theirs."""
 
 _SERVE_LOGGER = "ray.serve"
+_IDS = ("request_id", "trace_id", "span_id")
 _MAX_BYTES = 2**26
 _PAUSE_SECONDS = 0.1
 
@@ -29,24 +39,70 @@ def join_server_log(process: str) -> None:
 
     The loggers of this package are children of Ray Serve's logger, so their messages also reach Ray's files.
     """
-    logging.getLogger(_SERVE_LOGGER).addFilter(_is_the_servers)
+    serve_logger = logging.getLogger(_SERVE_LOGGER)
+    serve_logger.addFilter(_is_the_servers)
+    for handler in serve_logger.handlers:  # Ray's, which name a request by Ray's own id
+        handler.addFilter(note_ids)
     file = os.environ.get(FILE_VARIABLE)
     if file is None:
         return
     handler = logging.FileHandler(file)  # several processes append to it
-    name = f"{process}{_suffix()}".replace("%", "%%")
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_formatter(process))
     handler.setLevel(os.environ.get(LEVEL_VARIABLE, "info").upper())
     handler.addFilter(lambda record: record.name != _SERVE_LOGGER or record.levelno >= logging.WARNING)
+    handler.addFilter(note_ids)
     for name in ("", _SERVE_LOGGER):  # Ray Serve's hands nothing on to the root
         logging.getLogger(name).addHandler(handler)
 
 
-def _suffix() -> str:
+@cache
+def process_name() -> str:
+    """Returns the name of this replica: its deployment's, a #, and what tells it from others. Nothing outside of Ray
+    Serve."""
     from ray.serve.context import _get_internal_replica_context
 
     context = _get_internal_replica_context()
-    return "" if context is None else "".join(context.deployment.partition("-")[1:])
+    return "" if context is None else f"{context.deployment}#{context.replica_id.unique_id}"
+
+
+def ray_logging() -> dict[str, str]:
+    """Returns the settings of Ray's own log files that go with the server's."""
+    level = "DEBUG" if os.environ.get(LEVEL_VARIABLE) == "debug" else "INFO"
+    return {"encoding": "JSON" if _is_json() else "TEXT", "log_level": level}
+
+
+def _is_json() -> bool:
+    return os.environ.get(FORMAT_VARIABLE) == JSON
+
+
+def _formatter(process: str) -> logging.Formatter:
+    if _is_json():
+        return JsonLines(process_name() or process)
+    suffix = "".join(process_name().partition("#")[0].partition("-")[1:])
+    name = f"{process}{suffix}".replace("%", "%%")
+    return logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s", "%H:%M:%S")
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object for each record, on a line of its own. `process`: the name of the process."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {name: record.__dict__[name] for name in _IDS if name in record.__dict__}
+        told |= record.__dict__.get(FIELDS, {})
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
 
 
 def _is_the_servers(record: logging.LogRecord) -> bool:

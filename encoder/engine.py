@@ -90,13 +90,16 @@ class EncoderEngine:
         divide it."""
         return _largest_segment(self._request("", modality, tensors))
 
-    def add_request(self, request_id: str, modality: str, tensors: ItemTensors) -> None:
-        """Queues one item in the form in which Preprocess makes it. A later `step` returns its embeddings.
+    def add_request(
+        self, request_id: str, modality: str, tensors: ItemTensors, *, arrival: float | None = None
+    ) -> None:
+        """Queues one item in the form in which Preprocess makes it. A later `step` returns its embeddings. `arrival`:
+        since when it waits, in seconds of `time.perf_counter`; None: since now.
 
         Raises InvalidRequestError for a modality that the model does not take, and for an item with a segment of more
         patches than `max_segment_patches`.
         """
-        request = self._request(request_id, modality, tensors)
+        request = self._request(request_id, modality, tensors, arrival)
         num_patches = _largest_segment(request)
         if self.max_segment_patches is not None and num_patches > self.max_segment_patches:
             raise InvalidRequestError(
@@ -203,14 +206,16 @@ class EncoderEngine:
             batch_size=batch_size,
         )
 
-    def _request(self, request_id: str, modality: str, tensors: ItemTensors) -> EncodeRequest:
+    def _request(
+        self, request_id: str, modality: str, tensors: ItemTensors, arrival: float | None = None
+    ) -> EncodeRequest:
         rules = self._rules(modality)
         return EncodeRequest(
             request_id,
             modality,
             divide(rules, self._model.config, tensors, self._scheduler.max_batch_patches),
             batch_key=(modality, rules.batch_key(tensors)),
-            arrival_time=time.perf_counter(),
+            arrival_time=time.perf_counter() if arrival is None else arrival,
         )
 
     def _rules(self, modality: str) -> VisionModality:

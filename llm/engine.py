@@ -103,8 +103,10 @@ class LLMEngine:
         cache_salt: str = "",
         priority: int = 0,
         lora: LoraRequest | None = None,
+        arrival: float | None = None,
     ) -> None:
-        """Queues a request. `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`.
+        """Queues a request. `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`. `arrival`:
+        since when the request waits, in seconds of `time.perf_counter`; None: since now.
 
         None stands for embeddings that come later, with `set_embeddings`. The engine computes the prompt up to their
         placeholder meanwhile. Requests of different `cache_salt` share nothing in the prefix cache, however equal their
@@ -133,6 +135,8 @@ class LLMEngine:
             request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority, lora=lora
         )
         for sequence, state in zip(sequences, states, strict=True):
+            if arrival is not None:
+                sequence.times.arrival = arrival
             # A mask of a grammar takes time on other threads, one for each token.
             # By default only where a row has the same bits alone and among others, which adapters' products have not.
             looks_up = self._looks_up and (lora is None or self._config.prompt_lookup)

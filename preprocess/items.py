@@ -3,7 +3,6 @@ part of the result."""
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +30,8 @@ from preprocess.schema import (
     ItemTensors,
     PlaceholderRange,
     ProcessorIdentity,
+    StageTime,
+    Stopwatch,
 )
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
@@ -74,13 +75,12 @@ class ItemProcessor:
         """
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
-        started = time.perf_counter()
+        watch = Stopwatch()
         decoded = self._decode(rules, content, kwargs)
-        decode_seconds = time.perf_counter() - started
-        started = time.perf_counter()
+        decode = watch.read("media_decode")
+        watch = Stopwatch()
         expansion, tensors = self._processed(modality, rules, decoded, kwargs)
-        process_seconds = time.perf_counter() - started
-        return _info(modality, rules, expansion, tensors, decode_seconds, process_seconds), tensors
+        return _info(modality, rules, expansion, tensors, times=(decode, watch.read("processor"))), tensors
 
     def _processed(
         self, modality: str, rules: Modality, decoded: Any, kwargs: Mapping[str, Any]
@@ -270,13 +270,13 @@ def _info(
     rules: Modality,
     expansion: ItemExpansion,
     tensors: ItemTensors,
-    decode_seconds: float = 0.0,
-    process_seconds: float = 0.0,
+    *,
     is_encoded: bool = False,
+    times: tuple[StageTime, ...] = (),
 ) -> ItemInfo:
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     language_inputs = {name: tensors[name].unsqueeze(0).numpy() for name in rules.language_fields}
-    return ItemInfo(modality, expansion, num_bytes, decode_seconds, process_seconds, is_encoded, language_inputs)
+    return ItemInfo(modality, expansion, num_bytes, is_encoded, language_inputs, times)
 
 
 def _stored_tensor(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

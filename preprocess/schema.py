@@ -2,6 +2,7 @@
 
 `encoder` and `llm` may import this module of the package and no other."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -155,20 +156,46 @@ LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """When a stage of the waterfall worked on a request: `started_at`, wall time in seconds since 1970, and how many
+    `seconds` from there. `place`: the process that did. `part`: what part of the request it was for, an item or one of
+    several prompts. `detail`: what else is to be said."""
+
+    stage: str
+    started_at: float
+    seconds: float
+    place: str = ""
+    part: str = ""
+    detail: str = ""
+
+
+class Stopwatch:
+    """Measures from the moment when it is made."""
+
+    def __init__(self) -> None:
+        self.started_at = time.time()
+        self.started = time.perf_counter()
+        """The same moment in seconds of `time.perf_counter`."""
+
+    def read(self, stage: str, place: str = "", detail: str = "") -> StageTime:
+        """Returns the time of a stage that began then and ends now."""
+        return StageTime(stage, self.started_at, time.perf_counter() - self.started, place, detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
 class ItemInfo:
     """What is known of one processed item besides its tensors; small enough to travel by value.
 
     `num_bytes` is the size of its tensors. `is_encoded` says that its tensors are embeddings already, so that the
-    vision encoder has nothing to do. `language_inputs`: see LanguageInputs.
+    vision encoder has nothing to do. `language_inputs`: see LanguageInputs. `times`: of the stages that made it.
     """
 
     modality: str
     expansion: ItemExpansion
     num_bytes: int
-    decode_seconds: float = 0.0
-    process_seconds: float = 0.0
     is_encoded: bool = False
     language_inputs: LanguageInputs = field(default_factory=dict, compare=False)
+    times: tuple[StageTime, ...] = field(default=(), compare=False)
 
     @property
     def num_embeds(self) -> int:
@@ -223,6 +250,10 @@ class ProcessedPrompt:
     is_continued: bool = False
     render_seconds: float = field(default=0.0, compare=False)
     rendered_at: float = field(default=0.0, compare=False)
+
+    def render_time(self, place: str) -> StageTime:
+        """Returns the time of the stage `render`. `place`: the process that has done it."""
+        return StageTime("render", self.rendered_at - self.render_seconds, self.render_seconds, place)
 
     def placed(self, items: list[ItemT]) -> list[ItemT]:
         """Returns those of the request's `items`, in the request's order, that are in the prompt, in its order."""

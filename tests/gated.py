@@ -13,7 +13,9 @@ from deployments.endpoint.api_keys import ApiKeys
 from deployments.endpoint.errors import add_error_handlers
 from deployments.endpoint.gate import Gate
 from deployments.endpoint.ingress import REQUESTS
+from deployments.endpoint.request_traces import RequestTraces
 from deployments.stages.work_scaling import PendingWork
+from deployments.tracing import Spans
 from tests.local_ledger import LocalLedger
 
 
@@ -39,6 +41,7 @@ def gated(
         hosts=["raylens.example"],
         access_log=AccessLog(lambda stage, code: errors.append((stage, code))),
         open_requests=PendingWork(REQUESTS),
+        traces=RequestTraces(Spans(), None),
     )
     client = GatedClient(api, base_url="http://raylens.example", raise_server_exceptions=False)
     client.errors = errors

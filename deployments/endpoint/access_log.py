@@ -4,10 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from starlette.types import Message, Scope, Send
 
 from deployments.endpoint.errors import error_kind
+from deployments.server_log import FIELDS
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -42,6 +44,11 @@ def listed(names: Sequence[str]) -> str:
     return told if len(names) <= _MAX_NAMES else f"{told}, and {len(names) - _MAX_NAMES} more"
 
 
+def is_quiet(scope: Scope) -> bool:
+    """Returns whether a program asks what programs ask every few seconds."""
+    return scope["path"] in _QUIET_PATHS
+
+
 class Entry:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -52,7 +59,17 @@ class Entry:
 
     @property
     def is_quiet(self) -> bool:
-        return self._scope["path"] in _QUIET_PATHS
+        return is_quiet(self._scope)
+
+    @property
+    def has_begun_well(self) -> bool:
+        """Whether an answer has begun that was no error. One that is to come would end it in the middle."""
+        return self._first_byte is not None and self._status is not None and self._status < 400
+
+    def status(self, error: Exception | None) -> int:
+        """Returns the answer's status. `error`: what ended the request. 499: the client left before there was an
+        answer."""
+        return self._status or (500 if error is not None else 499)
 
     def noting(self, send: Send) -> Send:
         """Returns a `send` that notes the status, the first byte's time and the number of bytes on the way."""
@@ -74,20 +91,34 @@ class Entry:
         is_failure = self._status is None or self._status >= 500
         if self.is_quiet and (not is_failure or state.get("is_starting")):
             return
-        status = self._status or (500 if error is not None else 499)  # 499: the client left
+        status = self.status(error)
         first = (self._first_byte or now) - self._started
         line = (
             f"{self._scope['method']} {self._scope['path'][:100]} {status} {state['request_id']}:"
             f" {state.get('num_body_bytes', 0)} bytes in, {self._num_bytes} out,"
             f" first after {first:.3f} s, all after {now - self._started:.3f} s"
         )
-        if "ticket" in state and state["ticket"].caller.name is not None:
-            line += f", key {state['ticket'].caller.name}"
+        fields: dict[str, Any] = {
+            "method": self._scope["method"],
+            "path": self._scope["path"][:100],
+            "status": status,
+            "bytes_in": state.get("num_body_bytes", 0),
+            "bytes_out": self._num_bytes,
+            "first_byte_seconds": round(first, 6),
+            "seconds": round(now - self._started, 6),
+        }
+        if "ticket" in state and (key := state["ticket"].caller.name) is not None:
+            line += f", key {key}"
+            fields["key"] = key
         if ignored := state.get("ignored_fields"):
             line += f", fields unread: {listed([name if name.isprintable() else ascii(name) for name in ignored])}"
+            fields["unread_fields"] = ignored[:_MAX_NAMES]
+        if error is not None:
+            fields["stage"], fields["code"] = error_kind(error)
+        extra = {FIELDS: fields}
         if error is None:
-            logger.info("%s", line)
+            logger.info("%s", line, extra=extra)
         elif error_kind(error)[0] == "ingress" and status < 500:
-            logger.info("%s: %s", line, error)
+            logger.info("%s: %s", line, error, extra=extra)
         else:
-            logger.error("%s: %s", line, error, exc_info=error)
+            logger.error("%s: %s", line, error, exc_info=error, extra=extra)

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 
 from prometheus_client import Counter, Histogram
 
 from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
 from deployments.config import MetricsConfig
 from deployments.metrics.definitions import IngressMetrics
-from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_stage
 from deployments.shared.stage_calls import StageFailedError
 from deployments.stages.stage_messages import GeneratedText
+from preprocess.schema import StageTime
 
 
 class RequestAccount:
@@ -28,6 +30,8 @@ class RequestAccount:
         self.model = ""
         self.requests: Sequence[PipelineRequest] = ()
         self.num_answers = 1
+        self.times: list[StageTime] = []
+        """Stage times of the request as a whole, beside those of its prompts."""
         self._metrics = metrics
         self._api_key = None if api_key is None else metrics.label_of_key(api_key)
         self._goals = goals
@@ -151,13 +155,20 @@ class RequestAccount:
         for stage, stage_seconds in seconds.items():
             metrics.stage_seconds.observe(stage_seconds, stage=stage)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a piece of an answer."""
+        return bool(self._last_pieces)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Returns those of the answers that have ended."""
+        reasons = [self.finish_reason(index) for index in sorted(self._last_pieces)]
+        return [reason for reason in reasons if reason is not None]
+
     def _stage_seconds(self) -> dict[str, float]:
         """Returns the seconds of each stage. Prompts run side by side, so a stage counts with its slowest prompt."""
-        seconds: dict[str, float] = {}
-        for request in self.requests:
-            for stage, value in request.trace.stage_seconds.items():
-                seconds[stage] = max(value, seconds.get(stage, 0.0))
-        return seconds
+        return seconds_by_stage(chain(self.times, *(request.trace.times for request in self.requests)))
 
 
 def usage_so_far(piece: GeneratedText, num_output_tokens: int) -> Usage:

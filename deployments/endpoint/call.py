@@ -11,7 +11,9 @@ from deployments.api.wire import RequestBody
 from deployments.endpoint.admission import Ticket
 from deployments.endpoint.api_keys import Caller
 from deployments.endpoint.deadline import Deadline, seconds_in
+from deployments.endpoint.request_traces import TracedRequest
 from deployments.pipeline.long_texts import LongTexts
+from deployments.request_context import NO_REQUEST
 from preprocess.schema import InvalidRequestError
 
 
@@ -31,6 +33,7 @@ class Call:
     texts: LongTexts = field(default_factory=LongTexts)
     fail: Callable[[Exception], None] = lambda error: None
     ignore: Callable[[Sequence[str]], None] = lambda names: None
+    traced: TracedRequest = field(default_factory=lambda: TracedRequest(NO_REQUEST))
 
     @property
     def caller(self) -> Caller:
@@ -67,6 +70,7 @@ async def _call_of(request: Request) -> Call:
         state.texts,
         partial(note, "error"),
         partial(note, "ignored_fields"),
+        state.traced,
     )
 
 

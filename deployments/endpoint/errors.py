@@ -67,7 +67,7 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(StageUnavailableError, _on_error)
     api.add_exception_handler(OverloadedError, _on_error)
     api.add_exception_handler(DeadlineError, _on_error)
-    api.add_exception_handler(Exception, _on_error)
+    api.add_exception_handler(Exception, _on_failure)
     api.add_exception_handler(RequestValidationError, _on_invalid_body)
     api.add_exception_handler(HTTPException, _on_http_error)
 
@@ -120,6 +120,14 @@ def _body(message: str, kind: str, *, param: str | None = None, code: str | None
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
     request.state.error = error  # for deployments.endpoint.access_log
     return response_for(error)
+
+
+async def _on_failure(request: Request, error: Exception) -> JSONResponse:
+    """Starlette answers these errors outside of the gate, which gives all other answers this header."""
+    response = await _on_error(request, error)
+    if (traced := getattr(request.state, "traced", None)) is not None and traced.context.traceparent:
+        response.headers["traceparent"] = traced.context.traceparent
+    return response
 
 
 async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:

@@ -19,6 +19,7 @@ from deployments.endpoint.access_log import AccessLog, listed
 from deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from deployments.endpoint.api_keys import ApiKeys, Caller
 from deployments.endpoint.errors import AccessError, response_for
+from deployments.endpoint.request_traces import RequestTraces
 from deployments.pipeline.long_texts import LongTexts
 from deployments.shared.weight import Weight
 from deployments.stages.work_scaling import PendingWork
@@ -58,6 +59,7 @@ class Gate:
         hosts: Sequence[str],
         access_log: AccessLog,
         open_requests: PendingWork,
+        traces: RequestTraces,
     ) -> None:
         """`origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in
         public DNS. `open_requests` counts the requests that are not answered yet."""
@@ -69,6 +71,7 @@ class Gate:
         self._config = config
         self._access_log = access_log
         self._open_requests = open_requests
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,9 +81,14 @@ class Gate:
         headers = Headers(scope=scope)
         state["request_id"] = _request_id(headers)
         state["arrived_at"] = asyncio.get_running_loop().time()
-        with self._open_requests.call(1), self._access_log.entry(scope) as entry:
+        with (
+            self._open_requests.call(1),
+            self._traces.request(scope, headers) as traced,
+            self._access_log.entry(scope) as entry,
+        ):
+            state["traced"], traced.entry = traced, entry
             try:
-                await self._pass(scope, headers, receive, _naming_ignored(state, entry.noting(send)))
+                await self._pass(scope, headers, receive, _with_headers(state, entry.noting(send)))
             except Exception as error:
                 state["error"] = error  # which a middleware outside of this one answers
                 raise
@@ -195,13 +203,19 @@ def _request_id(headers: Headers) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _naming_ignored(state: dict[str, Any], send: Send) -> Send:
-    """Returns a `send` that adds a header with the names of the body's ignored fields."""
+def _with_headers(state: dict[str, Any], send: Send) -> Send:
+    """Returns a `send` that adds headers: the request's place in its trace, and the names of the body's ignored
+    fields."""
 
     async def named(message: Message) -> None:
-        if message["type"] == "http.response.start" and (names := state.get("ignored_fields")):
-            value = listed([quote(name, safe="[].") for name in names])
-            message = {**message, "headers": [*message.get("headers", ()), (_IGNORED_HEADER, value.encode())]}
+        if message["type"] == "http.response.start":
+            added = []
+            if traceparent := state["traced"].context.traceparent:
+                added.append((b"traceparent", traceparent.encode()))
+            if names := state.get("ignored_fields"):
+                value = listed([quote(name, safe="[].") for name in names])
+                added.append((_IGNORED_HEADER, value.encode()))
+            message = {**message, "headers": [*message.get("headers", ()), *added]}
         await send(message)
 
     return named

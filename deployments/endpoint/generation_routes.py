@@ -29,10 +29,11 @@ from deployments.metrics.definitions import IngressMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.merged_pieces import merged
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.server_log import process_name
 from deployments.shared.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from deployments.stages.stage_messages import GeneratedText
 from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError, Prompt, ToolCallFormat
+from preprocess.schema import InvalidRequestError, Prompt, Stopwatch, ToolCallFormat
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -116,8 +117,13 @@ class GenerationRoutes:
     async def _enter(self, model: ModelRoute, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         model.status.ready_processor()  # before it waits
+        call.traced.follow(account, name=body.request_id)
         weight = model.weighed.weigh(account.requests, model.status.max_model_len)
-        await call.deadline(body.timeout_s).wait_for(call.ticket.enter(weight, _priority(call, body)))
+        watch = Stopwatch()
+        try:
+            await call.deadline(body.timeout_s).wait_for(call.ticket.enter(weight, _priority(call, body)))
+        finally:
+            account.times.append(watch.read("admission_queue", process_name()))
 
     def _request(
         self,

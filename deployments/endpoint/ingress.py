@@ -28,14 +28,17 @@ from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.model_status import ModelStatus
 from deployments.endpoint.operator_routes import OperatorRoutes
 from deployments.endpoint.page_route import chat_page, examples
+from deployments.endpoint.request_traces import RequestTraces
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.served_models import ModelRoute, ServedModels
 from deployments.endpoint.token_routes import TokenRoutes
+from deployments.endpoint.trace_routes import TraceRoutes
 from deployments.metrics.definitions import IngressMetrics
 from deployments.metrics.error_codes import known_errors
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.shards import Shards
 from deployments.pipeline.shared_items import SharedItems
+from deployments.pipeline.shared_traces import SharedTraces
 from deployments.pipeline.shared_uploads import SharedUploads
 from deployments.replica_start import start_replica
 from deployments.shared.stage_calls import route_on_this_loop
@@ -60,7 +63,7 @@ class Ingress:
     ) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: a handle of
         each deployment of SharedState."""
-        start_replica("ingress", config.metrics)
+        self._spans = start_replica("ingress", config)
         route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
@@ -72,11 +75,13 @@ class Ingress:
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
-        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes] = [
+        self._traces = SharedTraces(self._shards)
+        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes | TraceRoutes] = [
             GenerationRoutes(self._models, self._metrics, config.metrics, config.ingress.first_token_timeout_s),
             TokenRoutes(self._models),
             FileRoutes(self._uploads),
             OperatorRoutes(partial(export_metrics, config.metrics.port)),
+            TraceRoutes(self._traces, config.shared.max_traces),
         ]
 
     def _model_route(
@@ -141,6 +146,7 @@ class Ingress:
             hosts=self._config.ingress.allowed_hosts,
             access_log=AccessLog(self._metrics.count_error),
             open_requests=self._open_requests,
+            traces=RequestTraces(self._spans, self._traces.keep if self._config.shared.max_traces else None),
         )
         if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])

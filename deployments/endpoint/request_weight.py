@@ -48,6 +48,7 @@ class WeighedRequests:
         prompt, media = prompt_and_media if self._adds_all_images else with_last_picture(*prompt_and_media)
         return PipelineRequest(
             request_id=request_id,
+            context=call.traced.context,
             prompt=prompt,
             media=[self._weighed(replace(source, texts=call.texts)) for source in media],
             params=params,

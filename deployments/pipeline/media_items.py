@@ -1,10 +1,9 @@
 """The items of a request: fetched, checked and hashed here, then ordered from the items that all ingresses share."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.shared_items import ItemSource
 from deployments.pipeline.shared_uploads import SharedUploads
+from deployments.server_log import process_name
 from deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
 from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from preprocess.hasher import content_hash, mm_hash
 from preprocess.local_media import LocalMedia
 from preprocess.media_fetch import MediaFetcher
 from preprocess.pixel_count import work_pixels
-from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity
+from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class LoadedItem:
 
     def order_of(self, request: PipelineRequest) -> ItemOrder:
         return ItemOrder(
+            request.context,
             request.request_id,
             self.model,
             self.mm_hash,
@@ -87,21 +88,21 @@ class MediaItems:
                 code="too_many_items",
             )
         self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
-        started = time.perf_counter()
+        watch = Stopwatch()
         contents = await self._contents(request)
         items = [
             await self._hashed(request, source, content, num_pixels, processor)
             for source, (content, num_pixels) in zip(request.media, contents, strict=True)
         ]
         if items:
-            request.trace.add_seconds("media_fetch", time.perf_counter() - started)
+            request.trace.times.append(watch.read("media_fetch", process_name()))
         return items
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:
         """Returns the metadata of the item, processed but not encoded, for prompts that are only rendered."""
         with _naming(item.source):
             made = await self._items.processed_of(item.order_of(request))
-        self._note(request, made.trace)
+        self._note(request, item, made.trace)
         return made.stored.info
 
     async def embeddings_of(
@@ -111,7 +112,7 @@ class MediaItems:
         `on_pending`."""
         with _naming(item.source):
             made = await self._items.embeddings_of(item.order_of(request), on_pending, pins)
-        self._note(request, made.trace)
+        self._note(request, item, made.trace)
         if item.source.uuid is not None and item.content is not None:
             self._items.remember_name(request.cache_salt, item.source.uuid, item.hashed_content)
         return made.stored
@@ -120,12 +121,12 @@ class MediaItems:
         """Drops an item whose embeddings are lost, because the node that held them is gone."""
         self._items.forget(item.mm_hash, lost)
 
-    def _note(self, request: PipelineRequest, trace: ItemTrace) -> None:
+    def _note(self, request: PipelineRequest, item: LoadedItem, trace: ItemTrace) -> None:
         request.trace.num_processor_cache_hits += trace.was_processed
         request.trace.num_embedding_cache_hits += trace.was_encoded
-        for stage, seconds in trace.stage_seconds.items():
-            request.trace.add_seconds(stage, seconds)
-        if "processor" in trace.stage_seconds:
+        for one in trace.times:
+            request.trace.times.append(replace(one, part=item.source.field))
+        if any(one.stage == "processor_queue" for one in trace.times):
             self._on_reply("preprocess")
         if trace.encoded_by is not None:
             self._on_reply(trace.encoded_by)

@@ -132,7 +132,7 @@ def _join(pieces: list[GeneratedText]) -> GeneratedText:
         pieces[-1],
         text="".join(piece.text for piece in pieces),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
-        seconds={stage: seconds for piece in pieces for stage, seconds in piece.seconds.items()},
+        times=[time for piece in pieces for time in piece.times],
         logprobs=[token for piece in pieces for token in piece.logprobs],
         prompt_logprobs=[token for piece in pieces for token in piece.prompt_logprobs],
     )

@@ -82,8 +82,7 @@ class Pipeline:
                 if any(piece.finish_reason is not None for piece in ready):
                     await under_way.settled()
                 for piece in ready:
-                    for stage, seconds in piece.seconds.items():
-                        request.trace.add_seconds(stage, seconds)
+                    request.trace.times += piece.times
                     yield piece
                 ready = await anext(answers, [])
 
@@ -123,13 +122,13 @@ class Pipeline:
         render, mm_hashes = self._preprocess.options(stream=True).render, [item.mm_hash for item in items]
 
         async def call(infos: Infos) -> ProcessedPrompt:
-            response = render.remote(request.prompt, mm_hashes, request.truncation, *infos)
+            response = render.remote(request.prompt, mm_hashes, request.truncation, request.context, *infos)
             _, prompt = await objects_of(response, 1, announce)
             assert isinstance(prompt, ProcessedPrompt)
             return prompt
 
         prompt = await self._calls.send("preprocess", lambda: with_infos(call))
-        request.trace.add_seconds("render", prompt.render_seconds)
+        request.trace.times.append(prompt.render_time("Preprocess"))
         request.trace.prompt_token_ids = prompt.prompt_token_ids
         return prompt
 
@@ -217,6 +216,7 @@ class Pipeline:
                 request.params,
                 embeddings,
                 address,
+                request.context,
                 cache_salt=request.cache_salt,
                 priority=request.priority,
                 adapter=request.adapter,

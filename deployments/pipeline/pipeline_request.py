@@ -1,12 +1,14 @@
 """One prompt of a client's request: what is asked of the pipeline, and what happened on its way."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.pipeline.media_source import MediaSource
+from deployments.request_context import NO_REQUEST, RequestContext
+from deployments.stages.stage_messages import WHOLES
 from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, TextPrompt
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
 
 CHARS_PER_TOKEN = 4
 """About so many characters of a text are a token."""
@@ -15,22 +17,32 @@ _SHORT_PROMPT_TOKENS = 2048
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What happened to a request: the ids of its rendered prompt if they were asked for, the seconds that each stage
-    took, and how many of its items each cache held. The pipeline fills it in."""
+    """What happened to a request: the ids of its rendered prompt if they were asked for, the times of the stages, and
+    how many of its items each cache held. The pipeline fills it in."""
 
     prompt_token_ids: list[int] = field(default_factory=list)
-    stage_seconds: dict[str, float] = field(default_factory=dict)
+    times: list[StageTime] = field(default_factory=list)
     num_processor_cache_hits: int = 0
     num_embedding_cache_hits: int = 0
 
     def clear(self) -> None:
         self.prompt_token_ids = []
-        self.stage_seconds = {}
+        self.times = []
         self.num_processor_cache_hits = self.num_embedding_cache_hits = 0
 
-    def add_seconds(self, stage: str, seconds: float) -> None:
-        """Items run side by side: a stage's time is that of its slowest item."""
-        self.stage_seconds[stage] = max(seconds, self.stage_seconds.get(stage, 0.0))
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        return seconds_by_stage(self.times)
+
+
+def seconds_by_stage(times: Iterable[StageTime]) -> dict[str, float]:
+    """Returns the seconds of each stage of the waterfall. Items and prompts run side by side: a stage's time is that of
+    the slowest."""
+    seconds: dict[str, float] = {}
+    for one in times:
+        if one.stage not in WHOLES:
+            seconds[one.stage] = max(one.seconds, seconds.get(one.stage, 0.0))
+    return seconds
 
 
 async def _ignore(num_bytes: int, num_pixels: int) -> None:
@@ -39,7 +51,7 @@ async def _ignore(num_bytes: int, num_pixels: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRequest:
-    """What is asked.
+    """What is asked. `context`: of the client's request, which may bring several of these.
 
     `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
     with different ones share neither items nor prefixes. `cache_key`: those with the same one belong together, by their
@@ -61,6 +73,7 @@ class PipelineRequest:
     truncation: PromptTruncation | None = None
     returns_prompt_ids: bool = False
     on_fetched: Callable[[int, int], Awaitable[None]] = _ignore
+    context: RequestContext = NO_REQUEST
     trace: RequestTrace = field(default_factory=RequestTrace)
 
     def is_short(self, num_item_tokens: int = 0) -> bool:

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 from ray import ObjectRef
 
+from deployments.request_context import RequestContext
 from deployments.shared.item_states import (
     ContentMissingError,
     ItemOrder,
@@ -26,7 +27,7 @@ from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, 
 from deployments.shared.uploads import Upload
 from deployments.shared.weight import Weight
 from deployments.stages.private_port import Reader, frame, read_frame
-from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange
+from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 
 _DATA: tuple[type[Any], ...] = (
     *MESSAGES,
@@ -41,6 +42,8 @@ _DATA: tuple[type[Any], ...] = (
     Weight,
     Need,
     Upload,
+    RequestContext,
+    StageTime,
 )
 _INVALID_FIELDS = ("reason", "field", "code", "status", "item")
 _STAGE_ERRORS = (StageUnavailableError, PlugInFailedError, StageFailedError)

@@ -3,15 +3,19 @@
 The tensors never enter this process. What a stage returns belongs to the process that called the stage. The cached data
 lies in the object store, one copy a node, and outlives the replica that made it."""
 
+import logging
 import time
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ray import ObjectRef
 
 from deployments.config import SharedConfig
 from deployments.metrics.definitions import CacheMetrics, ItemMetrics
+from deployments.request_context import in_request
+from deployments.server_log import process_name
 from deployments.shared.encoder_choice import cheapest, places_of
 from deployments.shared.in_the_making import Announce, InTheMaking
 from deployments.shared.item_states import (
@@ -25,9 +29,12 @@ from deployments.shared.item_states import (
 )
 from deployments.shared.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
 from deployments.stages.stage_handles import StageHandles
-from deployments.stages.stage_messages import EmbeddingInfo, ItemJob
+from deployments.stages.stage_messages import ITEM, EmbeddingInfo, ItemJob
+from deployments.tracing import OpenSpan, Spans
 from preprocess.cache import ItemCache
-from preprocess.schema import ItemInfo
+from preprocess.schema import ItemInfo, Stopwatch
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
 StoredItems = ItemCache[StoredItem, PendingItem]
@@ -43,8 +50,12 @@ class ItemMaker:
         stages: Mapping[str, StageHandles],
         calls: StageCalls,
         metrics: ItemMetrics,
+        spans: Spans,
     ) -> None:
         """`stages`: those of each model, by the `model` of its items' orders."""
+        self._spans = spans
+        self._first: dict[str, OpenSpan] = {}
+        """Of each item with orders under way, the first one's span."""
         self._stages = stages
         self._encoders = {model: places_of(own) for model, own in stages.items()}
         self._calls = calls
@@ -55,7 +66,8 @@ class ItemMaker:
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         """Returns the item processed but not encoded. Raises like `embeddings_of`."""
         trace = ItemTrace()
-        return MadeItem(await self._processed(order, trace), trace)
+        with self._watched(order, trace) as span:
+            return MadeItem(await self._processed(replace(order, context=span.context), trace), trace)
 
     async def embeddings_of(self, order: ItemOrder, on_pending: OnPending) -> MadeItem:
         """Returns the item with its embeddings. If they do not exist yet, `on_pending` gets the item as soon as a
@@ -64,20 +76,22 @@ class ItemMaker:
 
         Raises InvalidRequestError, a StageError, or ContentMissingError.
         """
-        trace, is_own = ItemTrace(), False
+        trace = ItemTrace()
+        with self._watched(order, trace) as span, self._first_of(order, span) as first:
+            made = await self._embeddings_of(replace(order, context=span.context), on_pending, trace)
+            if first is not span and not trace.was_encoded and not trace.times:  # it was made, and not for this order
+                span.link(first.context)
+                trace.made_for = first.context.request_id
+            return made
+
+    async def _embeddings_of(self, order: ItemOrder, on_pending: OnPending, trace: ItemTrace) -> MadeItem:
+        is_own = False
 
         async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
             nonlocal is_own
             is_own = True
-            processing = ItemProcessing(
-                lambda note: self._processed(order, trace, note),
-                lambda processed: PendingItem(processed.info, processed.ref),
-                lambda pending: announce(PendingItem(pending.info, None)),
-            )
-            async with aclosing(processing):
-                if order.is_precomputed and (processed := await processing.finished()).info.is_encoded:
-                    return processed, processed.info.num_bytes
-                return await self._encode_item(order, trace, processing, announce)
+            with in_request(order.context):
+                return await self._make(order, trace, announce)
 
         while True:
             try:
@@ -89,6 +103,48 @@ class ItemMaker:
             else:
                 self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
                 return MadeItem(stored, trace)
+
+    async def _make(
+        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
+    ) -> tuple[StoredItem, int]:
+        """Returns the item with its embeddings, and their size in bytes."""
+        processing = ItemProcessing(
+            lambda note: self._processed(order, trace, note),
+            lambda processed: PendingItem(processed.info, processed.ref),
+            lambda pending: announce(PendingItem(pending.info, None)),
+        )
+        async with aclosing(processing):
+            if order.is_precomputed and (processed := await processing.finished()).info.is_encoded:
+                return processed, processed.info.num_bytes
+            return await self._encode_item(order, trace, processing, announce)
+
+    @contextmanager
+    def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
+        """Yields the span of the first of all orders of the item that are under way. `span` is this order's."""
+        first = self._first.setdefault(order.mm_hash, span)
+        try:
+            yield first
+        finally:
+            if first is span:
+                del self._first[order.mm_hash]
+
+    @contextmanager
+    def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
+        """Makes a span of all that is done for an order, and notes its time. The span's context is the parent of what
+        the stages do for the item."""
+        watch, missing = Stopwatch(), None
+        attributes = {"raylens.modality": order.modality, "raylens.mm_hash": order.mm_hash}
+        with in_request(order.context), self._spans.span(ITEM, order.context, attributes) as span:
+            try:
+                yield span
+                trace.times.append(watch.read(ITEM, process_name(), trace.origin))
+                logger.debug("%s %s: %s", order.modality, order.mm_hash, trace.origin or "made")
+                span.describe({"raylens.detail": trace.origin})
+            except ContentMissingError as error:  # an answer like any other
+                missing = error
+                span.describe({"raylens.detail": "its content is missing"})
+        if missing is not None:
+            raise missing
 
     def forget(self, mm_hash: str, lost: ObjectRef) -> None:
         """Drops an item from both caches, because the node that held its embeddings `lost` is gone. If it has been made
@@ -107,9 +163,11 @@ class ItemMaker:
     async def _processed(
         self, order: ItemOrder, trace: ItemTrace, on_pending: Announce[PendingItem] = lambda pending: None
     ) -> StoredItem:
-        processed, trace.was_processed = await self.processed.get_or_create(
-            order.mm_hash, lambda announce: self._process(order, trace, announce), on_pending
-        )
+        async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
+            with in_request(order.context):
+                return await self._process(order, trace, announce)
+
+        processed, trace.was_processed = await self.processed.get_or_create(order.mm_hash, create, on_pending)
         self._metrics.mm_cache.count_query(order.modality, is_hit=trace.was_processed)
         return processed
 
@@ -125,6 +183,7 @@ class ItemMaker:
             order.num_in_prompt,
             order.options,
             order.is_precomputed,
+            order.context,
         )
         # The same item goes to the same replica, because that node has what the item needs.
         self._check_model(order, "preprocess")
@@ -142,7 +201,7 @@ class ItemMaker:
 
         tensors, info = await self._calls.send("preprocess", call, give_up)
         assert isinstance(info, ItemInfo)
-        trace.stage_seconds |= {"media_decode": info.decode_seconds, "processor": info.process_seconds}
+        trace.times += info.times
         return StoredItem(info, tensors), info.num_bytes
 
     async def _encode_item(
@@ -165,7 +224,7 @@ class ItemMaker:
             encoder = cheapest(encoders, order.num_pixels)
             encode = encoder.handle.options(stream=True, session_id=order.mm_hash).encode
             with encoder.call(order.num_pixels) as answered:
-                response = encode.remote(item_id, order.modality, tensors, time.time())
+                response = encode.remote(item_id, order.modality, tensors, time.time(), order.context)
                 (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
                 assert isinstance(info, EmbeddingInfo)
                 answered(info)
@@ -181,11 +240,7 @@ class ItemMaker:
         )
         assert isinstance(info, EmbeddingInfo)
         processed = await processing.finished()
-        trace.stage_seconds |= {
-            "transfer_pixels": info.transfer_seconds,
-            "encode_queue": info.queue_seconds,
-            "encode": info.encode_seconds,
-        }
+        trace.times += info.times
         self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
         self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")
         return StoredItem(processed.info, embeddings), info.num_bytes

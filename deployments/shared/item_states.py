@@ -6,7 +6,8 @@ from typing import Any
 
 from ray import ObjectRef
 
-from preprocess.schema import ItemInfo
+from deployments.request_context import RequestContext
+from preprocess.schema import ItemInfo, StageTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +15,12 @@ class ItemOrder:
     """An item that a request needs. `mm_hash` names it in both caches. `model`: whose stages make it, by the suffix of
     their names, see `AppConfig.by_suffix`.
 
-    `content` is None where the item has to be in a cache. It may be a reference to an array of its bytes. The other
-    fields are those of `deployments.stages.stage_messages.ItemJob`.
+    `content` is None where the item has to be in a cache. It may be a reference to an array of its bytes. `request_id`:
+    the pipeline's. `context`: of the client's request. The other fields are those of
+    `deployments.stages.stage_messages.ItemJob`.
     """
 
+    context: RequestContext
     request_id: str
     model: str
     mm_hash: str
@@ -52,13 +55,24 @@ class PendingItem:
 
 @dataclass(slots=True)
 class ItemTrace:
-    """What happened for one order: the seconds that each stage took for it, the stage that encoded it, and whether each
-    cache had the item. An order that joins another's work has no times."""
+    """What happened for one order: the times of the stages that worked for it, the stage that encoded it, and whether
+    each cache had the item. An order that joins another's work has only the time of the whole; `made_for` is the id of
+    that other request."""
 
-    stage_seconds: dict[str, float] = field(default_factory=dict)
+    times: list[StageTime] = field(default_factory=list)
     encoded_by: str | None = None
     was_processed: bool = False
     was_encoded: bool = False
+    made_for: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Returns where the item comes from, in words, or nothing if it was made for this order alone."""
+        if self.was_encoded:
+            return "embeddings cached"
+        if self.made_for:
+            return f"made for request {self.made_for}"
+        return "processed before" if self.was_processed else ""
 
 
 @dataclass(frozen=True, slots=True)

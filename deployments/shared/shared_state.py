@@ -26,6 +26,7 @@ from deployments.shared.messages import (
     Forget,
     FromIngress,
     GiveBack,
+    KeepTrace,
     Lack,
     Message,
     Pending,
@@ -34,6 +35,7 @@ from deployments.shared.messages import (
     Result,
 )
 from deployments.shared.named_contents import NamedContents
+from deployments.shared.recent_traces import RecentTraces
 from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
 from deployments.shared.uploads import Upload, Uploads
 from deployments.stages.garbage_collection import skip_startup_objects
@@ -53,17 +55,19 @@ class SharedState:
 
     def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
-        start_replica("shared", config.metrics)
+        spans = start_replica("shared", config)
         for own in stages.values():
             route_on_this_loop(own.preprocess, *own.encoders.values())
         self._metrics = ItemMetrics()
         calls = StageCalls(self._metrics.items_recomputed)
-        self.maker = ItemMaker(config.shared, stages, calls, self._metrics)
+        self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
+        self.traces = RecentTraces(config.shared.max_traces // config.shared.shards)
         self.ledger = Ledger()
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,
+            "find_trace": self._find_trace,
             "add_file": self._add_file,
             "files": self._uploads.all,
             "file": self._uploads.get,
@@ -87,6 +91,9 @@ class SharedState:
 
     async def _find_name(self, tenant: str, name: str) -> str | None:
         return self.names.find(tenant, name)
+
+    async def _find_trace(self, tenant: str, request_id: str) -> bytes | None:
+        return self.traces.find(tenant, request_id)
 
     async def _add_file(
         self, tenant: str, filename: str, purpose: str, content: bytes | ObjectRef, max_age_s: float | None
@@ -139,6 +146,8 @@ class _Customer:
                 maker.forget(mm_hash, lost)
             case Remember(tenant, name, hashed_content):
                 self._state.names.remember(tenant, name, hashed_content)
+            case KeepTrace(tenant, request_id, record):
+                self._state.traces.keep(tenant, request_id, record)
             case Restate(budget, limit, held):
                 ledger.restate(self._send, budget, limit, held)
             case Lack(number, needs):

@@ -3,7 +3,6 @@ separate."""
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig, VisionPartConfig
 from deployments.metrics.definitions import EncodeMetrics
 from deployments.replica_start import start_replica
+from deployments.request_context import RequestContext, in_request
+from deployments.server_log import process_name
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
@@ -21,6 +22,8 @@ from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import PendingWork
+from deployments.tracing import Spans
+from preprocess.schema import Stopwatch
 
 if TYPE_CHECKING:
     from encoder.config import PartConfig
@@ -41,11 +44,12 @@ PROFILED_IMAGE = (448, 448)
 class Encode:
     """Batches waiting items through the vision half."""
 
-    def __init__(self, config: AppConfig, *, in_generate: bool = False) -> None:
-        """`in_generate`: whether this is part of a replica of Generate."""
-        if not in_generate:
-            start_replica("encode", config.metrics)
+    def __init__(self, config: AppConfig, *, spans: Spans | None = None) -> None:
+        """`spans`: of the replica of Generate that this is part of, None for a replica of its own."""
+        if spans is None:
+            spans = start_replica("encode", config)
             set_up_torch(config.encode.num_cpus)
+        self._spans = spans
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine
 
@@ -80,17 +84,37 @@ class Encode:
         skip_startup_objects()
 
     async def encode(
-        self, request_id: str, modality: str, item: PackedItem, sent_at: float
+        self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
         """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at` is wall time; the call may
         be sent before there is an item."""
+        watch = Stopwatch()
+        with in_request(context):
+            output = await self._encoded(request_id, modality, item, watch)
+        assert output.embeddings is not None
+        self._metrics.batch_size.observe(output.batch_size)
         packed_at = max(tensor.packed_at for tensor in item.values())
-        transfer_seconds = max(0.0, time.time() - max(sent_at, packed_at))
         self._metrics.remote_bytes.inc(sum(tensor.num_remote_bytes for tensor in item.values()))
+        info = EmbeddingInfo(
+            output.embeddings.nbytes,
+            max(0.0, watch.started_at - max(sent_at, packed_at)),
+            output.queue_seconds,
+            output.encode_seconds,
+            arrived_at=watch.started_at,
+            place=process_name(),
+        )
+        yield PackedTensor.pack(output.embeddings)
+        yield info
+        self._spans.record(context, info.times, {"raylens.batch_size": output.batch_size})  # nobody waits for it
+
+    async def _encoded(self, request_id: str, modality: str, item: PackedItem, watch: Stopwatch) -> "EncodeOutput":
+        """Raises the error of an item that cannot be encoded. `watch` has been running since the item arrived."""
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         status = "aborted"
         try:
-            stream = self._loop.stream(request_id, lambda id_: self._engine.add_request(id_, modality, tensors))
+            stream = self._loop.stream(
+                request_id, lambda id_: self._engine.add_request(id_, modality, tensors, arrival=watch.started)
+            )
             with self._pending.call(self._engine.num_batches(modality, tensors)):
                 async with aclosing(stream) as outputs:
                     (output,) = await anext(outputs)
@@ -104,10 +128,7 @@ class Encode:
             if (cause := output.error.__cause__) is not None:  # Ray Serve drops it on its way
                 logger.error("request %s: %s", request_id, output.error, exc_info=cause)
             raise output.error
-        assert output.embeddings is not None
-        self._metrics.batch_size.observe(output.batch_size)
-        yield PackedTensor.pack(output.embeddings)
-        yield EmbeddingInfo(output.embeddings.nbytes, transfer_seconds, output.queue_seconds, output.encode_seconds)
+        return output
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns what `deployments.stages.work_scaling` scales by."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig
 from deployments.metrics.definitions import GenerateMetrics
 from deployments.replica_start import start_replica
+from deployments.request_context import RequestContext, in_request
+from deployments.server_log import process_name
 from deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.encode_stage import Encode
@@ -21,14 +24,14 @@ from deployments.stages.hand_over import HandOver, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.pieces import PieceMaker
 from deployments.stages.preprocess_stage import load_model_processor, rendered
-from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
+from deployments.stages.stage_messages import GENERATE, EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import CALLS
 from llm.config import EngineConfig
 from llm.lora_request import LoraRequest
 from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from preprocess.schema import ProcessedPrompt, StageTime, Stopwatch
 
 if TYPE_CHECKING:
     from llm.outputs import RequestOutput
@@ -49,14 +52,14 @@ class Generate:
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
     def __init__(self, config: AppConfig) -> None:
-        start_replica("generate", config.metrics)
+        self._spans = start_replica("generate", config)
         settings = config.generate
         # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
         set_up_torch(settings.num_cpus)
         # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
         # may take as much memory as its activations.
-        self._encoder = None if config.encoder == "separate" else Encode(config, in_generate=True)
+        self._encoder = None if config.encoder == "separate" else Encode(config, spans=self._spans)
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from llm.engine import LLMEngine
 
@@ -103,6 +106,7 @@ class Generate:
         params: SamplingParams,
         items: list[ItemEmbeddings],
         address: PieceAddress,
+        context: RequestContext,
         *,
         cache_salt: str,
         priority: int,
@@ -115,29 +119,58 @@ class Generate:
         computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
         come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first. `adapter`:
         the name of the adapter that answers. Generate raises LoraError for one that is broken, and InvalidRequestError
-        for one that has gone.
+        for one that has gone. Never give `context` by its name: Ray Serve's own function for calls by gRPC has such a
+        parameter, too, and the call would fail.
         """
-        lora = None if adapter is None else await self._find_adapter(adapter)
-        connection = await self._connections.to(address.ingress)
-        first_seconds: dict[str, float] = {}
-        if isinstance(prompt, UnrenderedPrompt):
-            prompt = await self._rendered(prompt)
-            first_seconds["render"] = prompt.render_seconds
-        items = prompt.placed(items)
-        hand_over = HandOver(items, prompt.rendered_at, self._metrics.remote_bytes.inc)
+        watch = Stopwatch()
+        with in_request(context), self._spans.span(GENERATE, context) as span:
+            lora = None if adapter is None else await self._find_adapter(adapter)
+            connection = await self._connections.to(address.ingress)
+            times: list[StageTime] = []
+            if isinstance(prompt, UnrenderedPrompt):
+                prompt = await self._rendered(prompt)
+                times.append(prompt.render_time(process_name()))
+            items = prompt.placed(items)
+            hand_over = HandOver(items, prompt.rendered_at, self._metrics.remote_bytes.inc)
+            stream, pieces_of = await self._begin(
+                request_id, prompt, params, hand_over, cache_salt=cache_salt, priority=priority, lora=lora
+            )
+            num_unfinished, is_first = params.n, True
+            async with aclosing(stream) as batches:
+                async for outputs in batches:
+                    if error := next((output.error for output in outputs if output.error), None):
+                        raise error
+                    pieces = pieces_of(outputs)
+                    if is_first:
+                        pieces[0].times.extend([*times, hand_over.transfer] if items else times)
+                    is_first = False
+                    known = [one for piece in pieces for one in piece.times]
+                    num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
+                    if num_unfinished == 0:
+                        pieces[-1].times.append(watch.read(GENERATE, process_name()))
+                    connection.send(address.number, pieces, is_last=num_unfinished == 0)
+                    self._spans.record(span.context, known)  # nobody waits for it
+                    if num_unfinished == 0:
+                        return
+
+    async def _begin(
+        self,
+        request_id: str,
+        prompt: ProcessedPrompt,
+        params: SamplingParams,
+        hand_over: HandOver,
+        *,
+        cache_salt: str,
+        priority: int,
+        lora: LoraRequest | None,
+    ) -> "tuple[AsyncGenerator[list[RequestOutput]], PieceMaker]":
+        """Returns what the engine will give of the request, and what makes pieces of it."""
         embeddings = await hand_over.ready()
         if params.structured_output is not None:
             # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         if params.bad_words:
             await asyncio.to_thread(self._spell, params.bad_words)
-        stream = self._loop.stream(
-            request_id,
-            lambda id_: self._engine.add_request(
-                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority, lora=lora
-            ),
-            hand_over.pending(self._engine.set_embeddings),
-        )
         pieces_of = PieceMaker(
             self._engine.byte_tokenizer,
             lambda: self._engine.make_detokenizer(params, prompt),
@@ -146,21 +179,15 @@ class Generate:
         )
         if params.logprobs is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(pieces_of.prepare)
-        num_unfinished, is_first = params.n, True
-        async with aclosing(stream) as batches:
-            async for outputs in batches:
-                if error := next((output.error for output in outputs if output.error), None):
-                    raise error
-                pieces = pieces_of(outputs)
-                if is_first and items:
-                    first_seconds["transfer_embeddings"] = hand_over.transfer_seconds
-                if is_first:
-                    pieces[0].seconds.update(first_seconds)
-                is_first = False
-                num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
-                connection.send(address.number, pieces, is_last=num_unfinished == 0)
-                if num_unfinished == 0:
-                    return
+        arrival = time.perf_counter()
+        stream = self._loop.stream(
+            request_id,
+            lambda id_: self._engine.add_request(
+                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority, lora=lora, arrival=arrival
+            ),
+            hand_over.pending(self._engine.set_embeddings),
+        )
+        return stream, pieces_of
 
     async def _rendered(self, unrendered: UnrenderedPrompt) -> ProcessedPrompt:
         """Raises InvalidRequestError, see `rendered`."""
@@ -189,11 +216,11 @@ class Generate:
             self._engine.byte_tokenizer.spellings(word)
 
     async def encode(
-        self, request_id: str, modality: str, item: PackedItem, sent_at: float
+        self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
         """See `Encode.encode`. Not for a separate `encoder`."""
         assert self._encoder is not None
-        async with aclosing(self._encoder.encode(request_id, modality, item, sent_at)) as objects:
+        async with aclosing(self._encoder.encode(request_id, modality, item, sent_at, context)) as objects:
             async for one in objects:
                 if isinstance(one, EmbeddingInfo):
                     one = replace(one, num_decoding=self._engine.stats.num_running)

@@ -6,13 +6,15 @@ which may not exist yet, and meanwhile computes the prompt up to the first item 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ray import ObjectRef
 
+from deployments.server_log import process_name
 from deployments.stages.tensor_wire import PackedTensor
+from preprocess.schema import StageTime
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,7 @@ class HandOver:
     """Receives the embeddings of one request. `rendered_at`, wall time, is when the prompt was ready, which no call can
     come before. `count_remote_bytes` gets the bytes of each that came from another node.
 
-    `transfer_seconds`: the longest time that one of the received embeddings took, from ready to here.
+    `transfer`: the time of the received embeddings that took the longest from ready to here.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class HandOver:
         self._items = items
         self._count_remote_bytes = count_remote_bytes
         self._rendered_at = rendered_at
-        self.transfer_seconds = 0.0
+        self.transfer = StageTime("transfer_embeddings", rendered_at, 0.0, process_name())
 
     async def ready(self) -> "list[torch.Tensor | None]":
         """Returns each item's embeddings, (num_embeds, embedding_size), or None for an item that is still being
@@ -78,6 +80,8 @@ class HandOver:
         except Exception as error:
             # The ingress, which called Encode, gets the failure's own reason. From here it would come wrapped again.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
-        self.transfer_seconds = max(self.transfer_seconds, time.time() - max(self._rendered_at, packed.packed_at))
+        sent_at = max(self._rendered_at, packed.packed_at)
+        if (seconds := time.time() - sent_at) > self.transfer.seconds:
+            self.transfer = replace(self.transfer, started_at=sent_at, seconds=seconds)
         self._count_remote_bytes(packed.num_remote_bytes)
         return packed.unpack()

@@ -1,9 +1,11 @@
 """The order in which one thread works on items: a burst of large pictures must not hold up small ones."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -34,7 +36,8 @@ class ItemQueue:
 
     async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:
         """Returns the result of `work` when its turn has come. If the caller leaves before, the queue skips the
-        work."""
+        work. `work` runs in the caller's context, which its log records have their ids from."""
+        work = partial(contextvars.copy_context().run, work)
         waiting = _Waiting(num_pixels, work, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._start_next()

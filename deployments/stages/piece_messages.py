@@ -1,7 +1,7 @@
 """The messages that carry pieces of answers: data and no code, unlike Ray's own.
 
 A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
-A piece is the list of its fields, and so is a scored token.
+A piece is the list of its fields, and so are a stage time and a scored token.
 """
 
 import asyncio
@@ -14,11 +14,14 @@ import msgpack
 
 from deployments.stages.private_port import frame, read_frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
+from preprocess.schema import StageTime
 
 SentPieces: TypeAlias = tuple[int, list[GeneratedText], bool]
 """A call's number, pieces of its answers, and whether they are the last ones."""
 
 _piece_fields = attrgetter(*(one.name for one in fields(GeneratedText)))
+_time_fields = attrgetter(*(one.name for one in fields(StageTime)))
+_TIMES = [one.name for one in fields(GeneratedText)].index("times")
 _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
 _NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
 
@@ -37,12 +40,15 @@ async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
 
 def _packed(piece: GeneratedText) -> tuple[Any, ...]:
     *plain, logprobs, prompt_logprobs = _piece_fields(piece)
+    plain[_TIMES] = list(map(_time_fields, piece.times))
     return (*plain, list(map(_token_fields, logprobs)), list(map(_token_fields, prompt_logprobs)))
 
 
 def _unpacked(packed: list[Any]) -> GeneratedText:
     scored = [[_unpacked_token(*one) for one in tokens] for tokens in packed[_NUM_PLAIN_FIELDS:]]
-    return GeneratedText(*packed[:_NUM_PLAIN_FIELDS], *scored)
+    plain = packed[:_NUM_PLAIN_FIELDS]
+    plain[_TIMES] = [StageTime(*one) for one in plain[_TIMES]]
+    return GeneratedText(*plain, *scored)
 
 
 def _unpacked_token(

@@ -1,11 +1,14 @@
 """Turns the engine's outputs into the pieces that travel to the ingress, one for each answer that has new tokens."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from deployments.server_log import process_name
 from deployments.stages.character_starts import CharacterStarts
-from deployments.stages.stage_messages import GeneratedText, ScoredToken
+from deployments.stages.stage_messages import DECODE, GeneratedText, ScoredToken
+from preprocess.schema import StageTime
 
 if TYPE_CHECKING:
     from llm.byte_tokenizer import ByteTokenizer
@@ -62,7 +65,7 @@ class PieceMaker:
             num_output_tokens=last.num_output_tokens,
             # A plain string: the enumeration's module imports torch, which the ingress does without.
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
-            seconds=_stage_seconds(last, len(token_ids)) if last.index == 0 else {},
+            times=_stage_times(last, len(token_ids)) if last.index == 0 else [],
             index=last.index,
             logprobs=[self._scored(one, offset) for one, offset in zip(scored, offsets, strict=True)],
             prompt_logprobs=prompt_logprobs,
@@ -100,15 +103,24 @@ class PieceMaker:
         return ScoredToken(token.token_id, self._tokenizer.token_bytes(token.token_id), token.logprob, top, offset)
 
 
-def _stage_seconds(last: "RequestOutput", num_tokens: int) -> dict[str, float]:
+def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
     """Returns the stage times that belong to these tokens. A stage's time goes out with the token that ends the stage,
     which is one of the `num_tokens` before `last`'s end."""
-    times = last.times
-    seconds: dict[str, float] = {}
+    moments, place = last.times, process_name()
+    wall = time.time() - time.perf_counter()
+
+    def between(stage: str, start: float, end: float) -> StageTime:
+        return StageTime(stage, wall + start, end - start, place)
+
+    times: list[StageTime] = []
     first_index = last.num_output_tokens - num_tokens
-    if first_index == 0 and times.first_token is not None and times.first_scheduled is not None:
-        seconds["llm_queue"] = times.first_scheduled - times.arrival
-        seconds["prefill"] = times.first_token - times.first_scheduled
-    if first_index <= 1 < last.num_output_tokens and times.first_token is not None and times.second_token is not None:
-        seconds["first_decode"] = times.second_token - times.first_token
-    return seconds
+    if first_index == 0 and moments.first_token is not None and moments.first_scheduled is not None:
+        times.append(between("llm_queue", moments.arrival, moments.first_scheduled))
+        times.append(between("prefill", moments.first_scheduled, moments.first_token))
+    if moments.first_token is None or moments.second_token is None:
+        return times
+    if first_index <= 1 < last.num_output_tokens:
+        times.append(between("first_decode", moments.first_token, moments.second_token))
+    if last.finish_reason is not None:
+        times.append(between(DECODE, moments.first_token, time.perf_counter()))
+    return times

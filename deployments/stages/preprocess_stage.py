@@ -6,11 +6,14 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
 from deployments.metrics.definitions import PreprocessMetrics
 from deployments.replica_start import start_replica
+from deployments.request_context import RequestContext, in_request
+from deployments.server_log import process_name
 from deployments.stages.free_memory import give_back_free_memory
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.item_queue import ItemQueue
@@ -27,6 +30,7 @@ from preprocess.schema import (
     ProcessedPrompt,
     Prompt,
     PromptTruncation,
+    Stopwatch,
     TextPrompt,
 )
 
@@ -53,7 +57,7 @@ class Preprocess:
     another request's picture. The event loop answers heartbeats meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
-        start_replica("preprocess", config.metrics)
+        self._spans = start_replica("preprocess", config)
         give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)
@@ -71,38 +75,51 @@ class Preprocess:
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
         """Yields the item's tensors, or its embeddings where the client has sent embeddings, and its ItemInfo."""
+        watch = Stopwatch()
         # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
         # collected.
         status = "error"
         try:
-            with self._pending.call(CALL_PIXELS + job.num_pixels):
+            with self._pending.call(CALL_PIXELS + job.num_pixels), in_request(job.context):
                 content = await received(job.content)
-                info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, lambda: self._process(job, content))
+                info, tensors = await self._items.run(
+                    CALL_PIXELS + job.num_pixels, lambda: self._process(job, content, watch)
+                )
             status = "ok"
         finally:
             self._metrics.items_total.inc(modality=job.modality, status=status)
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
+        self._spans.record(job.context, info.times)  # nobody waits for it
 
-    def _process(self, job: ItemJob, content: bytes) -> "tuple[ItemInfo, ItemTensors]":
-        items = self._processor.items
-        number, options = job.num_in_prompt, job.options
-        if job.is_precomputed:
-            return items.accept(job.modality, content, num_in_prompt=number, options=options)
+    def _process(self, job: ItemJob, content: bytes, watch: Stopwatch) -> "tuple[ItemInfo, ItemTensors]":
+        """`watch` has been running since the job arrived."""
+        queued, items = watch.read("processor_queue"), self._processor.items
+        work = items.accept if job.is_precomputed else items.process
         try:
-            return items.process(job.modality, content, num_in_prompt=number, options=options)
+            info, tensors = work(job.modality, content, num_in_prompt=job.num_in_prompt, options=job.options)
         finally:
-            if job.num_pixels >= _LARGE_PIXELS:
+            if job.num_pixels >= _LARGE_PIXELS and not job.is_precomputed:
                 give_back_free_memory()
+        times = tuple(replace(one, place=process_name()) for one in (queued, *info.times))
+        return replace(info, times=times), tensors
 
     async def render(
-        self, prompt: Prompt, mm_hashes: list[str], truncation: PromptTruncation | None, *items: ItemInfo
+        self,
+        prompt: Prompt,
+        mm_hashes: list[str],
+        truncation: PromptTruncation | None,
+        context: RequestContext,
+        *items: ItemInfo,
     ) -> AsyncGenerator[ProcessedPrompt]:
         """Yields what `PromptRenderer.render` returns. Each item is an argument of its own, so that the caller may give
         a reference to it, and Ray makes the call when all of them are there."""
         prompts = self._processor.prompts
-        yield await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
+        with in_request(context):
+            made = await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
+        yield made
+        self._spans.record(context, [made.render_time(process_name())])
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts

@@ -10,7 +10,13 @@ from typing import Any
 
 from ray import ObjectRef
 
-from preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, ToolCallFormat
+from deployments.request_context import NO_REQUEST, RequestContext
+from preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
+
+ITEM, GENERATE, DECODE = "item", "generate", "decode"
+WHOLES = frozenset({ITEM, GENERATE, DECODE})
+"""Stage times that are no stages of the waterfall: of all that is done for an item, of a call of Generate as a whole,
+and of decoding from the first token to the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,8 @@ class Heartbeat:
 class ItemJob:
     """One item for the processor. `content`: its bytes, or a reference to an array of them; `num_pixels`: its work, see
     `preprocess.pixel_count`; `num_in_prompt`: items of its modality in the prompt; `options`: the client's settings;
-    `is_precomputed`: `content` is tensors without a pixel to decode, see `preprocess.precomputed`."""
+    `is_precomputed`: `content` is tensors without a pixel to decode, see `preprocess.precomputed`. `context`: of the
+    request that it is made for."""
 
     modality: str
     content: bytes | ObjectRef
@@ -48,6 +55,7 @@ class ItemJob:
     num_in_prompt: int
     options: dict[str, Any]
     is_precomputed: bool = False
+    context: RequestContext = NO_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +71,26 @@ class UnrenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """What is known of an item's embeddings besides the tensor. Times in seconds. `num_decoding`: the answers that the
-    same replica was decoding, which waited meanwhile."""
+    """What is known of an item's embeddings besides the tensor. `num_decoding`: the answers that the same replica was
+    decoding, which waited meanwhile. `arrived_at`: when the item came, wall time in seconds; `place`: to which process.
+    Its times follow each other. For an item in several batches, the waits between them count in the queue."""
 
     num_bytes: int
     transfer_seconds: float
     queue_seconds: float
     encode_seconds: float
     num_decoding: int = 0
+    arrived_at: float = 0.0
+    place: str = ""
+
+    @property
+    def times(self) -> tuple[StageTime, ...]:
+        arrived_at, waited, place = self.arrived_at, self.queue_seconds, self.place
+        return (
+            StageTime("transfer_pixels", arrived_at - self.transfer_seconds, self.transfer_seconds, place),
+            StageTime("encode_queue", arrived_at, waited, place),
+            StageTime("encode", arrived_at + waited, self.encode_seconds, place),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A piece of answer `index` of a request. `seconds` holds the stage times that became known with it, by stage name.
+    """A piece of answer `index` of a request. `times` holds the stage times that became known with it.
 
     `logprobs` of its tokens and, on the first piece of answer 0, `prompt_logprobs` of the prompt's, where they were
     asked for.
@@ -100,7 +120,7 @@ class GeneratedText:
     num_cached_tokens: int
     num_output_tokens: int
     finish_reason: str | None
-    seconds: dict[str, float]
+    times: list[StageTime]
     index: int = 0
     logprobs: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)

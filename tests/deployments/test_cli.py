@@ -32,7 +32,18 @@ def run(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[st
 def test_help_teaches() -> None:
     assert "serve" in run("--help").stdout
     text = run("serve", "--help").stdout
-    for part in ("--model", "--port", "--config", "--api-key", "coloured shapes", "ray up cluster.yaml"):
+    for part in (
+        "--model",
+        "--port",
+        "--config",
+        "--api-key",
+        "--log-format",
+        "coloured shapes",
+        "ray up cluster.yaml",
+    ):
+        assert part in text
+    text = run("trace", "--help").stdout
+    for part in ("X-Request-Id", "chatcmpl-", "--svg waterfall.svg", "--url", "--api-key", "docs/tracing.md"):
         assert part in text
     text = run("deploy", "--help").stdout
     for part in ("serve.yaml", "--host 0.0.0.0", "--timeout", "--no-wait", "Exits 1 when a stage does not start"):
@@ -57,6 +68,8 @@ def test_it_says_its_version() -> None:
         (["serve", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
         (["serve", "--dtype", "float7"], "--dtype: Input should be 'auto', 'float32'"),
         (["serve", "--log-level", "loud"], "invalid choice: 'loud'"),
+        (["serve", "--log-format", "xml"], "invalid choice: 'xml'"),
+        (["trace"], "required: ID"),
         (["deploy", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
         (["deploy", "--timeout", "-1"], "-1 is not a number of seconds above 0"),
         (["nonsense"], "invalid choice"),

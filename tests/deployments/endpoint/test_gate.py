@@ -314,3 +314,19 @@ def test_the_log_has_a_line_for_each_request_and_a_cause_for_each_failure(caplog
     assert failure.levelname == "ERROR"
     assert failure.exc_info is not None
     assert failure.exc_info[0] is ZeroDivisionError
+
+
+def test_every_answer_has_a_place_in_a_trace() -> None:
+    trace_id, parent_id = "ab" * 16, "cd" * 8
+    headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
+    for answer in (
+        client().post("/stream", headers=headers),
+        client().post("/crash", headers=headers),
+        client({"RAYLENS_API_KEYS": "key"}).post("/stream", headers=headers),
+    ):
+        _, own_trace_id, span_id, _ = answer.headers["traceparent"].split("-")
+        assert own_trace_id == trace_id
+        assert span_id != parent_id
+    others = {client().post("/stream").headers["traceparent"] for _ in range(2)}
+    assert len({other.split("-")[1] for other in others}) == 2
+    assert "traceparent" not in client().get("/health", headers=headers).headers

@@ -22,6 +22,7 @@ from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
+from deployments.tracing import Spans
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (
@@ -31,6 +32,7 @@ from preprocess.schema import (
     PlaceholderRange,
     ProcessedPrompt,
     ProcessorIdentity,
+    StageTime,
 )
 from tests.deployments.pipeline.local_items import LocalItems
 from tests.pictures import disc, encoded
@@ -161,13 +163,13 @@ class Generation:
             raise self._fate
         if self._fate == "dies between":
             raise ActorDiedError
-        send([GeneratedText("re", [1], 1, 0, 1, None, {"prefill": 0.5})], is_last=False)
+        send([GeneratedText("re", [1], 1, 0, 1, None, [StageTime("prefill", 1.0, 0.5)])], is_last=False)
         await asyncio.sleep(0.05)
         if self._fate == "dies after":
             raise ActorDiedError
         if self._fate == "cancelled after":
             raise asyncio.CancelledError
-        send([GeneratedText("d", [2], 1, 0, 2, "stop", {})], is_last=True)
+        send([GeneratedText("d", [2], 1, 0, 2, "stop", [])], is_last=True)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -209,17 +211,24 @@ class StandInStages:
         info = ItemInfo("image", ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1)), 10)
         return self._keep(Objects(self._next("preprocess"), info, self.may_process))
 
-    def _encode(self, item_id: str, modality: str, item: Any, sent_at: float) -> Any:
+    def _encode(self, item_id: str, modality: str, item: Any, sent_at: float, context: Any) -> Any:
         return self._keep(Objects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
 
     def _generate(
-        self, request_id: str, prompt: Any, params: Any, items: list[ItemEmbeddings], address: PieceAddress, **_: Any
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any,
+        items: list[ItemEmbeddings],
+        address: PieceAddress,
+        context: Any,
+        **_: Any,
     ) -> Any:
         self.handed_over.append([item.is_pending for item in items])
         self.prompts.append(prompt)
         return self._keep(Generation(self._next("generate"), prompt, items, address))
 
-    def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, *infos: Any) -> Any:
+    def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, context: Any, *infos: Any) -> Any:
         self.num_renderings += 1
         rendered = ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
         return Rendering(self._fate("render"), rendered, self.may_render, *infos)
@@ -239,7 +248,7 @@ class StandInStages:
         encode = handle(encode=self._encode)
         encode._router = SimpleNamespace(_asyncio_router=running)
         stages = {"": StageHandles(preprocess, generate, {"encode": encode})}
-        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), ItemMetrics())
+        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), ItemMetrics(), Spans())
         return Pipeline(
             MediaConfig(),
             preprocess,

@@ -18,6 +18,7 @@ from deployments.shared.in_the_making import Announce
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
 from deployments.stages.stage_handles import StageHandles
+from deployments.tracing import Spans
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (
@@ -46,7 +47,7 @@ class Maker(ItemMaker):
     def __init__(self, **settings: Any) -> None:
         nothing: Any = None
         stages = {"": StageHandles(nothing, nothing, {})}
-        super().__init__(SharedConfig.model_validate(settings), stages, nothing, ItemMetrics())
+        super().__init__(SharedConfig.model_validate(settings), stages, nothing, ItemMetrics(), Spans())
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.made: list[str] = []

@@ -10,7 +10,7 @@ from deployments.stages.stage_messages import GeneratedText
 
 
 def piece(text: str, index: int = 0) -> GeneratedText:
-    return GeneratedText(text, [], 1, 0, 1, None, {}, index)
+    return GeneratedText(text, [], 1, 0, 1, None, [], index)
 
 
 class Stream:

@@ -14,13 +14,14 @@ from deployments.stages import piece_connection
 from deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
 from deployments.stages.piece_messages import SentPieces, pack_message
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
+from preprocess.schema import StageTime
 from tests.waiting import until
 
 Sends = Callable[[PieceConnection, int], Awaitable[None]]
 
 
 def piece(text: str, *, index: int = 0, finish_reason: str | None = None) -> GeneratedText:
-    return GeneratedText(text, [ord(one) for one in text], 5, 0, len(text), finish_reason, {}, index)
+    return GeneratedText(text, [ord(one) for one in text], 5, 0, len(text), finish_reason, [], index)
 
 
 class Replica:
@@ -144,13 +145,13 @@ async def test_what_a_slow_client_has_not_taken_becomes_one_piece(receiver: Piec
 
 async def test_pieces_join_without_losing_anything() -> None:
     token = ScoredToken(1, b"a", -0.5, [(b"a", -0.5)], 3)
+    times = [StageTime("prefill", 1.0, 0.5, "Generate#1"), StageTime("first_decode", 1.5, 0.25, "Generate#1")]
     parts = [
-        GeneratedText("a", [1], 9, 4, 1, None, {"prefill": 0.5}, 0, [token], [token, token]),
-        GeneratedText("x", [7], 9, 4, 1, None, {}, 1),
-        GeneratedText("b", [2, 3], 9, 4, 3, "stop", {"first_decode": 0.25}, 0, [token], []),
+        GeneratedText("a", [1], 9, 4, 1, None, [times[0]], 0, [token], [token, token]),
+        GeneratedText("x", [7], 9, 4, 1, None, [], 1),
+        GeneratedText("b", [2, 3], 9, 4, 3, "stop", [times[1]], 0, [token], []),
     ]
-    seconds = {"prefill": 0.5, "first_decode": 0.25}
-    expected = GeneratedText("ab", [1, 2, 3], 9, 4, 3, "stop", seconds, 0, [token, token], [token, token])
+    expected = GeneratedText("ab", [1, 2, 3], 9, 4, 3, "stop", times, 0, [token, token], [token, token])
     assert joined(parts) == [expected, parts[1]]
 
 

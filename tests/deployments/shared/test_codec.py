@@ -17,7 +17,7 @@ from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, 
 from deployments.shared.uploads import Upload
 from deployments.shared.weight import Weight
 from deployments.stages.private_port import frame
-from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange
+from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 
 NUMBERS = st.integers(0, 10**9)
 JSON = st.recursive(
@@ -81,7 +81,9 @@ def test_messages_arrive_as_they_were_sent(message: Any) -> None:
 def test_metadata_of_an_item_arrives_with_its_arrays(is_embed: tuple[bool, ...] | None) -> None:
     expansion = ItemExpansion(np.arange(3, dtype=np.int32), PlaceholderRange(0, 3, is_embed), "before", "after")
     inputs = {"image_grid_thw": np.array([[1, 2, 3]]), "scale": np.array(0.5, np.float32)}
-    message = Pending(7, PendingItem(ItemInfo("image", expansion, 12, 0.25, 0.5, False, inputs), None))
+    message = Pending(
+        7, PendingItem(ItemInfo("image", expansion, 12, False, inputs, (StageTime("processor", 1.5, 0.5),)), None)
+    )
     assert is_same(sent(message), message)
 
 

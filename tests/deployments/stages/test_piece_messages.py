@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from deployments.stages.piece_messages import SentPieces, pack_message, read_message
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
+from preprocess.schema import StageTime
 
+SECONDS = st.floats(0, 1e6)
 INTEGERS = st.integers(0, 2**40)
 TEXTS = st.text(max_size=20)
 LOGPROBS = st.floats(max_value=0.0, allow_nan=False)
@@ -28,7 +30,7 @@ PIECES = st.builds(
     INTEGERS,
     INTEGERS,
     st.sampled_from([None, "stop", "length"]),
-    st.dictionaries(TEXTS, st.floats(0, 1e6), max_size=2),
+    st.lists(st.builds(StageTime, TEXTS, SECONDS, SECONDS, TEXTS, TEXTS, TEXTS), max_size=2),
     st.integers(0, 127),
     st.lists(TOKENS, max_size=3),
     st.lists(TOKENS, max_size=3),

@@ -24,6 +24,7 @@ from ray.serve.schema import ApplicationStatus
 from deployments.app import build_app
 from deployments.config import AppConfig
 from deployments.ray_session import ray_session
+from deployments.request_context import NO_REQUEST
 from deployments.stages.preprocess_stage import CALL_PIXELS, PIXELS
 from deployments.stages.stage_messages import ItemJob
 from deployments.stages.work_scaling import CALLS, PendingWork, WorkScaling, desired_replicas, scaling, with_queued
@@ -189,7 +190,7 @@ def process(handle: DeploymentHandle[Any], job: ItemJob) -> None:
 
 
 def render(handle: DeploymentHandle[Any]) -> None:
-    for _ in handle.options(stream=True).render.remote(PROMPT, [], None):
+    for _ in handle.options(stream=True).render.remote(PROMPT, [], None, NO_REQUEST):
         pass
 
 

@@ -1,0 +1,206 @@
+"""What it costs to trace requests: one server with tracing on against the same with tracing off.
+
+    python -m benchmarks.observability [--rounds 10] [--seconds 2.5] [--output FILE]
+
+The bundled model on the server's defaults, with a collector of OpenTelemetry configured, which throws away what it
+gets. Clients ask one question after the other, with answers of few tokens, so that the work beside the model's weighs
+the most: `pictures` brings a new small picture with each question, `text` none. They decide by the header
+`traceparent` whether a request is traced, so both ways run on the same processes. Short rounds of both take turns, each
+pair in the other order than the last one.
+
+`cpu_ms` is the processor time of all replicas for a request, in milliseconds, over all rounds, and `cpu_ratio` that of
+traced ones to others: on a busy server throughput falls as it grows. Other work on the machine moves it much less than
+it moves `throughput`, in requests per second over all rounds, and `throughput_ratio`. `spread` has the quartiles of the
+ratios of neighbours' processor times. The collector's own work counts in the throughput, since it runs here, and not in
+the processor time.
+
+`record_us` is the time in which an ingress makes the record of a request for `raylens trace`, in microseconds. The
+check has it as a share of the processor time of a request. The last line is one JSON document.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+from PIL import Image
+
+from benchmarks.document import at_most, publish, this_machine
+from benchmarks.server_process import cpu_seconds
+from deployments.config import AppConfig
+from deployments.endpoint.request_traces import as_json
+from deployments.local_cluster import APP_NAME, free_port, running_app
+from preprocess.schema import StageTime
+from tests.pictures import encoded, user_message
+from tests.replicas import worker_pids
+
+KINDS = ("pictures", "text")
+CLIENTS, TOKENS = 8, 4
+TARGET = 1.02
+SEND_SECONDS = 1.2
+_SIDE = 64
+_NUM_SPANS = 16  # of a request with one picture
+
+
+class _Sink(grpc.GenericRpcHandler):
+    """Answers every call with an empty message, and reads none."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+
+
+def serve_sink(port: int) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[_Sink()])
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    server.wait_for_termination()
+
+
+@contextmanager
+def sink() -> Iterator[str]:
+    """Runs a collector in a process of its own. Yields its URL."""
+    port = free_port()
+    process = multiprocessing.get_context("spawn").Process(target=serve_sink, args=(port,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def new_body(kind: str, rng: random.Random) -> dict[str, Any]:
+    pictures = []
+    if kind == "pictures":
+        pictures.append(encoded(Image.frombytes("RGB", (_SIDE, _SIDE), rng.randbytes(3 * _SIDE**2)), "JPEG"))
+    message = user_message(f"What is it? {rng.random()}", *pictures)
+    return {"model": "shapes", "messages": [message], "max_tokens": TOKENS, "ignore_eos": True}
+
+
+async def ask_for(url: str, kind: str, seconds: float, *, is_traced: bool) -> int:
+    """Returns how many requests `CLIENTS` clients, that always have one open, had answered."""
+    rng, num_done = random.Random(), 0
+    flag = "01" if is_traced else "00"
+    deadline = time.perf_counter() + seconds
+
+    async def ask_forever(session: aiohttp.ClientSession) -> None:
+        nonlocal num_done
+        while time.perf_counter() < deadline:
+            headers = {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{flag}"}
+            body = new_body(kind, rng)
+            async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            num_done += 1
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(ask_forever(session) for _ in range(CLIENTS)))
+    return num_done
+
+
+@dataclass
+class Total:
+    """What rounds of one way took, and the processor time of a request in each of them, in milliseconds."""
+
+    requests: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    cpu_ms: list[float] = field(default_factory=list)
+
+    def run(self, url: str, kind: str, seconds: float, *, is_traced: bool) -> None:
+        started, cpu = time.perf_counter(), replicas_cpu_seconds()
+        number = asyncio.run(ask_for(url, kind, seconds, is_traced=is_traced))
+        self.seconds += time.perf_counter() - started
+        time.sleep(SEND_SECONDS)  # spans are sent after the requests
+        own_cpu = replicas_cpu_seconds() - cpu
+        self.requests += number
+        self.cpu_seconds += own_cpu
+        self.cpu_ms.append(own_cpu / number * 1e3)
+
+
+def replicas_cpu_seconds() -> float:
+    return sum(cpu_seconds(pid) for pid in worker_pids(f"ServeReplica:{APP_NAME}:"))
+
+
+def measure(url: str, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
+    """Returns the figures of each kind."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        asyncio.run(ask_for(url, kind, 2 * seconds, is_traced=True))  # warms up
+        time.sleep(SEND_SECONDS)
+        traced, untraced = Total(), Total()
+        for turn in range(rounds):
+            for is_traced in (turn % 2 == 0, turn % 2 == 1):
+                (traced if is_traced else untraced).run(url, kind, seconds, is_traced=is_traced)
+        found[kind] = figures_of(traced, untraced)
+    return found
+
+
+def figures_of(traced: Total, untraced: Total) -> dict[str, Any]:
+    ways = {"traced": traced, "untraced": untraced}
+    cpu_ms = {name: round(one.cpu_seconds / one.requests * 1e3, 3) for name, one in ways.items()}
+    throughput = {name: round(one.requests / one.seconds, 1) for name, one in ways.items()}
+    ratios = [on / off for on, off in zip(traced.cpu_ms, untraced.cpu_ms, strict=True)]
+    return {
+        "cpu_ms": cpu_ms,
+        "cpu_ratio": round(cpu_ms["traced"] / cpu_ms["untraced"], 4),
+        "spread": [round(one, 3) for one in statistics.quantiles(ratios, n=4)],
+        "throughput": throughput,
+        "throughput_ratio": round(throughput["traced"] / throughput["untraced"], 4),
+        "requests": [traced.requests, untraced.requests],
+    }
+
+
+def record_us() -> float:
+    """Returns the time of what `TracedRequest.keep` does beside sending."""
+    one = StageTime("media_decode", time.time(), 0.0123, "Preprocess#abcdefgh", "messages[0].content[0]")
+    return _best_us(lambda: json.dumps({"spans": as_json([one] * _NUM_SPANS)}).encode())
+
+
+def _best_us(work: Callable[[], object], number: int = 2000) -> float:
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(number):
+            work()
+        best = min(best, (time.perf_counter() - started) / number)
+    return best * 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="of each kind and way (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each round (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="write the JSON document here too")
+    options = parser.parse_args()
+    record = record_us()
+    with sink() as collector:
+        config = AppConfig.model_validate({"tracing": {"endpoint": collector}})
+        with running_app(config, host="127.0.0.1", port=free_port()) as url:
+            measured = measure(url, options.rounds, options.seconds)
+    for kind, own in measured.items():
+        print(f"{kind}: {own}")
+    least = min(own["cpu_ms"]["untraced"] for own in measured.values())
+    checks = {
+        f"processor time with tracing, {kind}": at_most(own["cpu_ratio"], TARGET) for kind, own in measured.items()
+    }
+    checks["share of a request that its record takes"] = at_most(round(record * 1e-3 / least, 4), 0.01)
+    document = {"checks": checks, "measured": measured, "record_us": round(record, 1), "machine": this_machine()}
+    publish(document, options.output)
+    return 0 if all(check["ok"] for check in checks.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

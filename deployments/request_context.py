@@ -1,0 +1,56 @@
+"""What goes along with a request through all processes: its id, and its place in a trace."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """`request_id`: as the answer's header X-Request-Id has it. `traceparent` and `tracestate`: the span that the
+    receiver's spans are children of, in the form of W3C's Trace Context. Empty: there is no trace."""
+
+    request_id: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """Returns 32 hex digits, or nothing."""
+        return self.traceparent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """Returns 16 hex digits, or nothing."""
+        return self.traceparent[36:52]
+
+    @property
+    def is_sampled(self) -> bool:
+        """Returns whether the spans of this trace are collected."""
+        return bool(self.traceparent) and bool(int(self.traceparent[53:55], 16) & 1)
+
+
+NO_REQUEST = RequestContext()
+_current: ContextVar[RequestContext | None] = ContextVar("raylens_request", default=None)
+
+
+@contextmanager
+def in_request(context: RequestContext) -> Iterator[None]:
+    """What is logged in the block, and in tasks that it starts, has the request's ids."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def note_ids(record: logging.LogRecord) -> bool:
+    """A filter of log records that passes all. It gives them the ids of the request that they are about, as
+    `request_id`, `trace_id` and `span_id`."""
+    if (context := _current.get()) is not None:
+        record.request_id = context.request_id
+        if context.traceparent:
+            record.trace_id, record.span_id = context.trace_id, context.span_id
+    return True

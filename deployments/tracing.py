@@ -1,0 +1,214 @@
+"""The spans of this process, for OpenTelemetry. Where no collector is configured, nothing is made.
+
+Stages measure their times anyway (`preprocess.schema.StageTime`). Spans are made of these figures afterwards, so that
+both agree, and nothing happens while a stage works. Only what others are children of begins as a span."""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.config import TracingConfig
+from deployments.request_context import RequestContext, in_request
+from deployments.server_log import FIELDS
+from preprocess.schema import StageTime
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.sampling import Sampler
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"
+_DELAY_MS = 1000.0
+"""How long spans wait to be sent together. What a replica has not sent when it ends is lost."""
+_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+_SELDOM_SECONDS = 60.0
+_W3C = TraceContextTextMapPropagator()
+_MOST_CHARS = 512
+"""W3C's limit of both headers."""
+
+Attribute = str | bool | int | float | Sequence[str]
+NANOSECONDS = 10**9
+
+
+class OpenSpan:
+    """A span that is not over. `context`: what its children get. It may stand for no span, where none is collected."""
+
+    def __init__(self, span: trace.Span | None, context: RequestContext) -> None:
+        self._span = span
+        self.context = context
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._span is not None and self._span.is_recording()
+
+    def name(self, name: str) -> None:
+        if self._span is not None:
+            self._span.update_name(name)
+
+    def describe(self, attributes: Mapping[str, Attribute]) -> None:
+        if self._span is not None:
+            self._span.set_attributes(dict(attributes))
+
+    def link(self, other: RequestContext) -> None:
+        """Says that the work of another span is this one's, too."""
+        if self._span is not None and other.is_sampled:
+            self._span.add_link(trace.get_current_span(_parent_of(other)).get_span_context())
+
+    def note_error(self, error: BaseException, *, is_failure: bool = True) -> None:
+        """`is_failure`: whether the span failed, or only tells of a client's mistake."""
+        if self._span is not None:
+            self._span.record_exception(error)
+            if is_failure:
+                self._span.set_status(Status(StatusCode.ERROR, str(error)))
+
+
+class Spans:
+    """Makes the spans of this process. Without a `tracer` it makes none, and only hands contexts on."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def root(
+        self, request_id: str, headers: "TraceHeaders", name: str, attributes: Mapping[str, Attribute]
+    ) -> Iterator[OpenSpan]:
+        """A span for a request of a client that lasts as long as the block. It belongs to the client's trace if the
+        `headers` name one. The sampler decides whether it is collected, and with it all that belongs to it."""
+        parent = _W3C.extract(headers)
+        if self._tracer is None:
+            yield OpenSpan(None, _context_without_span(request_id, parent))
+            return
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes)
+        try:
+            yield OpenSpan(span, _context_of(span, request_id))
+        finally:
+            span.end()
+
+    @contextmanager
+    def span(
+        self, name: str, context: RequestContext, attributes: Mapping[str, Attribute] | None = None
+    ) -> Iterator[OpenSpan]:
+        """A span that lasts as long as the block, and fails with it."""
+        if self._tracer is None or not context.is_sampled:
+            yield OpenSpan(None, context)
+            return
+        span = self._tracer.start_span(name, _parent_of(context), attributes=attributes)
+        open_span = OpenSpan(span, _context_of(span, context.request_id))
+        try:
+            yield open_span
+        except Exception as error:
+            open_span.note_error(error)
+            raise
+        finally:
+            span.end()
+
+    def record(
+        self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
+    ) -> None:
+        """Makes a span of each of the `times`, a child of the context's. The log has them, too, if it is to have all
+        (`--log-level debug`)."""
+        if times and logger.isEnabledFor(logging.DEBUG):
+            with in_request(context):
+                for one in times:
+                    fields = {"stage": one.stage, "seconds": one.seconds}
+                    logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
+        if self._tracer is None or not context.is_sampled:
+            return
+        parent = _parent_of(context)
+        for one in times:
+            start = int(one.started_at * NANOSECONDS)
+            span = self._tracer.start_span(one.stage, parent, attributes=attributes, start_time=start)
+            if one.detail:
+                span.set_attribute("raylens.detail", one.detail)
+            span.end(start + int(one.seconds * NANOSECONDS))
+
+
+TraceHeaders = dict[str, list[str]]
+"""The headers `traceparent` and `tracestate` of a request, each with all its values."""
+
+
+def trace_headers(values: Mapping[str, list[str]]) -> TraceHeaders:
+    """Returns those that can be read. W3C: a trace that cannot be read is not the request's, and is no error."""
+    parents, states = values["traceparent"], values["tracestate"]
+    if len(parents) != 1 or len(parents[0]) > _MOST_CHARS:
+        return {}
+    return {"traceparent": parents} | ({"tracestate": states} if sum(map(len, states)) <= _MOST_CHARS - 32 else {})
+
+
+def spans_of(config: TracingConfig, process: str) -> Spans:
+    """Returns what makes this process's spans. `process`: its name. Raises RuntimeError where tracing is configured,
+    but not possible."""
+    if not is_configured(config):
+        return Spans()
+    protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "grpc")
+    if protocol != "grpc":
+        raise RuntimeError(f"traces are sent by OTLP over gRPC only (port 4317), not {protocol}")
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    own = {
+        "service.name": os.environ.get("OTEL_SERVICE_NAME", "raylens"),
+        "service.instance.id": process,
+        "raylens.deployment": process.partition("#")[0],
+    }
+    provider = TracerProvider(sampler=_sampler(config), resource=Resource.create(own))
+    logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
+    delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
+    exporter = OTLPSpanExporter(endpoint=config.endpoint)
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay))
+    return Spans(provider.get_tracer("raylens"))
+
+
+class _Seldom(logging.Filter):
+    """Lets one record pass in a while. While the collector is away, the exporter complains every second."""
+
+    _next_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        passes = record.levelno >= logging.ERROR and time.monotonic() >= self._next_at
+        if passes:
+            self._next_at = time.monotonic() + _SELDOM_SECONDS
+        return passes
+
+
+def is_configured(config: TracingConfig) -> bool:
+    return config.endpoint is not None or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+
+
+def _sampler(config: TracingConfig) -> "Sampler | None":
+    """Returns None for what OpenTelemetry's own variables say."""
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    return None if config.sample_ratio is None else ParentBasedTraceIdRatio(config.sample_ratio)
+
+
+def _parent_of(context: RequestContext) -> "Context":
+    carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
+    return _W3C.extract({name: value for name, value in carrier.items() if value})
+
+
+def _context_of(span: trace.Span, request_id: str) -> RequestContext:
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span))
+    return RequestContext(request_id, **carrier)
+
+
+def _context_without_span(request_id: str, parent: "Context") -> RequestContext:
+    """Returns a context that is not collected. Logs and answers have the ids of a trace nevertheless."""
+    given = trace.get_current_span(parent).get_span_context()
+    trace_id = trace.format_trace_id(given.trace_id) if given.is_valid else secrets.token_hex(16)
+    state = given.trace_state.to_header() if given.is_valid else ""
+    return RequestContext(request_id, f"00-{trace_id}-{secrets.token_hex(8)}-00", state)

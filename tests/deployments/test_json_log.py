@@ -1,0 +1,92 @@
+"""The server's log as JSON: an object a line, in every stage with the ids of its request and of its trace."""
+
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deployments.request_context import RequestContext, in_request, note_ids
+from deployments.server_log import FIELDS, JsonLines
+from tests.pictures import disc, encoded, user_message
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parent.parent.parent
+TRACE_ID, PARENT_ID = "ab" * 16, "cd" * 8
+CONTEXT = RequestContext("r-1", f"00-{TRACE_ID}-{PARENT_ID}-01")
+STAGES = {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
+
+
+def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    arguments = ["serve", "--port", "0", "--log-format", "json", "--log-level", "debug"]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "deployments", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdout is not None
+        url = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+(?=/v1)", line)))
+        body: dict[str, Any] = {"model": "shapes", "max_tokens": 2}
+        body["messages"] = [user_message("What?", encoded(disc("red")))]
+        headers = {"x-request-id": "r-1", "traceparent": CONTEXT.traceparent}
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).raise_for_status()
+        body["messages"] = [user_message("What?", encoded(disc("red"))[:-40])]
+        httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-request-id": "r-2"}, timeout=60)
+        wait_until(lambda: '"r-2"' in log.read_text())
+        server.send_signal(signal.SIGTERM)
+        server.stdout.read()
+    *told, last = log.read_text().splitlines()
+    assert last == "raylens: stopped", "the command's own last word"
+    lines = [json.loads(line) for line in told]
+    about = [line for line in lines if line.get("request_id") == "r-1"]
+    assert {line["process"].partition("#")[0] for line in about} == STAGES
+    assert {line["trace_id"] for line in about} == {TRACE_ID}
+    assert all({"time", "level", "logger", "message", "span_id"} <= line.keys() for line in about)
+    (access,) = [line for line in about if "status" in line]
+    assert (access["method"], access["path"], access["status"]) == ("POST", "/v1/chat/completions", 200)
+    assert access["level"] == "info"
+    assert 0 < access["first_byte_seconds"] <= access["seconds"]
+    assert access["bytes_in"] > 0 < access["bytes_out"]
+    (refused,) = [line for line in lines if line.get("request_id") == "r-2" and "status" in line]
+    assert (refused["status"], refused["stage"], refused["code"]) == (400, "ingress", "invalid_image")
+
+
+def record_of(message: str, *, extra: dict[str, Any] | None = None, error: Exception | None = None) -> Any:
+    logger = logging.getLogger("ray.serve.x")
+    info: Any = (type(error), error, error.__traceback__) if error is not None else None
+    record = logger.makeRecord(logger.name, logging.INFO, "x.py", 1, message, (), info, extra=extra)
+    assert note_ids(record)
+    return json.loads(JsonLines("Encode#1").format(record))
+
+
+def test_a_line_has_its_own_fields_and_its_error() -> None:
+    try:
+        raise ZeroDivisionError("over\nall")
+    except ZeroDivisionError as error:
+        told = record_of("two\nlines", extra={FIELDS: {"status": 500, "key": None}}, error=error)
+    assert (told["message"], told["status"], told["key"]) == ("two\nlines", 500, None)
+    assert (told["process"], told["level"], told["logger"]) == ("Encode#1", "info", "ray.serve.x")
+    assert "ZeroDivisionError: over\nall" in told["exception"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told["time"])
+
+
+def test_ids_are_those_of_the_request_whose_block_it_is() -> None:
+    with in_request(CONTEXT):
+        told = record_of("a")
+        with in_request(RequestContext("r-3")):
+            inner = record_of("b")
+    assert (told["request_id"], told["trace_id"], told["span_id"]) == ("r-1", TRACE_ID, PARENT_ID)
+    assert inner["request_id"] == "r-3"
+    assert "trace_id" not in inner
+    assert "request_id" not in record_of("c")

@@ -1,0 +1,305 @@
+"""A request's trace, received by a real collector of OpenTelemetry: which spans there are, and what they say."""
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.config import AppConfig
+from deployments.local_cluster import free_port
+from tests.otlp_collector import Collector, Received, collecting
+from tests.pictures import disc, encoded, user_message
+from tests.slow_encoder import large_picture, make_slow_checkpoint
+from tests.waiting import wait_until
+
+SIDE = 700  # pixels: a picture takes a tenth of a second to encode
+OF_ITEM = ("processor_queue", "media_decode", "processor", "transfer_pixels", "encode_queue", "encode")
+OF_GENERATE = ("transfer_embeddings", "llm_queue", "prefill", "first_decode", "decode")
+PORT = free_port()
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting(PORT) as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
+    checkpoint = make_slow_checkpoint(tmp_path_factory.mktemp("model"), SIDE)
+    tracing = {"endpoint": f"http://127.0.0.1:{PORT}"}
+    return AppConfig.model_validate({"model": checkpoint, "served_model_name": "small", "tracing": tracing})
+
+
+class Asked:
+    """A request that has been sent: the answer, and the ids of its trace."""
+
+    def __init__(self, url: str, *pictures: bytes, headers: dict[str, str] | None = None, **fields: Any) -> None:
+        body = {
+            "model": "small",
+            "messages": [user_message("What?", *pictures)],
+            "temperature": 0,
+            "max_tokens": 4,
+            "ignore_eos": True,
+            "stage_timings": True,
+        } | fields
+        self.response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        assert self.response.status_code < 500, self.response.text
+        self.traceparent = self.response.headers["traceparent"]
+        _, self.trace_id, self.span_id, self.flags = self.traceparent.split("-")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The stage timings in the answer, or in the last event that has some."""
+        if self.response.headers["content-type"] == "application/json":
+            found: dict[str, float] = self.response.json()["stage_timings"]["seconds"]
+            return found
+        lines = [line.removeprefix("data: ") for line in self.response.text.splitlines() if line.startswith("data: {")]
+        return next(one["stage_timings"]["seconds"] for one in map(json.loads, lines) if "stage_timings" in one)
+
+
+class Traced:
+    """The spans of one trace."""
+
+    def __init__(self, collector: Collector, asked: Asked, *names: str) -> None:
+        """Waits for the request's own span and for spans of these names."""
+        wanted = {asked.span_id}
+        wait_until(lambda: wanted <= {span.span_id for span in collector.of_trace(asked.trace_id)})
+        wait_until(lambda: set(names) <= {span.name for span in collector.of_trace(asked.trace_id)})
+        self.spans = collector.of_trace(asked.trace_id)
+        (self.root,) = [span for span in self.spans if span.span_id == asked.span_id]
+
+    def named(self, name: str) -> Received:
+        (span,) = [span for span in self.spans if span.name == name]
+        return span
+
+    def children(self, parent: Received) -> set[str]:
+        return {span.name for span in self.spans if span.parent_id == parent.span_id}
+
+    @property
+    def names(self) -> set[str]:
+        return {span.name for span in self.spans}
+
+    def longest(self, name: str) -> float:
+        return max(span.seconds for span in self.spans if span.name == name)
+
+
+def agree(traced: Traced, seconds: dict[str, float]) -> bool:
+    return all(abs(traced.longest(stage) - value) < 0.002 for stage, value in seconds.items())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_picture_s_way_is_one_trace_whose_times_are_those_of_the_answer(
+    app_url: str, collector: Collector, stream: bool
+) -> None:
+    asked = Asked(app_url, large_picture(10 + stream, SIDE), stream=stream)
+    assert asked.response.status_code == 200, asked.response.text
+    traced = Traced(collector, asked, *OF_ITEM, *OF_GENERATE, "item", "generate")
+    root = traced.root
+    assert (root.name, root.kind, root.parent_id, root.status) == ("POST /v1/chat/completions", 2, "", 0)
+    assert traced.children(root) - {"render"} == {"admission_queue", "media_fetch", "item", "generate"}
+    assert traced.children(traced.named("item")) == set(OF_ITEM)
+    assert traced.children(traced.named("generate")) - {"render"} == set(OF_GENERATE)
+    assert {"admission_queue", "processor_queue"} < asked.seconds.keys()
+    assert asked.seconds.keys() == traced.names - {root.name, "item", "generate", "decode"}
+    assert agree(traced, asked.seconds)
+    places = {span.name: span.place.partition("#")[0] for span in traced.spans}
+    assert [places[name] for name in ("media_fetch", "item", "processor", "encode", "prefill")] == [
+        "Ingress",
+        "Shared-0",
+        "Preprocess",
+        "Encode",
+        "Generate",
+    ]
+    for span in traced.spans:
+        assert root.start - 0.002 <= span.start <= span.end <= root.end + 0.002, span
+
+
+def test_the_stages_follow_each_other_without_a_gap(app_url: str, collector: Collector) -> None:
+    """Where a time is missing, someone looks for it in vain. A call by Ray takes some milliseconds."""
+    traced = Traced(collector, Asked(app_url, large_picture(20, SIDE)), *OF_ITEM)
+    spans = [traced.named(name) for name in OF_ITEM]
+    item = traced.named("item")
+    assert sum(span.seconds for span in spans) > 0.6 * item.seconds
+    for before, after in pairwise(spans[:3]):
+        assert abs(after.start - before.end) < 0.002
+    queue, encode = traced.named("encode_queue"), traced.named("encode")
+    assert abs(encode.start - queue.end) < 1e-6
+
+
+def test_the_span_of_a_request_says_what_was_asked_and_answered(app_url: str, collector: Collector) -> None:
+    asked = Asked(app_url, large_picture(30, SIDE), headers={"x-request-id": "asked-of-30"})
+    told = Traced(collector, asked).root.attributes
+    usage = asked.response.json()["usage"]
+    assert told["http.request.method"] == "POST"
+    assert told["http.route"] == told["url.path"] == "/v1/chat/completions"
+    assert told["http.response.status_code"] == 200
+    assert told["raylens.request_id"] == "asked-of-30"
+    assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.request.model"] == "small"
+    assert told["gen_ai.response.id"] == asked.response.json()["id"]
+    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 4
+    assert told["gen_ai.response.finish_reasons"] == ["length"]
+    assert 0 < told["gen_ai.latency.time_to_first_token"] < 60
+
+
+def test_a_request_joins_its_client_s_trace(app_url: str, collector: Collector) -> None:
+    trace_id, parent_id = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace_id}-{parent_id}-01", "tracestate": "vendor=1"}
+    asked = Asked(app_url, headers=headers)
+    assert (asked.trace_id, asked.flags) == (trace_id, "01")
+    traced = Traced(collector, asked, "prefill", "generate")
+    assert traced.root.parent_id == parent_id
+    assert {span.tracestate for span in traced.spans} == {"vendor=1"}
+
+
+def test_a_trace_that_its_client_does_not_collect_is_not_collected(app_url: str, collector: Collector) -> None:
+    trace_id = secrets.token_hex(16)
+    asked = Asked(app_url, headers={"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-00"})
+    assert (asked.trace_id, asked.flags) == (trace_id, "00")
+    Traced(collector, Asked(app_url), "generate")  # a later one has come
+    assert collector.of_trace(trace_id) == []
+
+
+def test_a_trace_that_cannot_be_read_is_no_error(app_url: str) -> None:
+    trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
+    for bad in (
+        "nonsense",
+        f"ff-{trace_id}-{span_id}-01",
+        f"00-{'0' * 32}-{span_id}-01",
+        f"00-{trace_id}-{'0' * 16}-01",
+        f"00-{trace_id.upper()}g-{span_id}-01",
+        f"00-{trace_id}-{span_id}-01-more",
+        "0" * 5000,
+    ):
+        asked = Asked(app_url, headers={"traceparent": bad})
+        assert asked.response.status_code == 200
+        assert asked.trace_id not in (trace_id, "0" * 32)
+
+
+def test_what_is_in_a_cache_is_not_made_again(app_url: str, collector: Collector) -> None:
+    picture = large_picture(40, SIDE)
+    Asked(app_url, picture)
+    traced = Traced(collector, Asked(app_url, picture), "item", "generate", "prefill")
+    assert traced.names.isdisjoint(OF_ITEM)
+    assert traced.named("item").attributes["raylens.detail"] == "embeddings cached"
+    assert "transfer_embeddings" in traced.children(traced.named("generate"))
+
+
+def test_a_picture_that_two_requests_wait_for_is_in_the_trace_of_the_first(app_url: str, collector: Collector) -> None:
+    picture = large_picture(50, 3 * SIDE)
+    with ThreadPoolExecutor(2) as threads:
+        together = threading.Barrier(2)
+
+        def ask(_: int) -> Asked:
+            together.wait()
+            return Asked(app_url, picture)
+
+        both = list(threads.map(ask, range(2)))
+    ids = {asked.trace_id for asked in both}
+    wait_until(lambda: any(span.trace_id in ids and span.name == "encode" for span in collector.spans))
+    traces = [Traced(collector, asked, "item", "generate", "prefill") for asked in both]
+    makers = [trace for trace in traces if "encode" in trace.names]
+    assert len(makers) == 1
+    (maker,), (joined,) = makers, [trace for trace in traces if trace not in makers]
+    assert joined.names.isdisjoint(OF_ITEM)
+    item = next(span for span in joined.spans if span.name == "item" and span.links)
+    assert set(item.links) <= {span.span_id for span in maker.spans if span.name == "item"}
+    request_id = maker.root.attributes["raylens.request_id"]
+    assert item.attributes["raylens.detail"] == f"made for request {request_id}"
+
+
+def test_a_picture_that_cannot_be_read_is_an_error_of_its_item(app_url: str, collector: Collector) -> None:
+    asked = Asked(app_url, encoded(disc("red"))[:-40])
+    assert asked.response.status_code == 400
+    traced = Traced(collector, asked, "item")
+    item = traced.named("item")
+    assert (item.status, item.events) == (2, ["exception"])
+    root = traced.root  # a client's mistake is no failure of the server
+    assert (root.status, root.events) == (0, ["exception"])
+    assert root.attributes["http.response.status_code"] == 400
+    assert root.attributes["error.type"] == asked.response.json()["error"]["code"]
+
+
+def test_what_programs_ask_every_few_seconds_has_no_trace(app_url: str, collector: Collector) -> None:
+    for path in ("/health", "/ping", "/metrics"):
+        assert "traceparent" not in httpx.get(f"{app_url}{path}").headers
+    Traced(collector, Asked(app_url), "generate")
+    names = {span.name for span in collector.spans}
+    assert not any("health" in name or "heartbeat" in name or "metrics" in name or "ping" in name for name in names)
+    roots = [span for span in collector.spans if span.kind == 2]
+    assert {span.attributes["url.path"] for span in roots} == {"/v1/chat/completions"}
+    assert {span.trace_id for span in collector.spans} == {span.trace_id for span in roots}
+
+
+def trace_of(url: str, request_id: str, **headers: str) -> httpx.Response:
+    """What the server tells of a request, which it keeps as soon as it has ended."""
+    found: list[httpx.Response] = []
+
+    def is_known() -> bool:
+        found[:] = [httpx.get(f"{url}/v1/traces/{request_id}", headers=headers)]
+        return found[0].status_code == 200
+
+    wait_until(is_known)
+    return found[0]
+
+
+def test_the_server_keeps_what_it_measured_of_a_request(app_url: str) -> None:
+    asked = Asked(app_url, large_picture(60, SIDE), headers={"x-request-id": "kept-60"}, request_id="my-own")
+    answer_id = asked.response.json()["id"]
+    told = trace_of(app_url, "kept-60").json()
+    assert told == trace_of(app_url, answer_id).json() == trace_of(app_url, "my-own").json()
+    assert (told["request_id"], told["trace_id"], told["status"]) == ("kept-60", asked.trace_id, 200)
+    seconds: dict[str, float] = {}
+    for span in told["spans"]:
+        seconds[span["stage"]] = max(span["seconds"], seconds.get(span["stage"], 0.0))
+        assert told["started_at"] - 0.002 <= span["started_at"]
+        assert span["started_at"] + span["seconds"] <= told["started_at"] + told["seconds"] + 0.002
+    assert {stage: seconds[stage] for stage in asked.seconds} == asked.seconds
+    assert seconds.keys() - asked.seconds.keys() == {"item", "generate", "decode"}
+    (encode,) = [span for span in told["spans"] if span["stage"] == "encode"]
+    assert encode["part"] == "messages[0].content[0].image_url"
+    assert encode["place"].startswith("Encode#")
+    assert [span["started_at"] for span in told["spans"]] == sorted(span["started_at"] for span in told["spans"])
+
+
+def test_nobody_sees_another_key_s_request(app_url: str) -> None:
+    Asked(app_url, headers={"x-request-id": "secret-1", "authorization": "Bearer one"})
+    trace_of(app_url, "secret-1", authorization="Bearer one")
+    refused = httpx.get(f"{app_url}/v1/traces/secret-1", headers={"authorization": "Bearer two"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "trace_not_found")
+
+
+def test_a_request_that_failed_is_kept_with_its_error(app_url: str) -> None:
+    asked = Asked(app_url, encoded(disc("blue"))[:-40], headers={"x-request-id": "failed-1"})
+    told = trace_of(app_url, "failed-1").json()
+    assert (told["status"], told["error"]) == (400, asked.response.json()["error"]["code"])
+    assert "media_fetch" in {span["stage"] for span in told["spans"]}
+
+
+def test_a_stream_whose_client_leaves_is_kept_as_such(app_url: str, collector: Collector) -> None:
+    question = {"model": "small", "messages": [user_message("What?")]}
+    body = question | {"stream": True, "max_tokens": 4000, "ignore_eos": True}
+    headers = {"x-request-id": "left-1"}
+    with httpx.stream("POST", f"{app_url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()
+        next(answer.iter_lines())
+        trace_id = answer.headers["traceparent"].split("-")[1]
+    assert trace_of(app_url, "left-1").json()["trace_id"] == trace_id
+    wait_until(lambda: {"generate"} < {span.name for span in collector.of_trace(trace_id)})
+    (generate,) = [span for span in collector.of_trace(trace_id) if span.name == "generate"]
+    assert generate.status == 0, "to leave is no failure"
+
+
+def test_prompts_of_one_request_are_told_apart(app_url: str) -> None:
+    body = {"model": "small", "prompt": ["one", "two"], "max_tokens": 2}
+    httpx.post(f"{app_url}/v1/completions", json=body, headers={"x-request-id": "two-prompts"}).raise_for_status()
+    spans = trace_of(app_url, "two-prompts").json()["spans"]
+    assert {span["part"] for span in spans if span["stage"] == "prefill"} == {"prompt 0", "prompt 1"}

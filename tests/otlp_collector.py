@@ -1,0 +1,94 @@
+"""A collector of OpenTelemetry: the protocol's own gRPC service, which keeps what it gets."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A span as it came over the wire. Ids in hex digits, times in seconds. `place`: the process that sent it.
+    `status`: the number of the protocol, 2 for an error. `links`: the spans' ids."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    kind: int
+    start: float
+    end: float
+    attributes: dict[str, Any]
+    place: str
+    status: int
+    events: list[str]
+    links: list[str]
+    tracestate: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class Collector(TraceServiceServicer):
+    def __init__(self) -> None:
+        self.spans: list[Received] = []
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        for resource in request.resource_spans:
+            place = _attributes(resource.resource.attributes).get("service.instance.id", "")
+            self.spans += [_received(span, place) for scope in resource.scope_spans for span in scope.spans]
+        return ExportTraceServiceResponse()
+
+    def of_trace(self, trace_id: str) -> list[Received]:
+        return [span for span in self.spans if span.trace_id == trace_id]
+
+
+@contextmanager
+def collecting(port: int) -> Iterator[Collector]:
+    """Collects on a port of the loopback interface while the block runs."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_service: Any = add_TraceServiceServicer_to_server  # without types
+    add_service(collector, server)
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None).wait()
+
+
+def _received(span: Any, place: str) -> Received:
+    return Received(
+        span.name,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        span.kind,
+        span.start_time_unix_nano / 1e9,
+        span.end_time_unix_nano / 1e9,
+        _attributes(span.attributes),
+        place,
+        span.status.code,
+        [event.name for event in span.events],
+        [link.span_id.hex() for link in span.links],
+        span.trace_state,
+    )
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [_value(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
