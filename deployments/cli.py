@@ -1,4 +1,4 @@
-"""The command line: `raylens serve`, `demo`, `trace`, `plan`, `node`, `deploy`, `key` and `convert`."""
+"""The command line: `raylens serve`, `demo`, `top`, `trace`, `plan`, `node`, `deploy`, `key` and `convert`."""
 
 import argparse
 import importlib.metadata
@@ -20,6 +20,7 @@ from deployments.config_file import ConfigError, load_config
 from deployments.demo import run_demo
 from deployments.endpoint import api_keys
 from deployments.local_cluster import check_address, free_port, print_at_once, running_app
+from deployments.top import command as top_command
 from planning import command as plan_command
 from planning.settings import PlanError
 
@@ -42,8 +43,10 @@ Make an API key. The key itself is printed once, to be given to whoever is to us
 into a file, which a server reads that has it as `auth.keys_file` in its settings, within seconds, while it serves.
 
   raylens key alice --file keys.yaml
+  raylens key operator --admin --file keys.yaml     for `raylens top`, /dashboard and Prometheus, too
 
-To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS=key1,key2 in its environment does, too.
+To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS=key1,key2 in its environment does, too;
+these keys are all admins.
 """
 _DEMO_HELP = """\
 Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
@@ -150,7 +153,7 @@ def _serve(args: argparse.Namespace) -> int:
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
         names = " and ".join(model.model_name for model in config.models)
         are = "is" if len(config.models) == 1 else "are"
-        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, metrics: {url}/metrics)\n")
+        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n")
         print("Try:\n")
         key = args.api_key[0] if args.api_key else None
         print(_curl_line(url, config.model_name, key), flush=True)
@@ -171,7 +174,7 @@ def _curl_line(url: str, model: str, key: str | None) -> str:
 
 def _key(args: argparse.Namespace) -> int:
     try:
-        print(api_keys.add_key(args.file, args.name))
+        print(api_keys.add_key(args.file, args.name, is_admin=args.admin))
     except api_keys.ApiKeysError as error:
         raise ConfigError(str(error)) from error
     return 0
@@ -217,6 +220,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
     demo.set_defaults(run=_demo)
+    top = commands.add_parser("top", help="watch a server", description=top_command.HELP, formatter_class=style)
+    top_command.add_arguments(top)
+    top.set_defaults(run=top_command.run, when_stopped=_INTERRUPTED)
     trace = commands.add_parser(
         "trace", help="where the time of a request went", description=trace_command.HELP, formatter_class=style
     )
@@ -238,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
     key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
     key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
+    key.add_argument("--admin", action="store_true", help="may read /metrics and /dashboard, which name other keys")
     key.set_defaults(run=_key)
     convert = commands.add_parser(
         "convert", help="rename the weights of a checkpoint", description=_CONVERT_HELP, formatter_class=style

@@ -25,14 +25,16 @@ class GatedClient(TestClient):
     errors: list[tuple[str, str]]
 
 
-def gated(api: FastAPI, environment: Mapping[str, str] | None = None, **settings: Any) -> GatedClient:
-    """`environment` may hold API keys, `settings` are those of AdmissionConfig."""
+def gated(
+    api: FastAPI, environment: Mapping[str, str] | None = None, keys_file: str | None = None, **settings: Any
+) -> GatedClient:
+    """`environment` and `keys_file` may hold API keys, `settings` are those of AdmissionConfig."""
     config = AdmissionConfig.model_validate(settings)
     errors: list[tuple[str, str]] = []
     add_error_handlers(api)
     api.add_middleware(
         Gate,
-        keys=ApiKeys(None, environment or {}),
+        keys=ApiKeys(keys_file, environment or {}),
         admission=Admission(config, LocalLedger().leases(), lambda reason: None),
         config=config,
         origins=["https://known.example"],

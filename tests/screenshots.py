@@ -1,16 +1,25 @@
-"""Makes docs/page-*.png: real conversations on the web page, light, dark and on a phone; see `make screenshots`."""
+"""Makes docs/page-*.png, real conversations on the web page, and docs/operator-*.png, the operator's page under a real
+load: light, dark and on a phone; see `make screenshots`."""
 
+import random
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
+from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect
 
 from checkpoints import BUNDLED_MODEL, PICTURES
 from deployments.config import AppConfig
+from deployments.endpoint.api_keys import add_key
 from deployments.local_cluster import free_port, running_app
+from tests.background import Background
 from tests.chromium import chromium
 from tests.page_driver import ask, open_page, pick
+from tests.pictures import disc, encoded, user_message
 
 ROOT = Path(__file__).parent.parent
 DESCRIBE = "Describe the picture."
@@ -67,7 +76,72 @@ def shoot_all(url: str, folder: Path) -> None:
             shoot(browser, url, shot, folder)
 
 
+# The operator's page
+
+KEYS = ("shop", "support", "app")
+OPERATOR_SHOTS = (
+    Shot("operator-light.png", "light", (1280, 900), 1.5),
+    Shot("operator-dark.png", "dark", (1280, 900), 1.5),
+    Shot("operator-phone.png", "light", (360, 812), 2),
+)
+CLIENTS = 10
+LOAD_SECONDS = 90
+"""How long the load has gone on when the pictures are taken."""
+
+
+def load(url: str, key: str, number: int) -> Background:
+    """A client that asks about a few pictures, most of them again and again, for long answers, with pauses."""
+    client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=3, timeout=60)
+    chance = random.Random(number)
+
+    def ask_on() -> None:
+        while not work.is_over.wait(chance.choice((0, 0, 0.1, 0.1 * number, 2))):
+            side = chance.choice((96, 128, 160, chance.randrange(96, 224)))
+            colour = chance.choice(("red", "green", "blue"))
+            length: dict[str, Any] = {"max_tokens": chance.randrange(200, 1500), "extra_body": {"ignore_eos": True}}
+            message = user_message(DESCRIBE, encoded(disc(colour, (side, side))))
+            client.chat.completions.create(model="shapes", messages=[message], **length)
+
+    work = Background(ask_on)
+    return work
+
+
+def shoot_operator(url: str, admin: str, keys: list[str], folder: Path) -> None:
+    with chromium() as browser, ExitStack() as loads:
+        for number in range(CLIENTS):
+            loads.enter_context(load(url, keys[number % len(keys)], number))
+        pages = []
+        for shot in OPERATOR_SHOTS:
+            width, height = shot.size
+            context = browser.new_context(
+                color_scheme=shot.scheme,
+                viewport={"width": width, "height": height},
+                device_scale_factor=shot.scale,
+                http_credentials={"username": "operator", "password": admin},
+            )
+            pages.append(context.new_page())
+            pages[-1].goto(f"{url}/dashboard")
+        time.sleep(LOAD_SECONDS)
+        for shot, page in zip(OPERATOR_SHOTS, pages, strict=True):
+            expect(page.locator("#state")).to_have_text("Live")
+            page.screenshot(path=folder / shot.file, full_page=True)
+
+
+def main() -> None:
+    config: dict[str, Any] = {"model": str(BUNDLED_MODEL)}
+    with running_app(AppConfig.model_validate(config), host="127.0.0.1", port=free_port()) as url:
+        shoot_all(url, ROOT / "docs")
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "keys.yaml"
+        admin, *others = (add_key(file, name, is_admin=name == "operator") for name in ("operator", *KEYS))
+        config |= {
+            "auth": {"keys_file": str(file)},
+            "shared": {"processor_cache_bytes": 2**26, "embedding_cache_bytes": 2**24},
+            "generate": {"min_replicas": 2, "max_replicas": 2, "engine": {"kv_cache_bytes": 2**24}},
+        }
+        with running_app(AppConfig.model_validate(config), host="127.0.0.1", port=free_port()) as url:
+            shoot_operator(url, admin, others, ROOT / "docs")
+
+
 if __name__ == "__main__":
-    config = AppConfig.model_validate({"model": str(BUNDLED_MODEL)})
-    with running_app(config, host="127.0.0.1", port=free_port()) as app_url:
-        shoot_all(app_url, ROOT / "docs")
+    main()

@@ -1,7 +1,7 @@
 """One direction of imports. cpu_kernels lies at the bottom, and modeling on it. preprocess, encoder and llm are plain
 libraries on modeling, and deployments is the only package above them. planning imports none of them, and of deployments
-only the command line imports planning. In deployments each room imports from those below it: stages < shared < pipeline
-< api < endpoint < app."""
+only the command line imports planning. In deployments each room imports from those below it: summary < stages < shared
+< pipeline < api < endpoint < top < app."""
 
 import ast
 import sys
@@ -23,7 +23,7 @@ PACKAGES = (
     "checkpoints",
     "dashboards",
 )
-ROOMS = ("stages", "shared", "pipeline", "api", "endpoint", "app")
+ROOMS = ("summary", "stages", "shared", "pipeline", "api", "endpoint", "top", "app")
 """The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
 GROUND = ("config", "metrics", "replica_start", "request_context", "server_log", "tracing")
 """Files and one folder of deployments that every room may import, and that import none."""

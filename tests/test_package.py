@@ -99,9 +99,9 @@ def test_it_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = """if True:
         import deployments.app, checkpoints
-        from deployments.endpoint.page_route import Page
+        from deployments.endpoint.page_route import chat_page, operator_page
         from deployments.config_file import load_config
-        Page()
+        chat_page(), operator_page()
         print(load_config(None, {}).model, (checkpoints.PICTURES / "questions.json").is_file())
     """
     assert run_unpacked(tmp_path, code).split() == [str(tmp_path / "checkpoints" / "shapes"), "True"]

@@ -13,7 +13,7 @@ from deployments.server_log import FIELDS
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-_QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
+_QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/dashboard/data"})
 """Programs ask for these every few seconds. The log names them only if they fail, and not while the stages start."""
 _MAX_NAMES = 20
 

@@ -29,7 +29,8 @@ class ApiKeysError(ValueError):
 class ApiKey(BaseModel):
     """An entry of the file. `sha256`: the hash of the key, in hexadecimal digits. A key has 256 random bits, so a slow
     hash is not needed. `max_requests`: the most at once; null: the number in `admission.per_key`. `priority` is added
-    to the priority of its requests."""
+    to the priority of its requests. `admin`: whether it may read what the server tells its operator, such as the use of
+    every key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,17 +38,20 @@ class ApiKey(BaseModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     max_requests: int | None = Field(None, ge=1)
     priority: int = Field(0, ge=0, le=1000)
+    admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request. Requests of callers with different `cache_salt` share no cache entries, so that neither
-    can find out what the other sent. `name` is None if anybody may call."""
+    can find out what the other sent. `name` is None if anybody may call. `is_admin`: whether it may read what the
+    server tells its operator."""
 
     name: str | None
     cache_salt: str
     max_requests: int | None = None
     priority: int = 0
+    is_admin: bool = False
 
 
 def new_key() -> str:
@@ -75,7 +79,7 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
     return {entry.sha256: entry for entry in entries}
 
 
-def add_key(file: Path, name: str) -> str:
+def add_key(file: Path, name: str, *, is_admin: bool = False) -> str:
     """Makes a key, adds its entry to the file and returns the key. Only its owner may read the file afterwards.
 
     Raises ApiKeysError, with nothing changed, if the name exists already or is not allowed.
@@ -85,7 +89,7 @@ def add_key(file: Path, name: str) -> str:
         raise ApiKeysError(f"{file}: there is a key of {name!r} already")
     key = new_key()
     try:
-        entry = ApiKey(name=name, sha256=hash_key(key))
+        entry = ApiKey(name=name, sha256=hash_key(key), admin=is_admin)
     except ValidationError as error:
         raise ApiKeysError(f"{name!r} is no name for a key: letters, digits, '.', '_' and '-', at most 64") from error
     entries = [one.model_dump(exclude_defaults=True) for one in [*old.values(), entry]]
@@ -103,10 +107,13 @@ class ApiKeys:
     """The keys of a file and of the environment. If neither has any, anybody may call."""
 
     def __init__(self, file: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """The variable RAYLENS_API_KEYS holds the keys themselves, separated by commas. Raises ApiKeysError."""
+        """The variable RAYLENS_API_KEYS holds the keys themselves, separated by commas. They are the operator's own, so
+        all are admins. Raises ApiKeysError."""
         self._file = None if file is None else Path(file)
         given = [key.strip() for key in environment.get(ENVIRONMENT_VARIABLE, "").split(",") if key.strip()]
-        self._given = {hash_key(key): ApiKey(name=f"env-{n}", sha256=hash_key(key)) for n, key in enumerate(given)}
+        self._given = {
+            hash_key(key): ApiKey(name=f"env-{n}", sha256=hash_key(key), admin=True) for n, key in enumerate(given)
+        }
         self.is_open = self._file is None and not self._given
         self._state = self._seen = (0, 0, 0)
         self._keys = dict(self._given)
@@ -123,10 +130,12 @@ class ApiKeys:
         """Returns the caller that has this key, or None. A wrong key takes as long as a right one, because the lookup
         is by the key's hash."""
         if self.is_open:
-            return Caller(None, hash_key(key or ""))
+            return Caller(None, hash_key(key or ""), is_admin=True)
         self._read_again()
         found = None if key is None else self._keys.get(hash_key(key))
-        return None if found is None else Caller(found.name, found.sha256, found.max_requests, found.priority)
+        if found is None:
+            return None
+        return Caller(found.name, found.sha256, found.max_requests, found.priority, found.admin)
 
     def _read_again(self) -> None:
         """Takes over a changed file once two looks find it alike, so that a half-written file locks nobody out. A file

@@ -62,6 +62,7 @@ class AccessError(PermissionError):
 
 def add_error_handlers(api: FastAPI) -> None:
     """Makes every error that leaves a route a JSON body in OpenAI's form."""
+    api.add_exception_handler(AccessError, _on_error)
     api.add_exception_handler(InvalidRequestError, _on_error)
     api.add_exception_handler(StageUnavailableError, _on_error)
     api.add_exception_handler(OverloadedError, _on_error)

@@ -26,7 +26,7 @@ from deployments.stages.work_scaling import PendingWork
 from preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})
-_PAGE = "/"
+_PAGES = frozenset({"/", "/dashboard"})
 _MAX_JSON_PARTS = 2**18
 """The most commas and brackets of a JSON body. Its size in memory and the time to check it grow with these, much more
 than with its bytes."""
@@ -129,7 +129,7 @@ class Gate:
         caller = self._keys.find(key)
         if caller is None:
             reason = "no API key was sent" if key is None else "the API key is not valid"
-            raise AccessError(reason, status=401, challenge=_challenge(is_page=path == _PAGE or is_basic))
+            raise AccessError(reason, status=401, challenge=_challenge(is_page=path in _PAGES or is_basic))
         if self._is_foreign(headers, is_basic=is_basic):
             raise AccessError("pages of other sites may not call this server, see ingress.cors_origins", status=403)
         if self._keys.is_open and not self._is_own(headers.get("host", "")):
@@ -259,7 +259,7 @@ def _key_in(authorization: str) -> tuple[str | None, bool]:
 
 
 def _challenge(*, is_page: bool) -> str:
-    """Returns the header WWW-Authenticate. Only the page's header makes a browser ask its user for a key."""
+    """Returns the header WWW-Authenticate. Only a page's header makes a browser ask its user for a key."""
     return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
 
 

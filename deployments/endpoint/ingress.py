@@ -4,12 +4,13 @@ import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api.models import Health, ModelCard, ModelList, Version
@@ -17,7 +18,7 @@ from deployments.config import AppConfig
 from deployments.endpoint.access_log import AccessLog
 from deployments.endpoint.admission import Admission
 from deployments.endpoint.api_keys import ApiKeys
-from deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES, add_error_handlers
+from deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
 from deployments.endpoint.file_routes import FileRoutes
 from deployments.endpoint.gate import Gate
 from deployments.endpoint.generation_routes import GenerationRoutes
@@ -25,7 +26,8 @@ from deployments.endpoint.health import StageMonitor
 from deployments.endpoint.json_route import JsonRoute
 from deployments.endpoint.metrics_export import export_metrics
 from deployments.endpoint.model_status import ModelStatus
-from deployments.endpoint.page_route import Page
+from deployments.endpoint.operator_routes import OperatorRoutes
+from deployments.endpoint.page_route import chat_page, examples
 from deployments.endpoint.request_traces import RequestTraces
 from deployments.endpoint.request_weight import WeighedRequests
 from deployments.endpoint.served_models import ModelRoute, ServedModels
@@ -74,10 +76,11 @@ class Ingress:
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
         self._traces = SharedTraces(self._shards)
-        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | TraceRoutes] = [
+        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes | TraceRoutes] = [
             GenerationRoutes(self._models, self._metrics, config.metrics, config.ingress.first_token_timeout_s),
             TokenRoutes(self._models),
             FileRoutes(self._uploads),
+            OperatorRoutes(partial(export_metrics, config.metrics.port)),
             TraceRoutes(self._traces, config.shared.max_traces),
         ]
 
@@ -129,9 +132,8 @@ class Ingress:
             route(path, self.health, methods=["GET"], response_model=Health, responses=unhealthy)
             route(path, self.health, methods=["HEAD"], include_in_schema=False)
         route("/version", self.version, methods=["GET"], responses=ERROR_RESPONSES)
-        errors = JSON_ERROR_RESPONSES
-        route("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse, responses=errors)
-        Page().add_to(api)
+        chat_page().add_to(api, "/")
+        examples().add_to(api, "/examples")
         add_error_handlers(api)
         self._admission = Admission(self._config.admission, self._shards.leases, self._metrics.count_rejection)
         origins = self._config.ingress.cors_origins
@@ -196,8 +198,3 @@ class Ingress:
     async def version(self) -> Version:
         """Returns the version of this server's software."""
         return Version(version=importlib.metadata.version("raylens"))
-
-    async def metrics(self) -> Response:
-        """Returns all stages' metrics in Prometheus' text format."""
-        page = await export_metrics(self._config.metrics.port)
-        return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")

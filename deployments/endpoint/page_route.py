@@ -1,42 +1,26 @@
-"""The web page at `/`, and the pictures at `/examples` that it offers to ask about.
+"""The web page at `/`, the pictures at `/examples` that it offers to ask about, and the operator's page at
+`/dashboard`.
 
-The page is one file. Its headers make a browser run and load nothing but what the file contains."""
+A page is one file. Its headers make a browser run and load nothing but what the file contains."""
 
 import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI, Header, params
 from fastapi.responses import Response
 
 from checkpoints import PICTURES
 from preprocess.data_url import data_url
 
-_FILE = Path(__file__).parent / "page" / "index.html"
+_FOLDER = Path(__file__).parent / "page"
 
 
-class Page:
-    """The page and its examples as read at the start. Raises ValueError unless the page has exactly one script and one
-    style sheet."""
-
-    def __init__(self, file: Path = _FILE, pictures: Path = PICTURES) -> None:
-        page = file.read_bytes()
-        policy = {"Content-Security-Policy": content_security_policy(page.decode())}
-        self._documents = {
-            "/": _Document(page, "text/html", policy),
-            "/examples": _Document(json.dumps(read_examples(pictures)).encode(), "application/json", {}),
-        }
-
-    def add_to(self, api: FastAPI) -> None:
-        for path, document in self._documents.items():
-            methods = ["GET", "HEAD"]
-            api.add_api_route(path, document.respond, methods=methods, response_model=None, include_in_schema=False)
-
-
-class _Document:
+class Document:
     """A document that is the same for all who ask."""
 
     def __init__(self, content: bytes, media_type: str, headers: dict[str, str]) -> None:
@@ -50,12 +34,41 @@ class _Document:
             "ETag": self._etag,
         }
 
-    async def respond(self, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    def add_to(self, api: FastAPI, path: str, dependencies: Sequence[params.Depends] = ()) -> None:
+        api.add_api_route(
+            path,
+            self._respond,
+            methods=["GET", "HEAD"],
+            dependencies=dependencies,
+            response_model=None,
+            include_in_schema=False,
+        )
+
+    async def _respond(self, if_none_match: Annotated[str | None, Header()] = None) -> Response:
         """Returns the content, or 304 if the browser has it already."""
         known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
         if known & {self._etag, "*"}:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, media_type=self._media_type, headers=self._headers)
+
+
+def chat_page() -> Document:
+    return page(_FOLDER / "index.html")
+
+
+def operator_page() -> Document:
+    return page(_FOLDER / "operator.html")
+
+
+def page(file: Path) -> Document:
+    """Reads a page. Raises ValueError unless it has exactly one script and one style sheet."""
+    content = file.read_bytes()
+    return Document(content, "text/html", {"Content-Security-Policy": content_security_policy(content.decode())})
+
+
+def examples() -> Document:
+    """Returns what the page offers to ask about."""
+    return Document(json.dumps(read_examples(PICTURES)).encode(), "application/json", {})
 
 
 def read_examples(folder: Path) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def monitored_application(folder: Path) -> Iterator[Monitored]:
 
 def _config(folder: Path) -> AppConfig:
     keys = folder / "keys.yaml"
-    keys.write_text(yaml.safe_dump([{"name": "tests", "sha256": hash_key(_KEY)}]))
+    keys.write_text(yaml.safe_dump([{"name": "tests", "sha256": hash_key(_KEY), "admin": True}]))
     room = {"requests": ROOM, "bytes": 2**26, "pixels": 2**28, "tokens": 2**20}
     return AppConfig.model_validate(
         {

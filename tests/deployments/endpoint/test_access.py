@@ -30,6 +30,8 @@ from tests.waiting import wait_until
 
 KEYS = {"alice": "rl-alice", "bob": "rl-bob", "carol": "rl-carol", "dave": "rl-dave"}
 PRIORITIES = {"bob": 5}
+ADMIN = "carol"
+"""Who may read /metrics."""
 MIB = 2**20
 MAX_BODY = 48 * MIB
 BODY_TIMEOUT_S = 3.0
@@ -39,7 +41,13 @@ LONG = 60_000
 
 def write_keys(file: Path, keys: dict[str, str]) -> None:
     entries = [
-        {"name": name, "sha256": hash_key(key), "priority": PRIORITIES.get(name, 0)} for name, key in keys.items()
+        {
+            "name": name,
+            "sha256": hash_key(key),
+            "priority": PRIORITIES.get(name, 0),
+            "admin": name == ADMIN,
+        }
+        for name, key in keys.items()
     ]
     file.write_text(yaml.safe_dump(entries))
 
@@ -112,7 +120,14 @@ def test_every_route_but_health_asks_for_a_key(app_url: str) -> None:
     routes = httpx.get(f"{app_url}/openapi.json", headers=bearer("alice")).json()["paths"]
     found = [(method, path) for path, methods in routes.items() for method in methods if path not in health]
     assert {("post", "/v1/chat/completions"), ("get", "/metrics"), ("delete", "/v1/files/{file_id}")} <= set(found)
-    for method, path in [*found, ("get", "/"), ("get", "/openapi.json"), ("get", "/nothing"), ("head", "/v1/models")]:
+    for method, path in [
+        *found,
+        ("get", "/"),
+        ("get", "/dashboard"),
+        ("get", "/openapi.json"),
+        ("get", "/nothing"),
+        ("head", "/v1/models"),
+    ]:
         for headers in ({}, {"authorization": "Bearer rl-wrong"}, {"authorization": "Basic !"}):
             response = httpx.request(method, app_url + path, headers=headers)
             assert response.status_code == 401, (method, path, headers)
@@ -222,7 +237,7 @@ def test_a_key_waits_for_its_own_requests_and_not_for_others(app_url: str) -> No
 
 
 def exported_rejections(app_url: str) -> float:
-    return exported(app_url, "admission_rejections", headers=bearer("carol"), reason="queue_seconds")
+    return exported(app_url, "admission_rejections", headers=bearer(ADMIN), reason="queue_seconds")
 
 
 def test_a_lower_priority_passes_by_a_key_s_higher_one_in_the_engine_too(app_url: str) -> None:

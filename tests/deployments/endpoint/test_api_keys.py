@@ -21,12 +21,14 @@ def entry(name: str, key: str, **more: object) -> dict[str, object]:
 
 def test_a_key_is_found_by_its_hash(tmp_path: Path) -> None:
     alice, bob = new_key(), new_key()
-    write(tmp_path / "keys.yaml", entry("alice", alice), entry("bob", bob, max_requests=2, priority=5))
+    write(tmp_path / "keys.yaml", entry("alice", alice, admin=True), entry("bob", bob, max_requests=2, priority=5))
     keys = ApiKeys(str(tmp_path / "keys.yaml"), {})
     found = keys.find(alice), keys.find(bob)
     assert [caller and caller.name for caller in found] == ["alice", "bob"]
+    assert found[0] is not None
     assert found[1] is not None
     assert (found[1].max_requests, found[1].priority) == (2, 5)
+    assert (found[0].is_admin, found[1].is_admin) == (True, False)
     assert keys.find("rl-wrong") is None
     assert keys.find(None) is None
     assert keys.find(hash_key(alice)) is None, "the hash is no key"
@@ -36,8 +38,8 @@ def test_a_key_is_found_by_its_hash(tmp_path: Path) -> None:
 
 def test_keys_of_the_environment_and_none_at_all() -> None:
     keys = ApiKeys(None, {"RAYLENS_API_KEYS": "one-key, other-key"})
-    assert keys.find("one-key") is not None
-    assert keys.find("other-key") is not None
+    given = keys.find("one-key"), keys.find("other-key")
+    assert [caller and caller.is_admin for caller in given] == [True, True], "they are the operator's own"
     assert keys.find("one-key, other-key") is None
     nobody = ApiKeys(None, {})
     first, second = nobody.find(None), nobody.find("anything")
@@ -45,6 +47,7 @@ def test_keys_of_the_environment_and_none_at_all() -> None:
     assert second is not None
     assert first.name is None
     assert first.cache_salt != second.cache_salt, "what is sent still keeps clients apart"
+    assert first.is_admin, "nobody is kept out"
     assert ApiKeys(None, {"RAYLENS_API_KEYS": " , "}).is_open
 
 
@@ -110,6 +113,10 @@ def test_the_command_makes_a_key_that_is_found(tmp_path: Path, capsys: pytest.Ca
     assert found[1] is not None
     assert found[1].max_requests == 3, "what was there stays"
     assert file.stat().st_mode & 0o777 == 0o600
+    assert main(["key", "carol", "--admin", "--file", str(file)]) == 0
+    admin = ApiKeys(str(file), {}).find(capsys.readouterr().out.strip())
+    assert admin is not None
+    assert (admin.name, admin.is_admin, found[0] and found[0].is_admin) == ("carol", True, False)
     assert main(["key", "carol", "--file", str(tmp_path / "new.yaml")]) == 0
     for name, reason in (("bob", "already"), ("a b", "no name for a key")):
         before = file.read_text()

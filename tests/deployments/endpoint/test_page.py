@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from checkpoints import PICTURES
-from deployments.endpoint.page_route import Page as PageRoute
+from deployments.endpoint import page_route
 from preprocess.data_url import data_url
 from tests.page_driver import (
     CHAT,
@@ -77,7 +77,7 @@ def test_a_page_with_a_second_script_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "index.html"
     file.write_text("<style></style><script>1</script><script>2</script>")
     with pytest.raises(ValueError, match="2 <script> elements"):
-        PageRoute(file)
+        page_route.page(file)
 
 
 def test_the_policy_holds(context: BrowserContext, app_url: str) -> None:

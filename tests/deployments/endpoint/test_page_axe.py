@@ -1,22 +1,16 @@
 """axe-core's view of the web page, in every look and in every state that a reader meets."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from checkpoints import PICTURES
-from tests.page_driver import CHAT, PHONE, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
+from tests.axe import SCREENS, findings
+from tests.page_driver import CHAT, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
 
 pytest_plugins = ("tests.page_fixtures",)
 
-SCREENS: dict[str, dict[str, Any]] = {
-    "desktop": {},
-    "phone": {"viewport": PHONE, "has_touch": True, "is_mobile": True},
-}
-SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 RICH = f"""See [the docs](https://example.com), **bold** and `code`:
 
 ```
@@ -26,40 +20,12 @@ RICH = f"""See [the docs](https://example.com), **bold** and `code`:
 https://example.org/{"an-address-without-an-end-" * 9}"""
 
 
-WIDER_THAN_THEIR_PLACE = """() => [...document.querySelectorAll("html, main, dialog, .sheet, footer")]
-  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => `${one.tagName} scrolls sideways`)"""
-
-
 @pytest.fixture(params=SCREENS)
 def look(request: pytest.FixtureRequest, browser: Browser, app_url: str) -> Iterator[Page]:
     context = browser.new_context(**SCREENS[request.param])
     expect.set_options(timeout=20_000)
     yield open_page(context, app_url)
     context.close()
-
-
-def findings(page: Page) -> list[str]:
-    """Returns grave violations, and all that is wider than the window, in the light and in the dark."""
-    found = []
-    for scheme in SCHEMES:
-        page.emulate_media(color_scheme=scheme)
-        found += [f"{scheme}: {finding}" for finding in _findings_now(page)]
-    return found
-
-
-def _findings_now(page: Page) -> list[str]:
-    results = Axe().run(page).response
-    assert results["testEngine"]["name"] == "axe-core"
-    assert tuple(int(part) for part in results["testEngine"]["version"].split(".")[:2]) >= (4, 10)
-    assert len(results["passes"]) > 10
-    grave = [
-        f"{violation['impact']} {violation['id']}: {node['target']} {node['failureSummary']}"
-        for violation in results["violations"]
-        if violation["impact"] in ("serious", "critical")
-        for node in violation["nodes"]
-    ]
-    wider: list[str] = page.evaluate(WIDER_THAN_THEIR_PLACE)
-    return grave + wider
 
 
 def test_the_empty_page(look: Page) -> None:

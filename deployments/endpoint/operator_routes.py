@@ -1,0 +1,99 @@
+"""What the server tells its operator: `/metrics` for Prometheus, and the page `/dashboard` with its figures.
+
+They name every API key with its use, so with API keys they take an admin's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from deployments.endpoint.call import HttpCall
+from deployments.endpoint.errors import JSON_ERROR_RESPONSES, AccessError
+from deployments.endpoint.page_route import operator_page
+from deployments.shared.stage_calls import StageUnavailableError
+from deployments.summary.metrics_page import MetricsPage
+from deployments.summary.recent_pages import RecentPages
+from deployments.summary.snapshot import Snapshot
+
+_LEAST_SECONDS = 1.0
+"""The shortest time between two readings of the metrics of all nodes, however many people look."""
+
+
+async def _check_admin(call: HttpCall) -> None:
+    """Raises AccessError."""
+    if not call.caller.is_admin:
+        raise AccessError("this route takes an admin's API key, see docs/security.md", status=403)
+
+
+_ADMINS_ONLY = [Depends(_check_admin)]
+
+
+class OperatorRoutes:
+    def __init__(self, export: Callable[[], Awaitable[bytes]]) -> None:
+        """`export` reads the metrics of all nodes, in Prometheus' text format."""
+        self._export = export
+        self._figures = LiveFigures(export)
+
+    def add_to(self, api: FastAPI) -> None:
+        api.add_api_route(
+            "/metrics",
+            self.metrics,
+            methods=["GET"],
+            dependencies=_ADMINS_ONLY,
+            response_class=PlainTextResponse,
+            responses=JSON_ERROR_RESPONSES,
+        )
+        operator_page().add_to(api, "/dashboard", _ADMINS_ONLY)
+        api.add_api_route(
+            "/dashboard/data",
+            self.figures,
+            methods=["GET"],
+            dependencies=_ADMINS_ONLY,
+            response_model=None,
+            include_in_schema=False,
+        )
+
+    async def metrics(self) -> Response:
+        """Returns all stages' metrics in Prometheus' text format. With API keys, takes an admin's."""
+        return Response(await self._export(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def figures(self) -> Response:
+        """Returns what the page shows, a Snapshot."""
+        figures: dict[str, Any] = asdict(await self._figures.now())
+        return JSONResponse(figures, headers={"Cache-Control": "no-store"})
+
+
+class LiveFigures:
+    """The figures of the last seconds, for any number of people who look."""
+
+    def __init__(self, export: Callable[[], Awaitable[bytes]]) -> None:
+        self._export = export
+        self._pages = RecentPages()
+        self._last: Snapshot | None = None
+        self._lock = asyncio.Lock()
+
+    async def now(self) -> Snapshot:
+        """Returns figures that are at most `_LEAST_SECONDS` old. Takes that long if nobody has looked for a while.
+
+        Raises StageUnavailableError if no node gives metrics."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            age = self._pages.age(loop.time())
+            if self._last is not None and age is not None and age < _LEAST_SECONDS:
+                return self._last
+            self._last = await self._read()
+            while self._last is None:
+                await asyncio.sleep(_LEAST_SECONDS)
+                self._last = await self._read()
+            return self._last
+
+    async def _read(self) -> Snapshot | None:
+        text = await self._export()
+        now = asyncio.get_running_loop().time()
+        try:
+            return await asyncio.to_thread(lambda: self._pages.add(MetricsPage.of_text(text.decode()), now))
+        except ValueError as error:
+            raise StageUnavailableError("ingress", "no node tells its metrics now") from error

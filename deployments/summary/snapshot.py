@@ -1,0 +1,145 @@
+"""What `raylens top` and the page at `/dashboard` show, as data. Rates are per second, sizes in bytes, times in
+seconds. A value is None where there is nothing to tell it from, like a hit ratio without a query."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests for generated text. `ended` and `errors` count from the start, all others are of the window.
+
+    `error_ratio`: errors / (ended + errors). `goodput`: requests within the objectives of the settings."""
+
+    ended: int
+    errors: int
+    per_s: float
+    errors_per_s: float
+    error_ratio: float | None
+    goodput: float
+    goodput_ratio: float | None
+    rejections: dict[str, int]
+    """Requests refused for want of room, by what there was none of; without those of which there were none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """`generated` counts from the start."""
+
+    generated: int
+    generated_per_s: float
+    prompt_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Estimates from a histogram."""
+
+    name: str
+    p50: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`model` is empty if there is only one. `heartbeat_age_s`: since its last sign of life."""
+
+    model: str
+    name: str
+    is_ready: bool
+    heartbeat_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kind of work of a deployment, with the queue in front of it. `per_s` is in `unit`."""
+
+    name: str
+    waiting: float | None
+    in_work: float | None
+    per_s: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """`replicas` run now; `ended` have ended since the start, by scaling, by a rollout, or because they died."""
+
+    name: str
+    replicas: int
+    ended: int
+    works: list[Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A running replica. The last four are those of an engine: the share of its KV cache in use, its sequences, and
+    the prompt tokens that it still has to compute."""
+
+    deployment: str
+    name: str
+    node: str
+    started_at: float
+    kv_usage: float | None
+    running: int | None
+    waiting: int | None
+    waiting_prompt_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """`queries`, `hits` and `evictions` count from the start, in `unit`. `usage`: the share of its room that is
+    taken."""
+
+    name: str
+    unit: str
+    queries: int
+    hits: int
+    hit_ratio: float | None
+    queries_per_s: float
+    evictions: int | None
+    num_bytes: float | None
+    capacity_bytes: float | None
+    usage: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the requests take of one resource of the admission, in all replicas of the ingress."""
+
+    resource: str
+    used: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """`requests` and `tokens` (of prompts and answers) count from the start."""
+
+    name: str
+    requests: int
+    tokens: int
+    requests_per_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`seconds`: how long the window is that rates, latencies and ratios are of. `preemptions` and `recomputed` (calls
+    of a stage that were made again elsewhere) count from the start."""
+
+    version: str
+    seconds: float
+    requests: Requests
+    tokens: Tokens
+    latencies: list[Latency]
+    stages: list[Stage]
+    deployments: list[Deployment]
+    replicas: list[Replica]
+    caches: list[Cache]
+    budgets: list[Budget]
+    waiting_for_room: int
+    keys: list[KeyUse]
+    preemptions: int
+    recomputed: int
+    uploaded_files: int
+    uploaded_bytes: float

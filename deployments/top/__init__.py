@@ -1,0 +1,1 @@
+"""`raylens top`: what a server does, in a terminal."""
