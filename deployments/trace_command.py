@@ -25,7 +25,8 @@ Show where the time of one request went: a line for each stage that worked on it
   raylens trace 3f1c9a --url https://vision.example.com --api-key rl-...
 
 A server keeps the times of its last 1024 requests for generated text (`shared.max_traces`). With API keys, it tells a
-key of its own requests only. Faint lines are wholes that other lines are parts of. See docs/tracing.md.
+key of its own requests only, and an admin's key of all. Faint lines are wholes that other lines are parts of. See
+docs/tracing.md.
 """
 KEY_VARIABLE = "RAYLENS_API_KEY"
 _SECONDS = 10.0
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
     add("request_id", metavar="ID", help="id of the request or of its answer")
     add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    add("--api-key", metavar="KEY", help=f"key that the request was sent with (default: ${KEY_VARIABLE})")
+    add("--api-key", metavar="KEY", help=f"the request's key, or an admin's (default: ${KEY_VARIABLE})")
     add("--svg", type=Path, metavar="FILE", help="write a drawing to FILE, too")
     add("--json", action="store_true", help="print what the server tells, instead of lines")
 

@@ -26,14 +26,16 @@ class TraceRoutes:
         )
 
     async def trace(self, request_id: str, call: HttpCall) -> Response:
-        """Returns the stage times of one of the latest requests for generated text with this API key. Its id is that in
-        the answer's header X-Request-Id, or the answer's own."""
+        """Returns the stage times of one of the latest requests for generated text: of this API key, with an admin's
+        key of anybody. Its id is that in the answer's header X-Request-Id, or the answer's own."""
+        tenant = None if call.caller.is_admin else call.cache_salt
         own = next((request_id.removeprefix(one) for one in _PREFIXES if request_id.startswith(one)), request_id)
         for name in dict.fromkeys((own, request_id)):
-            if (record := await self._traces.find(call.cache_salt, name)) is not None:
+            if (record := await self._traces.find(tenant, name)) is not None:
                 return Response(record, media_type="application/json")
         raise InvalidRequestError(
-            f"no request {request_id[:100]!r} of this API key is among the last {self._max_traces} that are kept",
+            f"no request {request_id[:100]!r}{'' if tenant is None else ' of this API key'} is among the last"
+            f" {self._max_traces} that are kept",
             field="request_id",
             code="trace_not_found",
             status=404,

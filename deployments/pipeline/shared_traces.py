@@ -17,7 +17,7 @@ class SharedTraces:
     def keep(self, tenant: str, request_id: str, record: bytes) -> None:
         self._shards.send(_key(request_id), KeepTrace(tenant, request_id, record))
 
-    async def find(self, tenant: str, request_id: str) -> bytes | None:
+    async def find(self, tenant: str | None, request_id: str) -> bytes | None:
         """See `RecentTraces.find`. Raises StageUnavailableError where no shard answers."""
         for _ in range(MAX_ATTEMPTS):
             shard = await self._shards.nearest(_key(request_id))

@@ -17,6 +17,9 @@ class RecentTraces:
         while len(self._records) > self._max_traces:
             self._records.popitem(last=False)
 
-    def find(self, tenant: str, request_id: str) -> bytes | None:
-        """Returns the record of the tenant's request, None where it is not known (any more)."""
-        return self._records.get((tenant, request_id))
+    def find(self, tenant: str | None, request_id: str) -> bytes | None:
+        """Returns the record of the tenant's request, or of the latest with this id where `tenant` is None. Returns
+        None where none is known (any more)."""
+        if tenant is not None:
+            return self._records.get((tenant, request_id))
+        return next((self._records[key] for key in reversed(self._records) if key[1] == request_id), None)

@@ -92,7 +92,7 @@ class SharedState:
     async def _find_name(self, tenant: str, name: str) -> str | None:
         return self.names.find(tenant, name)
 
-    async def _find_trace(self, tenant: str, request_id: str) -> bytes | None:
+    async def _find_trace(self, tenant: str | None, request_id: str) -> bytes | None:
         return self.traces.find(tenant, request_id)
 
     async def _add_file(

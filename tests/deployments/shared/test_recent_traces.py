@@ -17,6 +17,14 @@ def test_two_tenants_may_use_one_id() -> None:
     assert (traces.find("one", "r"), traces.find("two", "r"), traces.find("three", "r")) == (b"1", b"2", None)
 
 
+def test_who_may_see_all_finds_the_latest_of_an_id() -> None:
+    traces = RecentTraces(10)
+    traces.keep("one", "r", b"1")
+    traces.keep("two", "r", b"2")
+    traces.keep("two", "s", b"3")
+    assert (traces.find(None, "r"), traces.find(None, "s"), traces.find(None, "t")) == (b"2", b"3", None)
+
+
 def test_none_may_be_kept() -> None:
     traces = RecentTraces(0)
     traces.keep("one", "r", b"1")
