@@ -1,7 +1,7 @@
 """The web page at `/`, the pictures at `/examples` that it offers to ask about, and the operator's page at
 `/dashboard`.
 
-A page is one file. Its headers make a browser run and load nothing but what the file contains."""
+A page goes out as one file. Its headers make a browser run and load nothing but what the file contains."""
 
 import base64
 import hashlib
@@ -18,6 +18,8 @@ from checkpoints import PICTURES
 from preprocess.data_url import data_url
 
 _FOLDER = Path(__file__).parent / "page"
+_SHARED = {"/* shared.css */\n": "shared.css", "// shared.js\n": "shared.js"}
+"""The marks in pages, and the files that take their places."""
 
 
 class Document:
@@ -61,9 +63,13 @@ def operator_page() -> Document:
 
 
 def page(file: Path) -> Document:
-    """Reads a page. Raises ValueError unless it has exactly one script and one style sheet."""
-    content = file.read_bytes()
-    return Document(content, "text/html", {"Content-Security-Policy": content_security_policy(content.decode())})
+    """Reads a page, with what the pages have in common in the places of its marks. Raises ValueError unless it has
+    exactly one script and one style sheet."""
+    content = file.read_text()
+    for mark, name in _SHARED.items():
+        content = content.replace(mark, (_FOLDER / name).read_text(), 1)
+    policy = content_security_policy(content)
+    return Document(content.encode(), "text/html", {"Content-Security-Policy": policy})
 
 
 def examples() -> Document:
