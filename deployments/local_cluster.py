@@ -4,6 +4,7 @@ import errno
 import logging
 import math
 import os
+import random
 import socket
 import sys
 import threading
@@ -11,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -49,6 +50,7 @@ _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
 _DRAIN_SECONDS = 10.0
 _LOG_FILE = "server.log"
+_LASTING_PORTS = range(20_000, 30_000)
 
 
 def print_at_once(line: str) -> None:
@@ -225,11 +227,13 @@ def reachable_host(host: str) -> str:
 
 
 def free_port() -> int:
-    """Returns a TCP port of the loopback interface on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Returns a TCP port of the loopback interface on which nobody listens. It is none of those that systems give to
+    outgoing connections, or Ray Serve to replicas: it has to stay free until somebody listens on it."""
+    while True:
+        port = random.choice(_LASTING_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 @contextmanager

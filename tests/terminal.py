@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -54,6 +55,13 @@ class Terminal:
             self._output += read.decode(errors="replace")
 
 
+def _take_terminal() -> None:
+    """Keys become signals only with a controlling terminal, and Ctrl-C ends nothing that a shell has started in the
+    background, as this process may have been."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def terminal(
     command: Sequence[str], *, columns: int, lines: int, environment: Mapping[str, str] | None = None
@@ -69,7 +77,7 @@ def terminal(
         stderr=theirs,
         env={**own, "TERM": "xterm-256color", **(environment or {})},
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # keys become signals only with a controlling terminal
+        preexec_fn=_take_terminal,
     )
     os.close(theirs)
     try:

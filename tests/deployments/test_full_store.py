@@ -38,7 +38,7 @@ def test_a_full_store_costs_no_answer(server: tuple[OpenAI, int]) -> None:
     one_by_one = answers_about(client, pictures, SIDE)
     assert len(set(one_by_one)) > NUM_PICTURES // 2
     assert answers_about(client, pictures, SIDE, at_once=NUM_PICTURES, tail=b"another") == one_by_one
-    assert spilled_bytes(pid) > STORE_BYTES
+    assert spilled_bytes(pid) > STORE_BYTES / 2
     assert answers_about(client, pictures, SIDE, at_once=4) == one_by_one, "from what was written to disk"
 
 
