@@ -363,6 +363,7 @@ def test_a_node_that_is_drained_moves_its_replicas_and_loses_no_request(cluster:
     assert result["lost"] == []
 
 
+@pytest.mark.slow
 def test_down_leaves_no_process(cluster: Cluster) -> None:
     cluster.down()
 
