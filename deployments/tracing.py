@@ -126,7 +126,9 @@ class Spans:
     ) -> None:
         """Makes a span of each of the `times`, a child of the context's. The log has them, too, if it is to have all
         (`--log-level debug`)."""
-        if times and logger.isEnabledFor(logging.DEBUG):
+        if not times:
+            return
+        if logger.isEnabledFor(logging.DEBUG):
             with in_request(context):
                 for one in times:
                     fields = {"stage": one.stage, "seconds": one.seconds}
