@@ -27,6 +27,7 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     return AppConfig.model_validate(settings)
 
 
+@pytest.mark.slow
 def test_few_pictures_are_encoded_while_encode_rests_and_many_start_it(client: OpenAI, app_url: str) -> None:
     one_by_one = [answers_about(client, [number], SIDE)[0] for number in range(6)]
     assert len(set(one_by_one)) > 1

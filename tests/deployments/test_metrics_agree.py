@@ -129,7 +129,10 @@ def test_metrics_count_what_clients_count(app_url: str, client: OpenAI) -> None:
     assert +(measured(app_url) - before) == +counting.counts
 
 
-@pytest.mark.parametrize("deployment", ["Generate", "Encode", "Preprocess"])
+@pytest.mark.parametrize(
+    "deployment",
+    ["Generate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Encode", "Preprocess"))],
+)
 def test_an_answer_that_is_made_again_counts_once(app_url: str, client: OpenAI, deployment: str) -> None:
     counting, before = CountingClient(client), measured(app_url)
     (pid,) = replica_pids(deployment)
