@@ -16,17 +16,16 @@ import asyncio
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.server_process import cpu_seconds, running_server
-from benchmarks.tracing_cost import CHECKED, KINDS, LEAST_THROUGHPUT, MOST_CPU, Kind, ask_for
+from benchmarks.tracing_cost import CHECKED, KINDS, LEAST_THROUGHPUT, MOST_CPU, Kind, Total, ask_for, compared
 from deployments.local_cluster import APP_NAME, free_port
 from tests.replicas import children, worker_pids
 
@@ -58,34 +57,24 @@ sys.meta_path.insert(0, Finder())
 '''
 
 
-@dataclass
-class Measured:
-    """A server, and what all rounds on it took."""
-
+@dataclass(frozen=True, slots=True)
+class Server:
     url: str
     pid: int
-    requests: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
 
-    def run(self, kind: Kind, seconds: float) -> None:
-        started, cpu = time.perf_counter(), self._cpu()
-        self.requests += asyncio.run(ask_for(self.url, kind, seconds, is_traced=False))
-        self.seconds += time.perf_counter() - started
-        self.cpu_seconds += self._cpu() - cpu
-
-    def _cpu(self) -> float:
+    def cpu_seconds(self) -> float:
+        """Returns the processor time of all replicas, and of the exporter that one of them has started."""
         replicas = worker_pids(f"ServeReplica:{APP_NAME}:", driver=self.pid)
         return sum(cpu_seconds(pid) for replica in replicas for pid in (replica, *children(replica)))
 
 
 @contextmanager
-def server(environment: Mapping[str, str]) -> Iterator[Measured]:
+def server(environment: Mapping[str, str]) -> Iterator[Server]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "deployments", "serve", "--model", "checkpoints/shapes", "--port", str(port)]
     with running_server(command, url, environment=environment, folder=ROOT) as process:
-        yield Measured(url, process.pid)
+        yield Server(url, process.pid)
 
 
 @contextmanager
@@ -114,23 +103,15 @@ def num_counted(url: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("raylens_request_success_total"))
 
 
-def measure(recording: Measured, silent: Measured, kind: Kind, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(recording: Server, silent: Server, kind: Kind, rounds: int, seconds: float) -> dict[str, Any]:
     """Returns the figures of one kind of requests."""
-    ways = {"recording": replace(recording), "silent": replace(silent)}
+    ways = {name: Total(one.url, one.cpu_seconds) for name, one in (("recording", recording), ("silent", silent))}
     for one in ways.values():
         asyncio.run(ask_for(one.url, kind, seconds, is_traced=False))  # warms up
     for turn in range(rounds):
         for name in sorted(ways, reverse=turn % 2 == 1):
             ways[name].run(kind, seconds)
-    throughput = {name: round(one.requests / one.seconds, 1) for name, one in ways.items()}
-    cpu_ms = {name: round(one.cpu_seconds / one.requests * 1e3, 3) for name, one in ways.items()}
-    return {
-        "throughput": throughput,
-        "throughput_ratio": round(throughput["recording"] / throughput["silent"], 4),
-        "cpu_ms": cpu_ms,
-        "cpu_ratio": round(cpu_ms["recording"] / cpu_ms["silent"], 4),
-        "requests": {name: one.requests for name, one in ways.items()},
-    }
+    return compared(ways)
 
 
 def main() -> int:

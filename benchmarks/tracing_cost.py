@@ -125,22 +125,41 @@ async def ask_for(url: str, kind: Kind, seconds: float, *, is_traced: bool) -> i
 
 @dataclass
 class Total:
-    """What rounds of one way took, and the processor time of a request in each of them, in milliseconds."""
+    """What rounds of one way on the server at `url` took, and the processor time of a request in each of them, in
+    milliseconds. `cpu` returns the processor seconds of the server so far. After a round it has `rest_seconds` for what
+    it does later."""
 
+    url: str
+    cpu: Callable[[], float]
+    rest_seconds: float = 0.0
     requests: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     cpu_ms: list[float] = field(default_factory=list)
 
-    def run(self, url: str, kind: Kind, seconds: float, *, is_traced: bool) -> None:
-        started, cpu = time.perf_counter(), replicas_cpu_seconds()
-        number = asyncio.run(ask_for(url, kind, seconds, is_traced=is_traced))
+    def run(self, kind: Kind, seconds: float, *, is_traced: bool = False) -> None:
+        started, cpu = time.perf_counter(), self.cpu()
+        number = asyncio.run(ask_for(self.url, kind, seconds, is_traced=is_traced))
         self.seconds += time.perf_counter() - started
-        time.sleep(SEND_SECONDS)  # spans are sent after the requests
-        own_cpu = replicas_cpu_seconds() - cpu
+        time.sleep(self.rest_seconds)
+        own_cpu = self.cpu() - cpu
         self.requests += number
         self.cpu_seconds += own_cpu
         self.cpu_ms.append(own_cpu / number * 1e3)
+
+
+def compared(ways: dict[str, Total]) -> dict[str, Any]:
+    """Returns the figures of two ways, and the ratios of the first to the second."""
+    one, other = ways.values()
+    ratios = [with_it / without for with_it, without in zip(one.cpu_ms, other.cpu_ms, strict=True)]
+    return {
+        "cpu_ms": {name: round(way.cpu_seconds / way.requests * 1e3, 3) for name, way in ways.items()},
+        "cpu_ratio": round(one.cpu_seconds / one.requests / (other.cpu_seconds / other.requests), 4),
+        "spread": [round(ratio, 3) for ratio in statistics.quantiles(ratios, n=4)],
+        "throughput": {name: round(way.requests / way.seconds, 1) for name, way in ways.items()},
+        "throughput_ratio": round(one.requests / one.seconds / (other.requests / other.seconds), 4),
+        "requests": {name: way.requests for name, way in ways.items()},
+    }
 
 
 def replicas_cpu_seconds() -> float:
@@ -153,27 +172,13 @@ def measure(url: str, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
     for name, kind in KINDS.items():
         asyncio.run(ask_for(url, kind, 2 * seconds, is_traced=True))  # warms up
         time.sleep(SEND_SECONDS)
-        traced, untraced = Total(), Total()
+        # Spans are sent after the requests.
+        ways = {way: Total(url, replicas_cpu_seconds, SEND_SECONDS) for way in ("traced", "untraced")}
         for turn in range(rounds):
             for is_traced in (turn % 2 == 0, turn % 2 == 1):
-                (traced if is_traced else untraced).run(url, kind, seconds, is_traced=is_traced)
-        found[name] = figures_of(traced, untraced)
+                ways["traced" if is_traced else "untraced"].run(kind, seconds, is_traced=is_traced)
+        found[name] = compared(ways)
     return found
-
-
-def figures_of(traced: Total, untraced: Total) -> dict[str, Any]:
-    ways = {"traced": traced, "untraced": untraced}
-    cpu_ms = {name: round(one.cpu_seconds / one.requests * 1e3, 3) for name, one in ways.items()}
-    throughput = {name: round(one.requests / one.seconds, 1) for name, one in ways.items()}
-    ratios = [on / off for on, off in zip(traced.cpu_ms, untraced.cpu_ms, strict=True)]
-    return {
-        "cpu_ms": cpu_ms,
-        "cpu_ratio": round(cpu_ms["traced"] / cpu_ms["untraced"], 4),
-        "spread": [round(one, 3) for one in statistics.quantiles(ratios, n=4)],
-        "throughput": throughput,
-        "throughput_ratio": round(throughput["traced"] / throughput["untraced"], 4),
-        "requests": [traced.requests, untraced.requests],
-    }
 
 
 def record_us() -> float:

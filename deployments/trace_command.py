@@ -14,6 +14,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from deployments.api.traces import Trace
+from deployments.top.command import DEFAULT_URL, KEY_VARIABLE
 from deployments.waterfall import as_svg, as_text
 
 HELP = """\
@@ -28,14 +29,13 @@ A server keeps the times of its last 1024 requests for generated text (`shared.m
 key of its own requests only, and an admin's key of all. Faint lines are wholes that other lines are parts of. See
 docs/tracing.md.
 """
-KEY_VARIABLE = "RAYLENS_API_KEY"
 _SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
     add("request_id", metavar="ID", help="id of the request or of its answer")
-    add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     add("--api-key", metavar="KEY", help=f"the request's key, or an admin's (default: ${KEY_VARIABLE})")
     add("--svg", type=Path, metavar="FILE", help="write a drawing to FILE, too")
     add("--json", action="store_true", help="print what the server tells, instead of lines")

@@ -33,7 +33,7 @@ class RequestAccount:
         self.times: list[StageTime] = []
         """Stage times of the request as a whole, beside those of its prompts."""
         self._metrics = metrics
-        self._api_key = None if api_key is None else metrics.label_of_key(api_key)
+        self._api_key = None if api_key is None else metrics.api_keys.label(api_key)
         self._goals = goals
         self._arrival = time.perf_counter()
         self._first_token: float | None = None
@@ -44,14 +44,14 @@ class RequestAccount:
         """By answer, the tokens that the metrics have counted. An answer that is made again does not count twice."""
         self._has_ended = False
         if self._api_key is not None:
-            metrics.api_key_requests.inc(api_key=self._api_key)
+            metrics.api_keys.requests.inc(api_key=self._api_key)
 
     def add(self, piece: GeneratedText) -> None:
         """Counts a piece that is about to be sent. Raises StageFailedError if the piece says that the engine failed."""
         now = time.perf_counter()
         if self._first_token is None:
             self._first_token = now
-            self._metrics.time_to_first_token.observe(now - self._arrival, **self._kind())
+            self._metrics.times.time_to_first_token.observe(now - self._arrival, **self._kind())
         self._count(piece)
         if (last := self._last_pieces.get(piece.index)) is not None and piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
@@ -71,13 +71,13 @@ class RequestAccount:
             for source in self.requests[index // self.num_answers].media:
                 metrics.mm_items.inc(modality=source.modality)
             if key is not None:
-                metrics.api_key_prompt_tokens.inc(piece.num_prompt_tokens, api_key=key)
+                metrics.api_keys.prompt_tokens.inc(piece.num_prompt_tokens, api_key=key)
         num_new = piece.num_output_tokens - self._num_counted.setdefault(index, 0)
         if num_new > 0:
             self._num_counted[index] += num_new
             self._generated.inc(num_new)
             if key is not None:
-                metrics.api_key_generation_tokens.inc(num_new, api_key=key)
+                metrics.api_keys.generation_tokens.inc(num_new, api_key=key)
 
     @cached_property
     def _generated(self) -> Counter:
@@ -85,7 +85,7 @@ class RequestAccount:
 
     @cached_property
     def _gaps(self) -> Histogram:
-        return self._metrics.inter_token_latency.of(model=self.model, modality=self._modality)
+        return self._metrics.times.inter_token_latency.of(model=self.model, modality=self._modality)
 
     @cached_property
     def _modality(self) -> str:
@@ -141,19 +141,20 @@ class RequestAccount:
         metrics.request_success.inc(model=model, finished_reason=self.finish_reason(0) or "stop")
         metrics.request_prompt_tokens.observe(usage.prompt_tokens, model=model)
         metrics.request_generation_tokens.observe(usage.completion_tokens, model=model)
-        metrics.e2e_latency.observe(self._last_token - self._arrival, **self._kind())
-        metrics.decode_time.observe(self._last_token - first_token, model=model)
-        metrics.queue_time.observe(seconds.get("llm_queue", 0.0), model=model)
-        metrics.prefill_time.observe(seconds.get("prefill", 0.0), model=model)
+        metrics.times.e2e_latency.observe(self._last_token - self._arrival, **self._kind())
+        metrics.times.decode_time.observe(self._last_token - first_token, model=model)
+        metrics.times.queue_time.observe(seconds.get("llm_queue", 0.0), model=model)
+        metrics.times.prefill_time.observe(seconds.get("prefill", 0.0), model=model)
         num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # of an answer, on average
         per_token = (self._last_token - first_token) / num_gaps if num_gaps > 0 else None
         if per_token is not None:
-            metrics.time_per_output_token.observe(per_token, model=model)
-        goals, is_fast = self._goals, first_token - self._arrival <= self._goals.slo_time_to_first_token_s
-        if is_fast and (per_token or 0.0) <= goals.slo_time_per_output_token_s:
+            metrics.times.time_per_output_token.observe(per_token, model=model)
+        goals = self._goals
+        begins_in_time = first_token - self._arrival <= goals.slo_time_to_first_token_s
+        if begins_in_time and (per_token or 0.0) <= goals.slo_time_per_output_token_s:
             metrics.requests_within_slo.inc(model=model)
         for stage, stage_seconds in seconds.items():
-            metrics.stage_seconds.observe(stage_seconds, stage=stage)
+            metrics.times.stage_seconds.observe(stage_seconds, stage=stage)
 
     @property
     def has_begun(self) -> bool:

@@ -173,10 +173,10 @@ class Ingress:
 
     async def _report_forever(self) -> None:
         while True:
-            self._metrics.report_load(self._open_requests.amount, self._admission.num_waiting)
-            self._metrics.report_budget(self._admission.used, self._admission.limit)
+            self._metrics.state.report_load(self._open_requests.amount, self._admission.num_waiting)
+            self._metrics.state.report_budget(self._admission.used, self._admission.limit)
             for model, stage, is_ready, age_s in self._models.stage_states():
-                self._metrics.report_stage(model, stage, is_ready=is_ready, age_s=age_s)
+                self._metrics.state.report_stage(model, stage, is_ready=is_ready, age_s=age_s)
             await asyncio.sleep(_REPORT_SECONDS)
 
     async def models(self) -> ModelList:

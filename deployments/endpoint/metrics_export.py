@@ -7,7 +7,8 @@ import re
 import aiohttp
 import ray
 
-from deployments.metrics.recording import ADDRESS_FILE, metrics_folder
+from deployments.metrics.exporter import ADDRESS_FILE
+from deployments.metrics.recording import metrics_folder
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 4

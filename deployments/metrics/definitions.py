@@ -76,48 +76,10 @@ class ReplicaMetrics:
         self.build_info.set(1, version=importlib.metadata.version("raylens"), ray_version=ray.__version__)
 
 
-class IngressMetrics:
-    """The metrics of the ingress: whole requests, the stage waterfall, and what it knows of the stages."""
+class RequestTimes:
+    """How long whole requests and their parts take."""
 
-    def __init__(
-        self,
-        models: Sequence[str] = (),
-        errors: Sequence[tuple[str, str]] = (),
-        api_keys: Sequence[str] = (),
-    ) -> None:
-        """`models`: the names of the served models. `errors`: the stage and the code of errors that may happen.
-        `api_keys`: the names of the keys that there are."""
-        api_keys = api_keys[:MAX_API_KEYS]
-        self._api_keys = set(api_keys)
-        self.prompt_tokens = Counter(
-            "prompt_tokens", "tokens", "Prompt tokens of requests that reached their first token", model=models
-        )
-        self.prompt_tokens_cached = Counter(
-            "prompt_tokens_cached", "tokens", "Of these, those found in the prefix cache", model=models
-        )
-        self.generation_tokens = Counter(
-            "generation_tokens", "tokens", "Tokens generated, counted as they are sent", model=models
-        )
-        self.request_success = Counter(
-            "request_success",
-            "requests",
-            "Requests ended; abort: the client left",
-            model=models,
-            finished_reason=("stop", "length", "abort"),
-        )
-        self.requests_within_slo = Counter(
-            "requests_within_slo", "requests", "Of these, those that were as fast as the settings ask for", model=models
-        )
-        self.request_errors = Counter("request_errors", "requests", "Requests ended by an error", stage=(), code=())
-        for stage, code in errors:
-            self.request_errors.of(stage=stage, code=code)
-        self.admission_rejections = Counter(
-            "admission_rejections",
-            "requests",
-            "Requests refused for want of room, by what there was none of",
-            reason=ADMISSION_REASONS,
-        )
-        self.items_recomputed = _items_recomputed()
+    def __init__(self, models: Sequence[str]) -> None:
         self.time_to_first_token = Histogram(
             "time_to_first_token_seconds",
             "s",
@@ -164,26 +126,36 @@ class IngressMetrics:
         self.decode_time = Histogram(
             "request_decode_time_seconds", "s", "From the first token to the last", _LATENCY_BUCKETS, model=models
         )
-        self.request_prompt_tokens = Histogram(
-            "request_prompt_tokens", "tokens", "Prompt tokens of a request", _TOKEN_BUCKETS, model=models
-        )
-        self.request_generation_tokens = Histogram(
-            "request_generation_tokens", "tokens", "Tokens generated for a request", _TOKEN_BUCKETS, model=models
-        )
         self.stage_seconds = Histogram(
             "request_stage_seconds", "s", "The stage waterfall", _STAGE_BUCKETS, stage=WATERFALL
         )
-        self.mm_items = Counter(
-            "mm_items", "items", "Media items of requests with a first token", modality=ITEM_MODALITIES
-        )
-        self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Bytes of media fetched from URLs")
-        self.api_key_requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=api_keys)
-        self.api_key_prompt_tokens = Counter(
+
+
+class ApiKeyUse:
+    """What is asked with each API key."""
+
+    def __init__(self, api_keys: Sequence[str]) -> None:
+        api_keys = api_keys[:MAX_API_KEYS]
+        self._named = set(api_keys)
+        self.requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=api_keys)
+        self.prompt_tokens = Counter(
             "api_key_prompt_tokens", "tokens", "Prompt tokens of an API key's requests", api_key=api_keys
         )
-        self.api_key_generation_tokens = Counter(
+        self.generation_tokens = Counter(
             "api_key_generation_tokens", "tokens", "Tokens generated for an API key", api_key=api_keys
         )
+
+    def label(self, api_key: str) -> str:
+        """Returns the label of an API key: its name, or OTHER_KEYS once enough keys have series of their own."""
+        if api_key not in self._named and len(self._named) < MAX_API_KEYS:
+            self._named.add(api_key)
+        return api_key if api_key in self._named else OTHER_KEYS
+
+
+class EndpointState:
+    """What waits at the endpoint now, what it has given away, and what it knows of the stages."""
+
+    def __init__(self, models: Sequence[str]) -> None:
         self.open_http_requests = Gauge("open_http_requests", "requests", "Requests that are not answered yet")
         self.admission_waiting = Gauge("admission_waiting_requests", "requests", "Requests that wait for room")
         self.admission_used = Gauge(
@@ -201,15 +173,6 @@ class IngressMetrics:
             stage=STAGES,
         )
 
-    def label_of_key(self, api_key: str) -> str:
-        """Returns the label of an API key: its name, or `other` once enough keys have series of their own."""
-        if api_key not in self._api_keys and len(self._api_keys) < MAX_API_KEYS:
-            self._api_keys.add(api_key)
-        return api_key if api_key in self._api_keys else OTHER_KEYS
-
-    def count_error(self, stage: str, code: str) -> None:
-        self.request_errors.inc(stage=stage, code=code)
-
     def report_load(self, num_open: float, num_waiting: int) -> None:
         self.open_http_requests.set(num_open)
         self.admission_waiting.set(num_waiting)
@@ -225,6 +188,64 @@ class IngressMetrics:
         self.stage_ready.set(is_ready, model=model, stage=stage)
         if age_s is not None:
             self.stage_heartbeat_age.set(age_s, model=model, stage=stage)
+
+
+class IngressMetrics:
+    """The metrics of the ingress: whole requests, in number and in time, and the endpoint's state."""
+
+    def __init__(
+        self,
+        models: Sequence[str] = (),
+        errors: Sequence[tuple[str, str]] = (),
+        api_keys: Sequence[str] = (),
+    ) -> None:
+        """`models`: the names of the served models. `errors`: the stage and the code of errors that may happen.
+        `api_keys`: the names of the keys that there are."""
+        self.times = RequestTimes(models)
+        self.api_keys = ApiKeyUse(api_keys)
+        self.state = EndpointState(models)
+        self.prompt_tokens = Counter(
+            "prompt_tokens", "tokens", "Prompt tokens of requests that reached their first token", model=models
+        )
+        self.prompt_tokens_cached = Counter(
+            "prompt_tokens_cached", "tokens", "Of these, those found in the prefix cache", model=models
+        )
+        self.generation_tokens = Counter(
+            "generation_tokens", "tokens", "Tokens generated, counted as they are sent", model=models
+        )
+        self.request_success = Counter(
+            "request_success",
+            "requests",
+            "Requests ended; abort: the client left",
+            model=models,
+            finished_reason=("stop", "length", "abort"),
+        )
+        self.requests_within_slo = Counter(
+            "requests_within_slo", "requests", "Of these, those that were as fast as the settings ask for", model=models
+        )
+        self.request_errors = Counter("request_errors", "requests", "Requests ended by an error", stage=(), code=())
+        for stage, code in errors:
+            self.request_errors.of(stage=stage, code=code)
+        self.admission_rejections = Counter(
+            "admission_rejections",
+            "requests",
+            "Requests refused for want of room, by what there was none of",
+            reason=ADMISSION_REASONS,
+        )
+        self.items_recomputed = _items_recomputed()
+        self.request_prompt_tokens = Histogram(
+            "request_prompt_tokens", "tokens", "Prompt tokens of a request", _TOKEN_BUCKETS, model=models
+        )
+        self.request_generation_tokens = Histogram(
+            "request_generation_tokens", "tokens", "Tokens generated for a request", _TOKEN_BUCKETS, model=models
+        )
+        self.mm_items = Counter(
+            "mm_items", "items", "Media items of requests with a first token", modality=ITEM_MODALITIES
+        )
+        self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Bytes of media fetched from URLs")
+
+    def count_error(self, stage: str, code: str) -> None:
+        self.request_errors.inc(stage=stage, code=code)
 
     def count_rejection(self, reason: str) -> None:
         self.admission_rejections.inc(reason=reason)

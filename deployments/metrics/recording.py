@@ -22,11 +22,10 @@ import prometheus_client.values
 import ray
 
 from deployments.config import MetricsConfig
+from deployments.metrics.exporter import LOCK_SUFFIX
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-ADDRESS_FILE = "exporter.address"
-LOCK_SUFFIX = ".alive"
 _FILES_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _EXPORTER = Path(__file__).with_name("exporter.py")
 _PAUSE_SECONDS = 1.0

@@ -17,18 +17,18 @@ Show what a server does, live: its stages, replicas, queues and caches, throughp
 Rates and latencies are those of the last 10 seconds; counts are those since the start. Ctrl-C ends it. The page
 /dashboard shows the same in a browser; docs/operating.md says what to look at.
 """
-_KEY_VARIABLE = "RAYLENS_API_KEY"
-_DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "RAYLENS_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `raylens top`."""
     add: Any = parser.add_argument
-    add("--url", type=_address, default=_DEFAULT_URL, help="the server's address (default: %(default)s)")
+    add("--url", type=_address, default=DEFAULT_URL, help="the server's address (default: %(default)s)")
     add(
         "--api-key",
         metavar="KEY",
-        help=f"an admin's key (default: the variable {_KEY_VARIABLE}, which others on this machine do not see)",
+        help=f"an admin's key (default: the variable {KEY_VARIABLE}, which others on this machine do not see)",
     )
     add("--interval", type=_interval, default=2.0, metavar="SECONDS", help="between two readings (default: 2)")
     add("--once", action="store_true", help="show what happens in one interval, and end")
@@ -38,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
     """Returns the exit status. Raises RuntimeError where the server gives no metrics."""
     from deployments.top.watching import top
 
-    return top(args.url, args.api_key or os.environ.get(_KEY_VARIABLE) or None, args.interval, once=args.once)
+    return top(args.url, args.api_key or os.environ.get(KEY_VARIABLE) or None, args.interval, once=args.once)
 
 
 def _address(text: str) -> str:
     """Takes the server's own address, and that of its API, which ends in /v1."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an address like {_DEFAULT_URL}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address like {DEFAULT_URL}")
     return text.rstrip("/").removesuffix("/v1")
 
 

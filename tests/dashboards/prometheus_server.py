@@ -20,7 +20,8 @@ _RAYS_FILE = "/tmp/ray/prom_metrics_service_discovery.json"
 
 def exporter_address() -> str:
     """Of the exporter of the node on which this process drives Ray."""
-    from deployments.metrics.recording import ADDRESS_FILE, metrics_folder
+    from deployments.metrics.exporter import ADDRESS_FILE
+    from deployments.metrics.recording import metrics_folder
 
     return (metrics_folder() / ADDRESS_FILE).read_text()
 

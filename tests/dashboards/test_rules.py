@@ -93,4 +93,4 @@ def test_what_is_answered_with_a_status_from_500_counts_as_failed(error: Excepti
 
 
 def test_the_objective_for_first_tokens_is_a_bound_of_its_buckets() -> None:
-    assert FIRST_TOKEN_SECONDS in IngressMetrics().time_to_first_token.buckets
+    assert FIRST_TOKEN_SECONDS in IngressMetrics().times.time_to_first_token.buckets

@@ -13,7 +13,7 @@ import pytest
 from deployments.api.traces import Trace, TraceSpan
 from deployments.cli import main
 from deployments.local_cluster import free_port
-from deployments.trace_command import KEY_VARIABLE
+from deployments.top.command import KEY_VARIABLE
 from deployments.waterfall import as_svg, as_text
 
 BEGIN = 1_795_690_140.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics import exporter, recording
+from deployments.metrics import exporter
 from deployments.metrics.exporter import NodeCollector
 from tests.waiting import wait_until
 
@@ -130,7 +130,7 @@ def test_many_ended_replicas_leave_no_more_series_than_one(tmp_path: Path) -> No
 
 
 def address(folder: Path) -> str | None:
-    file = folder / recording.ADDRESS_FILE
+    file = folder / exporter.ADDRESS_FILE
     return file.read_text() if file.exists() else None
 
 
@@ -182,8 +182,3 @@ def test_promtool_finds_nothing_to_complain_about(tmp_path: Path) -> None:
         text = page(tmp_path)
     result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout + result.stderr) == (0, "")
-
-
-def test_the_exporter_and_the_replicas_agree_on_the_names_of_files() -> None:
-    assert recording.LOCK_SUFFIX == exporter.LOCK_SUFFIX
-    assert recording.ADDRESS_FILE == exporter.ADDRESS_FILE
