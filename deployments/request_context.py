@@ -27,9 +27,13 @@ class RequestContext:
         return self.traceparent[36:52]
 
     @property
+    def trace_flags(self) -> int:
+        return int(self.traceparent[53:55] or "0", 16)
+
+    @property
     def is_sampled(self) -> bool:
         """Returns whether the spans of this trace are collected."""
-        return bool(self.traceparent) and bool(int(self.traceparent[53:55], 16) & 1)
+        return bool(self.trace_flags & 1)
 
 
 NO_REQUEST = RequestContext()
