@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
 from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
 from deployments.config import MetricsConfig
@@ -14,6 +14,10 @@ from deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_st
 from deployments.shared.stage_calls import StageFailedError
 from deployments.stages.stage_messages import GeneratedText
 from preprocess.schema import StageTime
+
+
+_MOST_GAPS = 32
+"""Gaps between tokens that wait to be observed together. Those of an ingress that is killed are lost."""
 
 
 class RequestAccount:
@@ -42,6 +46,7 @@ class RequestAccount:
         self._last_pieces: dict[int, tuple[GeneratedText, float]] = {}
         self._num_counted: dict[int, int] = {}
         """By answer, the tokens that the metrics have counted. An answer that is made again does not count twice."""
+        self._gaps: list[float] = []
         self._has_ended = False
         if self._api_key is not None:
             metrics.api_keys.requests.inc(api_key=self._api_key)
@@ -55,9 +60,10 @@ class RequestAccount:
         self._count(piece)
         if (last := self._last_pieces.get(piece.index)) is not None and piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
-            gap = (now - last[1]) / len(piece.token_ids)
-            for _ in piece.token_ids:
-                self._gaps.observe(gap)
+            num_tokens = len(piece.token_ids)
+            self._gaps += [(now - last[1]) / num_tokens] * num_tokens
+            if len(self._gaps) >= _MOST_GAPS:
+                self.observe_gaps()
         self._last_token = now
         self._last_pieces[piece.index] = piece, now
         if piece.finish_reason not in (None, "stop", "length"):
@@ -84,10 +90,6 @@ class RequestAccount:
         return self._metrics.generation_tokens.of(model=self.model)
 
     @cached_property
-    def _gaps(self) -> Histogram:
-        return self._metrics.times.inter_token_latency.of(model=self.model, modality=self._modality)
-
-    @cached_property
     def _modality(self) -> str:
         kinds = {source.modality for request in self.requests for source in request.media}
         return "+".join(sorted(kinds)) or "text"
@@ -98,6 +100,13 @@ class RequestAccount:
         num_cached = sum(request.trace.num_embedding_cache_hits for request in self.requests)
         cached = "yes" if 0 < num_items == num_cached else "no"
         return {"model": self.model, "modality": self._modality, "cached": cached}
+
+    def observe_gaps(self) -> None:
+        """Observes the gaps between tokens so far. Call it when no more come, however the answers end."""
+        gaps, self._gaps = self._gaps, []
+        if gaps:
+            series = self._metrics.times.inter_token_latency.of(model=self.model, modality=self._modality)
+            series.observe_all(gaps)
 
     def begin_again(self) -> None:
         """Forgets the pieces so far: the answers are made anew."""

@@ -175,6 +175,7 @@ class GenerationRoutes:
     ) -> "_AccountedPieces":
         """Returns the pieces, which `stack` closes, once the first of them is there. The status line waits for it:
         whatever fails before it is a proper HTTP error."""
+        stack.callback(account.observe_gaps)
         processor = model.status.ready_processor()
         streams = [model.pipeline.run(request, processor) for request in account.requests]
         answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)

@@ -88,6 +88,11 @@ def measured(url: str) -> Counts:
     return counts
 
 
+def num_gaps(url: str) -> int:
+    """Those between tokens, by the endpoint's metrics."""
+    return sum(int(sample.value) for sample in samples(url, "inter_token_latency_seconds_count"))
+
+
 def picture_question(number: int) -> Any:
     """About a picture that no other number gives."""
     size = (96 + number % 64, 96 + number // 64)
@@ -121,12 +126,15 @@ def run(client: CountingClient, numbers: range, ask: Callable[[CountingClient, i
 
 
 def test_metrics_count_what_clients_count(app_url: str, client: OpenAI) -> None:
-    counting, before = CountingClient(client), measured(app_url)
+    counting, before, gaps_before = CountingClient(client), measured(app_url), num_gaps(app_url)
     run(counting, range(60), mixed)
     assert (
         counting.counts["request_errors", "model_not_found"] == counting.counts["request_errors", "invalid_value"] == 10
     )
     assert +(measured(app_url) - before) == +counting.counts
+    num_answers = sum(number for name, number in counting.counts.items() if name[0] == "request_success")
+    # Tokens that came together with an answer's first have no gap before them.
+    assert 0 < num_gaps(app_url) - gaps_before <= counting.counts["generation_tokens",] - num_answers
 
 
 @pytest.mark.parametrize(
