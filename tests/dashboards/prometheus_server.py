@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 _DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 _RAYS_FILE = "/tmp/ray/prom_metrics_service_discovery.json"
-_GROWTH_IN_MINUTES = re.compile(r"((?:deriv|min_over_time)\([\w:]+\[\d+)m\]")
+_STATE_OF_MINUTES = re.compile(r"((?:deriv|min_over_time|quantile_over_time)\([^\[]+\[\d+)m\]")
 
 
 def exporter_address() -> str:
@@ -54,7 +54,7 @@ def api_config(folder: Path, *, port: int, key: str) -> str:
 @contextmanager
 def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterator[PrometheusApi]:
     """Runs it with its data in `folder`. `alerts_wait`: whether alerts fire only after the time that they have to last,
-    and after a queue has grown for minutes. Otherwise they fire at once, and after seconds.
+    and whether gauges are looked at over minutes. Otherwise they fire at once, and gauges are looked at over seconds.
 
     Raises RuntimeError where it is not installed."""
     program = shutil.which("prometheus")
@@ -64,8 +64,8 @@ def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterat
     if not alerts_wait:
         alerts = folder / "rules" / "alerts.yml"
         at_once = re.sub(r"^(    for: ).*$", r"\g<1>0s", alerts.read_text(), flags=re.MULTILINE)
-        in_seconds, number = _GROWTH_IN_MINUTES.subn(r"\1s]", at_once)
-        assert number == 2
+        in_seconds, number = _STATE_OF_MINUTES.subn(r"\1s]", at_once)
+        assert number == 3
         alerts.write_text(in_seconds)
     (folder / "prometheus.yml").write_text(re.sub(r"(scrape|evaluation)_interval: \d+s", r"\1_interval: 1s", config))
     url = f"http://127.0.0.1:{free_port()}"
