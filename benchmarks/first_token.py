@@ -44,20 +44,11 @@ from benchmarks.streaming_client import Content, StreamedAnswer, ask
 from benchmarks.vllm_cpu import MODEL, new_content
 from deployments.config import AppConfig
 from deployments.local_cluster import LOGGING, free_port, running_app
+from deployments.metrics.definitions import WATERFALL
 
 KINDS = ("unique", "repeated", "text")
-PARTS = (
-    "media_fetch",
-    "media_decode",
-    "processor",
-    "render",
-    "transfer_pixels",
-    "encode_queue",
-    "encode",
-    "transfer_embeddings",
-    "llm_queue",
-    "prefill",
-)
+PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]
+"""What an answer tells of the way to its first token."""
 TARGETS = {"unique": 20.0, "text": 8.0}
 """Milliseconds of transport."""
 REQUESTS, TRIPS = 12, 50

@@ -73,7 +73,8 @@ ALERTS = (
     ),
     Alert(
         "RaylensKvCacheFull",
-        f"{PREFIX}kv_cache_usage_perc > 0.95",
+        # Each preempted sequence leaves room for a moment, however many sequences wait for it.
+        f"quantile_over_time(0.5, {PREFIX}kv_cache_usage_perc[5m]) > 0.95",
         "5m",
         "ticket",
         "the KV cache of {{ $labels.replica }} is full",

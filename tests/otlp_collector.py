@@ -1,9 +1,14 @@
-"""A collector of OpenTelemetry: the protocol's own gRPC service, which keeps what it gets."""
+"""A collector of OpenTelemetry: the protocol's own gRPC service, which keeps what it gets.
 
-from collections.abc import Iterator
+`python -m tests.otlp_collector ADDRESS` collects at that address and port until it is killed, and prints each span as a
+line of JSON."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -16,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came over the wire. Ids in hex digits, times in seconds. `place`: the process that sent it.
-    `status`: the number of the protocol, 2 for an error. `links`: the spans' ids."""
+    """A span as it came over the wire. Ids in hex digits, times in seconds. `place`: the process that sent it. `host`:
+    the address that it came from. `status`: the number of the protocol, 2 for an error. `links`: the spans' ids."""
 
     name: str
     trace_id: str
@@ -28,6 +33,7 @@ class Received:
     end: float
     attributes: dict[str, Any]
     place: str
+    host: str
     status: int
     events: list[str]
     links: list[str]
@@ -39,13 +45,19 @@ class Received:
 
 
 class Collector(TraceServiceServicer):
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Received], object] = lambda span: None) -> None:
+        """`tell` is called with each span that comes."""
         self.spans: list[Received] = []
+        self._tell = tell
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         for resource in request.resource_spans:
             place = _attributes(resource.resource.attributes).get("service.instance.id", "")
-            self.spans += [_received(span, place) for scope in resource.scope_spans for span in scope.spans]
+            host = context.peer().split(":")[1]  # ipv4:127.0.0.1:4711
+            for span in (span for scope in resource.scope_spans for span in scope.spans):
+                received = _received(span, place, host)
+                self.spans.append(received)
+                self._tell(received)
         return ExportTraceServiceResponse()
 
     def of_trace(self, trace_id: str) -> list[Received]:
@@ -56,18 +68,23 @@ class Collector(TraceServiceServicer):
 def collecting(port: int) -> Iterator[Collector]:
     """Collects on a port of the loopback interface while the block runs."""
     collector = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_service: Any = add_TraceServiceServicer_to_server  # without types
-    add_service(collector, server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    server.start()
+    server = _started(collector, f"127.0.0.1:{port}")
     try:
         yield collector
     finally:
         server.stop(None).wait()
 
 
-def _received(span: Any, place: str) -> Received:
+def _started(collector: Collector, address: str) -> Any:
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_service: Any = add_TraceServiceServicer_to_server  # without types
+    add_service(collector, server)
+    server.add_insecure_port(address)
+    server.start()
+    return server
+
+
+def _received(span: Any, place: str, host: str) -> Received:
     return Received(
         span.name,
         span.trace_id.hex(),
@@ -78,6 +95,7 @@ def _received(span: Any, place: str) -> Received:
         span.end_time_unix_nano / 1e9,
         _attributes(span.attributes),
         place,
+        host,
         span.status.code,
         [event.name for event in span.events],
         [link.span_id.hex() for link in span.links],
@@ -92,3 +110,11 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
     return [_value(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+def _print(span: Received) -> None:
+    print(f"{json.dumps(asdict(span))}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    _started(Collector(_print), sys.argv[1]).wait_for_termination()

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from checkpoints import PICTURES
-from tests.cluster.hosts import Host, missing, power_on, running_hosts
+from tests.cluster.hosts import NETWORK, Host, missing, power_on, running_hosts
+from tests.cluster.load import made_new
 from tests.metric_values import LATENESS_SECONDS
+from tests.otlp_collector import Received
+from tests.traced import OF_GENERATE, OF_ITEM
 
 ROOT = Path(__file__).parents[2]
-PORT = 8600
+PORT, COLLECTOR_PORT = 8600, 4317
 REASON = missing()
 pytestmark = [
     pytest.mark.cluster,
@@ -90,6 +94,11 @@ class Cluster:
                 found.setdefault(sample.name, []).append(sample)
         return found
 
+    def spans(self, trace_id: str) -> list[Received]:
+        """What the collector has got of a trace."""
+        *lines, _ = (self.control.home / "spans").read_text().split("\n")  # the last one may be half written
+        return [span for line in lines if (span := Received(**json.loads(line))).trace_id == trace_id]
+
     def status_of_question(self, door: str) -> int:
         """The status of the answer to a short text, which is to come within half a minute."""
         body = {"model": "shapes", "prompt": "Hello", "max_tokens": 1}
@@ -97,9 +106,10 @@ class Cluster:
         send = f"curl -s -o /dev/null -m 30 -w '%{{http_code}}' {door}/v1/completions -d @text.json"
         return int(self.control.run(f"{send} -H 'Content-Type: application/json'", check=False)[-3:] or 0)
 
-    def ask(self, door: str, picture: Path, question: str) -> Any:
-        """The answer to a question about a picture."""
-        url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    def ask(self, door: str, picture: Path | bytes, question: str, *, traceparent: str = "") -> Any:
+        """The answer to a question about a picture. `traceparent`: of the client's trace, if it has one."""
+        content_of = picture.read_bytes() if isinstance(picture, Path) else picture
+        url = "data:image/png;base64," + base64.b64encode(content_of).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         body = {
             "model": "shapes",
@@ -108,7 +118,8 @@ class Cluster:
             "stage_timings": True,
         }
         (self.control.home / "body.json").write_text(json.dumps(body))
-        send = f"curl -s -m 60 {door}/v1/chat/completions -H 'Content-Type: application/json' -d @body.json"
+        headers = "-H 'Content-Type: application/json'" + (f" -H 'traceparent: {traceparent}'" if traceparent else "")
+        send = f"curl -s -m 60 {door}/v1/chat/completions {headers} -d @body.json"
         answer = json.loads(self.control.run(send))
         assert "choices" in answer, f"{answer}\n{self.logs()}"
         return answer
@@ -147,15 +158,27 @@ WITHOUT_HEAD = dict.fromkeys(("ingress", "shared", "preprocess", "encode", "gene
 
 
 def serve_file(placement: dict[str, str]) -> dict[str, Any]:
-    """serve.yaml with each stage on the host that the placement says."""
+    """serve.yaml with each stage on the host that the placement says, and traces for the collector."""
     served: dict[str, Any] = yaml.safe_load((ROOT / "serve.yaml").read_text())
     served["http_options"]["port"] = PORT
     args = served["applications"][0]["args"]
     args["ingress"] |= {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.1}
     args["shared"] |= {"shards": 2, "num_cpus": 0.1}
+    args["tracing"] = {"endpoint": f"http://{NETWORK}.1:{COLLECTOR_PORT}"}
     for stage, host in placement.items():
         args[stage]["resources"] = {host: 1}
     return served
+
+
+@contextmanager
+def collecting(host: Host) -> Iterator[None]:
+    """Collects traces on a host while the block runs."""
+    command = f"cd raylens; exec python -m tests.otlp_collector {host.address}:{COLLECTOR_PORT} > ~/spans"
+    with subprocess.Popen(host.inside(command)) as collector:
+        try:
+            yield
+        finally:
+            collector.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +199,9 @@ def cluster() -> Iterator[Cluster]:
             (control.home / "cluster.yaml").write_text(yaml.safe_dump(cluster_file(head, worker)))
             control.run("bash install.sh")
             made = Cluster(control, head, worker)
-            made.first_up = made.up(serve_file(CROSSING))
-            yield made
+            with collecting(control):
+                made.first_up = made.up(serve_file(CROSSING))
+                yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -226,6 +250,32 @@ def test_each_door_tells_the_metrics_of_both_hosts(cluster: Cluster) -> None:
         assert total(moved, edge="encode_generate") > total(passed, edge="encode_generate") > 0  # some were asked twice
     exporter = f"curl -s -m 10 http://{cluster.worker.address}:8081/metrics"  # as Prometheus reads it
     assert "raylens_num_requests_running{" in cluster.control.run(exporter)
+
+
+def test_a_request_is_one_trace_of_both_hosts(cluster: Cluster) -> None:
+    trace_id, client_id = secrets.token_hex(16), secrets.token_hex(8)
+    picture = made_new((PICTURES / "one.png").read_bytes(), "traced")
+    question = "How many shapes are there?"
+    answer = cluster.ask(cluster.doors[0], picture, question, traceparent=f"00-{trace_id}-{client_id}-01")
+    wanted = {"item", "generate", *OF_ITEM, *OF_GENERATE}
+
+    def has_come() -> bool:
+        spans = cluster.spans(trace_id)
+        return wanted <= {span.name for span in spans} and client_id in {span.parent_id for span in spans}
+
+    until(has_come, 20, lambda: f"{cluster.spans(trace_id)}\n{cluster.logs()}")
+    spans = {span.name: span for span in cluster.spans(trace_id)}
+    (root,) = [span for span in spans.values() if span.parent_id == client_id]
+    assert (root.name, root.place.partition("#")[0]) == ("POST /v1/chat/completions", "Ingress")
+    for whole, parts in ((root, ("item", "generate")), (spans["item"], OF_ITEM), (spans["generate"], OF_GENERATE)):
+        assert {spans[part].parent_id for part in parts} == {whole.span_id}, whole.name
+    head, worker = cluster.head.address, cluster.worker.address
+    sent = {name: (span.place.partition("#")[0], span.host) for name, span in spans.items()}
+    assert {sent[name] for name in ("media_decode", "processor")} == {("Preprocess", worker)}
+    assert {sent[name] for name in ("transfer_pixels", "encode")} == {("Encode", head)}
+    assert {sent[name] for name in ("transfer_embeddings", "prefill", "decode")} == {("Generate", worker)}
+    for stage, seconds in answer["stage_timings"]["seconds"].items():
+        assert spans[stage].seconds == pytest.approx(seconds, abs=0.002), stage
 
 
 def total(samples: list[Sample], **labels: str) -> float:

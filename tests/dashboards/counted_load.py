@@ -12,6 +12,7 @@ from typing import Any
 from openai import APIStatusError, OpenAI
 
 from checkpoints import PICTURES
+from tests.background import Background
 from tests.pictures import disc, encoded, user_message
 
 NUM_TEXTS = 12
@@ -58,6 +59,24 @@ class Counts:
         for thread in threads:
             thread.start()
         return threads
+
+
+class LongAnswers(Background):
+    """As many clients, one after the other, who ask for answers as long as the context again and again and read them,
+    until the block ends."""
+
+    def __init__(self, client: OpenAI, number: int, *, interval_s: float) -> None:
+        super().__init__(*(partial(self._read, client, after_s=interval_s * begun) for begun in range(number)))
+
+    def _read(self, client: OpenAI, *, after_s: float) -> None:
+        self.is_over.wait(after_s)
+        while not self.is_over.is_set():
+            with client.completions.create(
+                model="shapes", prompt="Hello", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+            ) as stream:
+                for _ in stream:
+                    if self.is_over.is_set():
+                        break
 
 
 def pictures() -> list[bytes]:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from deployments.config import AppConfig
 from deployments.endpoint.api_keys import hash_key
 from deployments.local_cluster import deployed_app, free_port, local_ray
 from tests.dashboards.counted_load import Counts, send_everything
-from tests.dashboards.prometheus_server import agent_addresses, api_config, cluster_config, exporter_address, prometheus
+from tests.dashboards.prometheus_server import agent_addresses, api_config, cluster_config, forget, prometheus
 from tests.waiting import wait_until
 
 _DASHBOARD = Path(__file__).parents[2] / "dashboards" / "raylens.json"
@@ -31,6 +31,7 @@ _KEY = "rl-of-the-tests"
 STORE_BYTES = 100 * 2**20
 ROOM = 32  # requests in work
 EMBEDDING_BYTES = 40_000  # one picture's embeddings, not those of two
+KV_CACHE_BYTES = 2**22  # the positions of one context, 2048
 _WINDOW = 120  # seconds, more than there are
 _SCRAPES = 3.5
 """Seconds until Prometheus, which looks every second, has surely seen what has happened."""
@@ -82,32 +83,34 @@ class Monitored:
 @contextmanager
 def monitored_application(folder: Path) -> Iterator[Monitored]:
     """Starts Ray, the application and three Prometheus, and sends the load. `folder` is for what they write."""
-    port = free_port()
+    port, exporter_port = free_port(), free_port()
     patient, impatient, outside = (folder / name for name in ("patient", "impatient", "outside"))
     for one in (patient, impatient, outside):
         one.mkdir()
-    with (
-        mock.patch.dict("os.environ", RAY_metrics_report_interval_ms="1000"),
-        mock.patch.object(ray_constants, "DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", STORE_BYTES),
-        local_ray(host="127.0.0.1", port=port, num_cpus=8),
-        deployed_app(_config(folder), host="127.0.0.1", port=port) as url,
-    ):
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(mock.patch.dict("os.environ", RAY_metrics_report_interval_ms="1000"))
+        enter(mock.patch.object(ray_constants, "DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", STORE_BYTES))
+        enter(local_ray(host="127.0.0.1", port=port, num_cpus=8))
+        # Prometheus looks for its targets every five seconds only, and does it while the application starts.
+        inside = cluster_config(patient, exporter=f"127.0.0.1:{exporter_port}", agents=agent_addresses())
+        of_cluster = enter(prometheus(patient, inside))
+        at_once = enter(prometheus(impatient, inside, alerts_wait=False))
+        of_api = enter(prometheus(outside, api_config(outside, port=port, key=_KEY)))
+        url = enter(deployed_app(_config(folder, exporter_port), host="127.0.0.1", port=port))
+        # The series of one stage began before those of another. Now all of them begin at the same time.
+        for api in (of_cluster, at_once, of_api):
+            forget(api)
+        for api in (of_cluster, at_once, of_api):
+            _wait_for_scrapes(api)
         client = OpenAI(base_url=f"{url}/v1", api_key=_KEY, max_retries=0, timeout=60)
-        inside = cluster_config(patient, exporter=exporter_address(), agents=agent_addresses())
-        with (
-            prometheus(patient, inside) as of_cluster,
-            prometheus(impatient, inside, alerts_wait=False) as at_once,
-            prometheus(outside, api_config(outside, port=port, key=_KEY)) as of_api,
-        ):
-            for api in (of_cluster, at_once, of_api):
-                _wait_for_scrapes(api)
-            counts = Counts()
-            send_everything(client, counts)
-            time.sleep(_SCRAPES)
-            yield Monitored(of_cluster, at_once, of_api, client, counts, time.time())
+        counts = Counts()
+        send_everything(client, counts)
+        time.sleep(_SCRAPES)
+        yield Monitored(of_cluster, at_once, of_api, client, counts, time.time())
 
 
-def _config(folder: Path) -> AppConfig:
+def _config(folder: Path, exporter_port: int) -> AppConfig:
     keys = folder / "keys.yaml"
     keys.write_text(yaml.safe_dump([{"name": "tests", "sha256": hash_key(_KEY), "admin": True}]))
     room = {"requests": ROOM, "bytes": 2**26, "pixels": 2**28, "tokens": 2**20}
@@ -116,11 +119,12 @@ def _config(folder: Path) -> AppConfig:
             "model": str(BUNDLED_MODEL),
             "auth": {"keys_file": str(keys)},
             "media": {"fetch": {"allow_private_addresses": True}},
-            "metrics": {"port": 0, "slo_time_to_first_token_s": 60, "slo_time_per_output_token_s": 60},
+            "metrics": {"port": exporter_port, "slo_time_to_first_token_s": 60, "slo_time_per_output_token_s": 60},
             "shared": {"embedding_cache_bytes": EMBEDDING_BYTES},
             "admission": {"total": room, "per_key": room, "max_queued_requests": 2},
             "ingress": {"away_timeout_s": 0.5},
             "preprocess": {"min_replicas": 2, "num_cpus": 0.5},
+            "generate": {"engine": {"kv_cache_bytes": KV_CACHE_BYTES}},
         }
     )
 

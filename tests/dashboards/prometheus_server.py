@@ -16,6 +16,7 @@ from tests.waiting import wait_until
 
 _DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 _RAYS_FILE = "/tmp/ray/prom_metrics_service_discovery.json"
+_STATE_OF_MINUTES = re.compile(r"((?:deriv|min_over_time|quantile_over_time)\([^\[]+\[\d+)m\]")
 
 
 def exporter_address() -> str:
@@ -52,7 +53,8 @@ def api_config(folder: Path, *, port: int, key: str) -> str:
 
 @contextmanager
 def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterator[PrometheusApi]:
-    """Runs it with its data in `folder`. `alerts_wait`: whether alerts fire only after the time that they have to last.
+    """Runs it with its data in `folder`. `alerts_wait`: whether alerts fire only after the time that they have to last,
+    and whether gauges are looked at over minutes. Otherwise they fire at once, and gauges are looked at over seconds.
 
     Raises RuntimeError where it is not installed."""
     program = shutil.which("prometheus")
@@ -61,7 +63,10 @@ def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterat
     shutil.copytree(_DASHBOARDS / "rules", folder / "rules")
     if not alerts_wait:
         alerts = folder / "rules" / "alerts.yml"
-        alerts.write_text(re.sub(r"^(    for: ).*$", r"\g<1>0s", alerts.read_text(), flags=re.MULTILINE))
+        at_once = re.sub(r"^(    for: ).*$", r"\g<1>0s", alerts.read_text(), flags=re.MULTILINE)
+        in_seconds, number = _STATE_OF_MINUTES.subn(r"\1s]", at_once)
+        assert number == 3
+        alerts.write_text(in_seconds)
     (folder / "prometheus.yml").write_text(re.sub(r"(scrape|evaluation)_interval: \d+s", r"\1_interval: 1s", config))
     url = f"http://127.0.0.1:{free_port()}"
     command = [
@@ -70,6 +75,7 @@ def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterat
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={url.removeprefix('http://')}",
         "--log.level=warn",
+        "--web.enable-admin-api",
     ]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
@@ -79,6 +85,21 @@ def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterat
             yield PrometheusApi(url)
         finally:
             server.terminate()
+
+
+def forget(api: PrometheusApi) -> None:
+    """Has it delete all that it has seen so far."""
+    everything = {"match[]": '{__name__!=""}'}
+    httpx.post(f"{api.url}/api/v1/admin/tsdb/delete_series", params=everything, trust_env=False).raise_for_status()
+
+
+def targets(folder: Path, config: str, job: str) -> set[str]:
+    """The addresses that a configuration has Prometheus read for a job, as promtool finds them."""
+    file = folder / "prometheus.yml"
+    file.write_text(config)
+    command = ["promtool", "check", "service-discovery", "--timeout=1s", str(file), job]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return {target["labels"]["instance"] for target in found}
 
 
 def _replaced(text: str, changed: dict[str, str]) -> str:

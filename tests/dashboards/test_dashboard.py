@@ -18,7 +18,7 @@ from dashboards.rows.overview import STAGES
 from deployments.config import MetricsConfig
 from deployments.metrics.definitions import WATERFALL
 from deployments.metrics.instruments import PREFIX, Instrument
-from tests.dashboards.grafana_types import schema_violations
+from tests.dashboards.grafana_schema import schema_violations
 from tests.defined_metrics import defined, exported_names, labels
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,34 @@ def tags_of(expression: str) -> set[str]:
     """The tags that the expression selects or groups by."""
     grouped = {tag for tags in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for tag in tags.split(", ") if tag}
     return grouped | set(re.findall(r"(\w+)(?:=|=~|!=|!~)\"", expression))
+
+
+PLACES = {
+    "PANEL": "$.panels[1]",
+    "TARGET": "$.panels[1].targets[0]",
+    "FIELD": "$.panels[1].fieldConfig.defaults",
+    "VARIABLE": "$.templating.list[1]",
+}
+
+
+def panel(board: Any) -> Any:
+    return board["panels"][1]
+
+
+def target(board: Any) -> Any:
+    return panel(board)["targets"][0]
+
+
+def options(board: Any) -> Any:
+    return panel(board)["options"]
+
+
+def field(board: Any) -> Any:
+    return panel(board)["fieldConfig"]["defaults"]
+
+
+def variable(board: Any) -> Any:
+    return board["templating"]["list"][1]
 
 
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -78,19 +106,53 @@ def test_it_is_as_grafanas_schema_has_it() -> None:
 @pytest.mark.parametrize(
     ("spoil", "violation"),
     [
-        (lambda panel: panel.update(titel="Tokens"), "titel is unknown"),
-        (lambda panel: panel.update(title=5), "title is 5"),
-        (lambda panel: panel["targets"][0].update(expression="up"), "expression is unknown"),
-        (lambda panel: panel["gridPos"].pop("w"), "gridPos.w is missing"),
-        (lambda panel: panel["options"]["tooltip"].update(mode="some"), "mode is 'some'"),
-        (lambda panel: panel["fieldConfig"]["defaults"]["custom"].update(fillOpacity="much"), "fill_opacity is 'much'"),
+        (
+            lambda board: board.update(titel="Raylens"),
+            "$: Additional properties are not allowed ('titel' was unexpected)",
+        ),
+        (lambda board: board.update(refresh=10), "$.refresh: 10 is not of type 'string'"),
+        (lambda board: board.update(graphTooltip=3), "$.graphTooltip: 3 is not one of [0, 1, 2]"),
+        (lambda board: board.pop("annotations"), "$: 'annotations' is a required property"),
+        (lambda board: board.update(panels=None), "$.panels: None is not of type 'array'"),
+        (lambda board: panel(board).update(title=5), "PANEL.title: 5 is not of type 'string'"),
+        (lambda board: panel(board).update(id=True), "PANEL.id: True is not of type 'integer'"),
+        (lambda board: panel(board)["gridPos"].pop("w"), "PANEL.gridPos: 'w' is a required property"),
+        (lambda board: panel(board).update(links=["docs"]), "PANEL.links[0]: 'docs' is not of type 'object'"),
+        (lambda board: panel(board).pop("type"), "PANEL: 'type' is a required property"),
+        (lambda board: target(board).update(expression="up"), "TARGET: Additional properties are not allowed"),
+        (lambda board: target(board).pop("refId"), "TARGET: 'refId' is a required property"),
+        (lambda board: target(board).update(format="graph"), "TARGET.format: 'graph' is not one of"),
+        (lambda board: target(board)["datasource"].update(type="prometeus"), "TARGET.datasource.type: 'prometeus' is"),
+        (lambda board: options(board)["legend"].pop("calcs"), "PANEL.options.legend: 'calcs' is a required property"),
+        (lambda board: options(board)["tooltip"].update(mode="some"), "PANEL.options.tooltip.mode: 'some' is not one"),
+        (lambda board: options(board).update(colour="red"), "PANEL.options: Additional properties are not allowed"),
+        (lambda board: field(board).update(unit=["s"]), "FIELD.unit: ['s'] is not of type 'string'"),
+        (lambda board: field(board).update(thresholds={"mode": "absolute"}), "FIELD.thresholds: 'steps' is a required"),
+        (lambda board: field(board)["custom"].update(fillOpacity="much"), "FIELD.custom.fillOpacity: 'much' is not of"),
+        (
+            lambda board: field(board)["custom"].update(fillOpacty=5),
+            "FIELD.custom: Additional properties are not allow",
+        ),
+        (lambda board: variable(board).update(type="choice"), "VARIABLE.type: 'choice' is not one of"),
+        (lambda board: variable(board)["current"].pop("value"), "VARIABLE.current: 'value' is a required property"),
+        (lambda board: variable(board).update(multi="yes"), "VARIABLE.multi: 'yes' is not of type 'boolean'"),
     ],
 )
 def test_the_schema_knows_fields_types_and_choices(spoil: Callable[[Any], object], violation: str) -> None:
-    dashboard = copy.deepcopy(DASHBOARD)
-    spoil(dashboard["panels"][1])
-    (found,) = schema_violations(dashboard)
-    assert found.endswith(violation)
+    board = copy.deepcopy(DASHBOARD)
+    spoil(board)
+    (found,) = schema_violations(board)
+    for name, place in PLACES.items():
+        violation = violation.replace(name, place)
+    assert found.startswith(violation)
+
+
+def test_a_panel_of_an_unknown_type_is_a_violation() -> None:
+    board = copy.deepcopy(DASHBOARD)
+    panel(board).update(type="timeserie")
+    (found,) = schema_violations(board)
+    assert found.startswith("$.panels[1].type: 'timeserie' is not one of")
+    assert "'timeseries'" in found
 
 
 def test_every_metric_is_on_a_panel() -> None:

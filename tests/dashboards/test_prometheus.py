@@ -17,10 +17,10 @@ from ray import serve
 
 from dashboards.prometheus_api import for_all
 from dashboards.render import TimeRange, picture
-from deployments.local_cluster import APP_NAME, free_port
-from tests.dashboards.counted_load import Counts, pictures
+from deployments.local_cluster import APP_NAME
+from tests.dashboards.counted_load import Counts, LongAnswers, pictures
 from tests.dashboards.monitored import EMBEDDING_BYTES, PANELS, ROOM, STORE_BYTES, Monitored, monitored_application
-from tests.dashboards.prometheus_server import cluster_config, prometheus
+from tests.dashboards.prometheus_server import cluster_config, targets
 from tests.replicas import children, replica_pids
 from tests.waiting import wait_until
 
@@ -32,13 +32,11 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
 
 
 def test_a_node_with_several_addresses_in_rays_file_has_one_exporter(tmp_path: Path) -> None:
-    """The file has the head's agent, its dashboard and its autoscaler. Nothing listens there now."""
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
-    config = cluster_config(tmp_path, exporter=addresses[0], agents=addresses[1:])
-    with prometheus(tmp_path, config) as api:
-        wait_until(lambda: len(api.at("up")) == 4)
-        found = sorted((one.labels["job"], one.labels["instance"]) for one in api.at("up"))
-    assert found == [*(("ray", address) for address in sorted(addresses[1:])), ("raylens", addresses[0])]
+    """The file has the head's agent, its dashboard and its autoscaler."""
+    agents = [f"127.0.0.1:{number}" for number in (1001, 1002, 1003)]
+    config = cluster_config(tmp_path, exporter="127.0.0.1:8081", agents=agents)
+    assert targets(tmp_path, config, "raylens") == {"127.0.0.1:8081"}
+    assert targets(tmp_path, config, "ray") == set(agents)
 
 
 def test_every_expression_of_the_dashboard_has_data(monitored: Monitored) -> None:
@@ -195,6 +193,16 @@ def test_alerts_fire_when_first_tokens_come_late_and_requests_are_refused(monito
     monitored.wait_for_alert("RaylensLateFirstTokensBurnBudget", severity="page")
     (refused,) = monitored.prometheus.at('sum(raylens_admission_rejections_total{reason="queue"})')
     assert refused.value == counts.errors.total()
+
+
+def test_alerts_fire_when_the_kv_cache_has_no_room_for_all_answers(monitored: Monitored) -> None:
+    """Those that find no room wait, and with each further client one more."""
+    with LongAnswers(monitored.client, ROOM, interval_s=0.4):
+        monitored.wait_for_alert("RaylensKvCacheFull")
+        monitored.wait_for_alert("RaylensQueueGrows")
+    assert (
+        monitored.prometheus.at('ALERTS{alertname=~"RaylensKvCacheFull|RaylensQueueGrows",alertstate="firing"}') == []
+    )
 
 
 def test_alerts_fire_when_a_stage_hangs(monitored: Monitored) -> None:

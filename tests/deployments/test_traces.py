@@ -1,26 +1,23 @@
 """A request's trace, received by a real collector of OpenTelemetry: which spans there are, and what they say."""
 
-import json
 import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
 
 import httpx
 import pytest
 
 from deployments.config import AppConfig
 from deployments.local_cluster import free_port
-from tests.otlp_collector import Collector, Received, collecting
+from tests.otlp_collector import Collector, collecting
 from tests.pictures import disc, encoded, user_message
 from tests.slow_encoder import large_picture, make_slow_checkpoint
+from tests.traced import OF_GENERATE, OF_ITEM, Asked, Traced
 from tests.waiting import wait_until
 
 SIDE = 700  # pixels: a picture takes a tenth of a second to encode
-OF_ITEM = ("processor_queue", "media_decode", "processor", "transfer_pixels", "encode_queue", "encode")
-OF_GENERATE = ("transfer_embeddings", "llm_queue", "prefill", "first_decode", "decode")
 PORT = free_port()
 
 
@@ -33,72 +30,33 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     checkpoint = make_slow_checkpoint(tmp_path_factory.mktemp("model"), SIDE)
-    tracing = {"endpoint": f"http://127.0.0.1:{PORT}"}
-    return AppConfig.model_validate({"model": checkpoint, "served_model_name": "small", "tracing": tracing})
-
-
-class Asked:
-    """A request that has been sent: the answer, and the ids of its trace."""
-
-    def __init__(self, url: str, *pictures: bytes, headers: dict[str, str] | None = None, **fields: Any) -> None:
-        body = {
-            "model": "small",
-            "messages": [user_message("What?", *pictures)],
-            "temperature": 0,
-            "max_tokens": 4,
-            "ignore_eos": True,
-            "stage_timings": True,
-        } | fields
-        self.response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-        assert self.response.status_code < 500, self.response.text
-        self.traceparent = self.response.headers["traceparent"]
-        _, self.trace_id, self.span_id, self.flags = self.traceparent.split("-")
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The stage timings in the answer, or in the last event that has some."""
-        if self.response.headers["content-type"] == "application/json":
-            found: dict[str, float] = self.response.json()["stage_timings"]["seconds"]
-            return found
-        lines = [line.removeprefix("data: ") for line in self.response.text.splitlines() if line.startswith("data: {")]
-        return next(one["stage_timings"]["seconds"] for one in map(json.loads, lines) if "stage_timings" in one)
-
-
-class Traced:
-    """The spans of one trace."""
-
-    def __init__(self, collector: Collector, asked: Asked, *names: str) -> None:
-        """Waits for the request's own span and for spans of these names."""
-        wanted = {asked.span_id}
-        wait_until(lambda: wanted <= {span.span_id for span in collector.of_trace(asked.trace_id)})
-        wait_until(lambda: set(names) <= {span.name for span in collector.of_trace(asked.trace_id)})
-        self.spans = collector.of_trace(asked.trace_id)
-        (self.root,) = [span for span in self.spans if span.span_id == asked.span_id]
-
-    def named(self, name: str) -> Received:
-        (span,) = [span for span in self.spans if span.name == name]
-        return span
-
-    def children(self, parent: Received) -> set[str]:
-        return {span.name for span in self.spans if span.parent_id == parent.span_id}
-
-    @property
-    def names(self) -> set[str]:
-        return {span.name for span in self.spans}
-
-    def longest(self, name: str) -> float:
-        return max(span.seconds for span in self.spans if span.name == name)
+    return AppConfig.model_validate(
+        {
+            "model": checkpoint,
+            "served_model_name": "small",
+            "further_models": [{"model": checkpoint, "served_model_name": "inline", "encoder": "inline"}],
+            "tracing": {"endpoint": f"http://127.0.0.1:{PORT}"},
+        }
+    )
 
 
 def agree(traced: Traced, seconds: dict[str, float]) -> bool:
     return all(abs(traced.longest(stage) - value) < 0.002 for stage, value in seconds.items())
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("model", "stream", "processes"),
+    [
+        ("small", False, ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")),
+        ("small", True, ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")),
+        ("inline", False, ("Ingress", "Shared-0", "Preprocess-inline", "Generate-inline", "Generate-inline")),
+    ],
+)
 def test_a_picture_s_way_is_one_trace_whose_times_are_those_of_the_answer(
-    app_url: str, collector: Collector, stream: bool
+    app_url: str, collector: Collector, model: str, stream: bool, processes: tuple[str, ...]
 ) -> None:
-    asked = Asked(app_url, large_picture(10 + stream, SIDE), stream=stream)
+    """`processes`: those of the ingress and the shard, and those that process, encode and generate."""
+    asked = Asked(app_url, large_picture(10 + stream, SIDE), model=model, stream=stream)
     assert asked.response.status_code == 200, asked.response.text
     traced = Traced(collector, asked, *OF_ITEM, *OF_GENERATE, "item", "generate")
     root = traced.root
@@ -110,13 +68,7 @@ def test_a_picture_s_way_is_one_trace_whose_times_are_those_of_the_answer(
     assert asked.seconds.keys() == traced.names - {root.name, "item", "generate", "decode"}
     assert agree(traced, asked.seconds)
     places = {span.name: span.place.partition("#")[0] for span in traced.spans}
-    assert [places[name] for name in ("media_fetch", "item", "processor", "encode", "prefill")] == [
-        "Ingress",
-        "Shared-0",
-        "Preprocess",
-        "Encode",
-        "Generate",
-    ]
+    assert tuple(places[name] for name in ("media_fetch", "item", "processor", "encode", "prefill")) == processes
     for span in traced.spans:
         assert root.start - 0.002 <= span.start <= span.end <= root.end + 0.002, span
 

@@ -2,19 +2,15 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from deployments.api.traces import Trace, TraceSpan
 from deployments.cli import main
-from deployments.local_cluster import free_port
-from deployments.top.command import KEY_VARIABLE
+from deployments.running_server import KEY_VARIABLE
 from deployments.waterfall import as_svg, as_text
+from tests.stub_server import Answer, StubServer
 
 BEGIN = 1_795_690_140.0
 
@@ -98,46 +94,24 @@ def test_the_drawing_is_svg_with_bars_to_scale() -> None:
     assert "<small>" in "".join(root.itertext()), "names are escaped"
 
 
-@contextmanager
-def answering(status: int, body: str) -> Iterator[str]:
-    """A server that answers every question so, in a thread. Yields its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.path, self.headers.get("authorization")))
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    asked.clear()
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-asked: list[tuple[str, str | None]] = []
-
-
 @pytest.fixture(autouse=True)
 def _own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.cli._stop_on_signals", lambda: None)
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
-def test_it_asks_with_a_key_and_writes_a_drawing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_asks_with_a_key_and_writes_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "one.svg"
-    with answering(200, trace(*SPANS).model_dump_json()) as url:
-        assert main(["trace", "a/b", "--url", f"{url}/", "--api-key", "secret", "--svg", str(file)]) == 0
-        assert asked == [("/v1/traces/a%2Fb", "Bearer secret")]
-        monkeypatch.setenv(KEY_VARIABLE, "other")
-        assert main(["trace", "r", "--url", url, "--json"]) == 0
-        assert asked[1] == ("/v1/traces/r", "Bearer other")
+    asked = []
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        asked.append((path, headers.get("authorization")))
+        return Answer(trace(*SPANS).model_dump_json().encode())
+
+    with StubServer(answer) as server:
+        assert main(["trace", "a/b", "--url", f"{server.url}/", "--api-key", "secret", "--svg", str(file)]) == 0
+        assert main(["trace", "r", "--url", server.url, "--json"]) == 0
+    assert asked == [("/v1/traces/a%2Fb", "Bearer secret"), ("/v1/traces/r", None)]
     assert "media_fetch" in file.read_text()
     out = capsys.readouterr().out
     assert "media_fetch" in out.splitlines()[4]
@@ -145,25 +119,20 @@ def test_it_asks_with_a_key_and_writes_a_drawing(
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "arguments", "message"),
+    ("answer", "arguments", "message"),
     [
-        (404, '{"error": {"message": "no request \'r\' of this key"}}', [], "no request 'r' of this key"),
-        (401, "{}", [], "asks for an API key: --api-key, or RAYLENS_API_KEY"),
-        (401, '{"error": {"message": "the API key is not valid"}}', ["--api-key", "x"], "the API key is not valid"),
-        (404, "<html>", [], "status 404"),
-        (200, "<html>", [], "does not answer as this version of Raylens does"),
-        (200, trace().model_dump_json(), ["--svg", "/no/such/x.svg"], "/no/such/x.svg: No such file or directory"),
+        (Answer(b'{"error": {"message": "no request \'r\' of this key"}}', 404), [], "no request 'r' of this key"),
+        (Answer(b"<html>"), [], "does not answer as this version of Raylens does"),
+        (
+            Answer(trace().model_dump_json().encode()),
+            ["--svg", "/no/such/x.svg"],
+            "/no/such/x.svg: No such file or directory",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(
-    status: int, body: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    answer: Answer, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(status, body) as url:
-        assert main(["trace", "r", "--url", url, *arguments]) == 1
+    with StubServer(lambda path, headers: answer) as server:
+        assert main(["trace", "r", "--url", server.url, *arguments]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_a_server_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for url in (f"http://127.0.0.1:{free_port()}", "nonsense"):
-        assert main(["trace", "r", "--url", url]) == 1
-        assert f"no Raylens answers at {url}" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""Asks a running server over HTTP for the commands that look at one, and says plainly what is in the way."""
+
+import argparse
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+KEY_VARIABLE = "RAYLENS_API_KEY"
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_TIMEOUT_SECONDS = 10.0
+
+
+class NoAnswerError(RuntimeError):
+    """The server does not give what it was asked for. The message says why, for the user."""
+
+
+def add_server_options(parser: argparse.ArgumentParser, *, whose_key: str) -> None:
+    """Adds the options that name the server. `whose_key`: who may ask."""
+    add: Any = parser.add_argument
+    add("--url", type=_address, default=_DEFAULT_URL, help="the server's address (default: %(default)s)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help=f"{whose_key} key (default: the variable {KEY_VARIABLE}, which others on this machine do not see)",
+    )
+
+
+class RunningServer:
+    """`url`: its own address, without a path."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        """Raises NoAnswerError for a key that no request can carry."""
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise NoAnswerError("the API key has characters that no API key has")
+        self.url = url
+        self._api_key = api_key
+
+    @classmethod
+    def named_by(cls, args: argparse.Namespace) -> Self:
+        """Takes what `add_server_options` has added."""
+        return cls(args.url, args.api_key or os.environ.get(KEY_VARIABLE) or None)
+
+    def get(self, path: str) -> str:
+        """Returns what the server answers with status 200. Raises NoAnswerError."""
+        request = urllib.request.Request(f"{self.url}{path}")
+        if self._api_key is not None:  # which is for this server, and for none that it may redirect to
+            request.add_unredirected_header("Authorization", f"Bearer {self._api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+                content: bytes = response.read()
+        except urllib.error.HTTPError as error:
+            raise NoAnswerError(self._why_refused(path, error)) from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise NoAnswerError(f"{self.url} does not answer: {_told(reason)}") from error
+        return content.decode(errors="replace")
+
+    def _why_refused(self, path: str, error: urllib.error.HTTPError) -> str:
+        if error.code == 401 and self._api_key is None:
+            return f"{self.url} wants an API key: set {KEY_VARIABLE}, or give --api-key"
+        message = _message(error)
+        if message is None:
+            return f"{self.url}{path} answers {error.code} {error.reason}"
+        return f"{self.url} refuses: {message}" if error.code in (401, 403) else f"{self.url}: {message}"
+
+
+def _address(text: str) -> str:
+    """Takes the server's own address, and that of its API, which ends in /v1."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address like {_DEFAULT_URL}")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def _message(error: urllib.error.HTTPError) -> str | None:
+    """Returns what an answer in OpenAI's form says, None for one in another form."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):
+        return None
+
+
+def _told(reason: object) -> str:
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return " ".join(str(text).lower().split())
