@@ -6,6 +6,7 @@ both agree, and nothing happens while a stage works. Only what others are childr
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -184,6 +185,7 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         "service.name": os.environ.get("OTEL_SERVICE_NAME", "raylens"),
         "service.instance.id": process,
         "raylens.deployment": process.partition("#")[0],
+        "host.name": socket.gethostname(),
     }
     resource = Resource.create(own)
     provider = TracerProvider(sampler=_sampler(config), resource=_OneResource(resource.attributes, resource.schema_url))

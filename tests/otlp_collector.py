@@ -21,8 +21,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 @dataclass(frozen=True)
 class Received:
-    """A span as it came over the wire. Ids in hex digits, times in seconds. `place`: the process that sent it. `host`:
-    the address that it came from. `status`: the number of the protocol, 2 for an error. `links`: the spans' ids."""
+    """A span as it came over the wire. Ids in hex digits, times in seconds. `resource`: what the process that sent it
+    says of itself. `host`: the address that it came from. `status`: the number of the protocol, 2 for an error.
+    `links`: the spans' ids."""
 
     name: str
     trace_id: str
@@ -32,12 +33,17 @@ class Received:
     start: float
     end: float
     attributes: dict[str, Any]
-    place: str
+    resource: dict[str, Any]
     host: str
     status: int
     events: list[str]
     links: list[str]
     tracestate: str
+
+    @property
+    def place(self) -> str:
+        """The process that sent it."""
+        return str(self.resource["service.instance.id"])
 
     @property
     def seconds(self) -> float:
@@ -52,10 +58,9 @@ class Collector(TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         for resource in request.resource_spans:
-            place = _attributes(resource.resource.attributes).get("service.instance.id", "")
             host = context.peer().split(":")[1]  # ipv4:127.0.0.1:4711
             for span in (span for scope in resource.scope_spans for span in scope.spans):
-                received = _received(span, place, host)
+                received = _received(span, _attributes(resource.resource.attributes), host)
                 self.spans.append(received)
                 self._tell(received)
         return ExportTraceServiceResponse()
@@ -84,7 +89,7 @@ def _started(collector: Collector, address: str) -> Any:
     return server
 
 
-def _received(span: Any, place: str, host: str) -> Received:
+def _received(span: Any, resource: dict[str, Any], host: str) -> Received:
     return Received(
         span.name,
         span.trace_id.hex(),
@@ -94,7 +99,7 @@ def _received(span: Any, place: str, host: str) -> Received:
         span.start_time_unix_nano / 1e9,
         span.end_time_unix_nano / 1e9,
         _attributes(span.attributes),
-        place,
+        resource,
         host,
         span.status.code,
         [event.name for event in span.events],

@@ -15,7 +15,6 @@ from deployments.shared.stage_calls import StageFailedError
 from deployments.stages.stage_messages import GeneratedText
 from preprocess.schema import StageTime
 
-
 _MOST_GAPS = 32
 """Gaps between tokens that wait to be observed together. Those of an ingress that is killed are lost."""
 

@@ -68,7 +68,7 @@ class ReplicaMetrics:
     def __init__(self) -> None:
         self.starts = Counter("replica_starts", "replicas", "Replicas started")
         self.start_time = Gauge("replica_start_time_seconds", "s since 1970", "When the replica was started")
-        self.build_info = Gauge("build_info", "1", "The software that the replica runs", version=(), ray_version=())
+        self.build_info = Gauge("build_info", "1", "The software that the replica runs", "version", "ray_version")
 
     def report_start(self) -> None:
         self.starts.inc()
@@ -155,22 +155,22 @@ class ApiKeyUse:
 class EndpointState:
     """What waits at the endpoint now, what it has given away, and what it knows of the stages."""
 
-    def __init__(self, models: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.open_http_requests = Gauge("open_http_requests", "requests", "Requests that are not answered yet")
         self.admission_waiting = Gauge("admission_waiting_requests", "requests", "Requests that wait for room")
         self.admission_used = Gauge(
-            "admission_used", "of the resource", "What requests of this replica take of the budget", resource=RESOURCES
+            "admission_used", "of the resource", "What requests of this replica take of the budget", "resource"
         )
         self.admission_limit = Gauge(
-            "admission_limit", "of the resource", "The budget of all replicas together", resource=RESOURCES
+            "admission_limit", "of the resource", "The budget of all replicas together", "resource"
         )
-        self.stage_ready = Gauge("stage_ready", "1 or 0", "Whether a stage is ready", model=models, stage=STAGES)
+        self.stage_ready = Gauge("stage_ready", "1 or 0", "Whether a stage is ready", "model", "stage")
         self.stage_heartbeat_age = Gauge(
             "stage_heartbeat_age_seconds",
             "s",
             "Time since a sign of life of a stage",
-            model=models,
-            stage=STAGES,
+            "model",
+            "stage",
         )
 
     def report_load(self, num_open: float, num_waiting: int) -> None:
@@ -203,7 +203,7 @@ class IngressMetrics:
         `api_keys`: the names of the keys that there are."""
         self.times = RequestTimes(models)
         self.api_keys = ApiKeyUse(api_keys)
-        self.state = EndpointState(models)
+        self.state = EndpointState()
         self.prompt_tokens = Counter(
             "prompt_tokens", "tokens", "Prompt tokens of requests that reached their first token", model=models
         )

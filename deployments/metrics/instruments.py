@@ -23,25 +23,20 @@ MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 
 class Instrument(Generic[MetricT]):
-    """A metric `name` in `unit`. Each further argument is a tag, with those of its values that are known beforehand:
-    their series are 0 from the start, since Prometheus does not see the first count of a series that begins with it."""
+    """A metric `name` in `unit`, with `tags`."""
 
     kind: ClassVar[str]
     process_labels: ClassVar[tuple[str, ...]] = ("application", "deployment")
-    begins_at_zero: ClassVar[bool] = True
 
-    def __init__(self, name: str, unit: str, description: str, **tags: Sequence[str]) -> None:
+    def __init__(self, name: str, unit: str, description: str, *tags: str) -> None:
         self.name = name
         self.unit = unit
         self.description = description
-        self.tags = tuple(tags)
+        self.tags = tags
         own = replica_labels()
         self._own = tuple(getattr(own, label) for label in self.process_labels)
         self._series: dict[tuple[str, ...], MetricT] = {}
         self._metric = self._make((*self.process_labels, *self.tags))
-        if self.begins_at_zero:
-            for values in product(*tags.values()):
-                self._with(values)
 
     def of(self, **tags: str) -> MetricT:
         """Returns the series with these values of all tags."""
@@ -57,8 +52,18 @@ class Instrument(Generic[MetricT]):
         return series
 
 
-class Counter(Instrument[prometheus_client.Counter]):
-    """What only grows. Its exported name ends in `_total`."""
+class Cumulative(Instrument[MetricT]):
+    """What only grows. Each further argument is a tag, with those of its values that are known beforehand: their series
+    are 0 from the start, since Prometheus does not see the first count of a series that begins with it."""
+
+    def __init__(self, name: str, unit: str, description: str, **tags: Sequence[str]) -> None:
+        super().__init__(name, unit, description, *tags)
+        for values in product(*tags.values()):
+            self._with(values)
+
+
+class Counter(Cumulative[prometheus_client.Counter]):
+    """A count. Its exported name ends in `_total`."""
 
     kind = "counter"
 
@@ -74,7 +79,6 @@ class Gauge(Instrument[prometheus_client.Gauge]):
 
     kind = "gauge"
     process_labels = ("application", "deployment", "replica")
-    begins_at_zero = False
 
     def _make(self, labels: Sequence[str]) -> prometheus_client.Gauge:
         return prometheus_client.Gauge(PREFIX + self.name, self.description, labels, registry=None)
@@ -91,7 +95,7 @@ class HistogramSeries(prometheus_client.Histogram):
             self._buckets[index].inc(number)
 
 
-class Histogram(Instrument[HistogramSeries]):
+class Histogram(Cumulative[HistogramSeries]):
     """A distribution. `buckets`: their upper bounds, in `unit`."""
 
     kind = "histogram"

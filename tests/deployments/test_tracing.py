@@ -1,5 +1,6 @@
 """Spans and contexts of one process: what is made of stage times, and when nothing is."""
 
+import socket
 import time
 
 import pytest
@@ -13,6 +14,8 @@ from deployments.local_cluster import free_port
 from deployments.request_context import NO_REQUEST, RequestContext
 from deployments.tracing import NANOSECONDS, Spans, is_configured, spans_of, trace_headers
 from preprocess.schema import StageTime
+from tests.otlp_collector import collecting
+from tests.waiting import wait_until
 
 TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
 SAMPLED = RequestContext("r", f"00-{TRACE_ID}-{SPAN_ID}-01", "vendor=1")
@@ -140,6 +143,18 @@ def test_a_collector_that_is_away_is_named_once_in_a_while(
         time.sleep(0.4)
     (record,) = [one for one in caplog.records if "opentelemetry" in one.name]
     assert "Failed to export traces" in record.getMessage()
+
+
+def test_spans_say_which_process_made_them() -> None:
+    port = free_port()
+    with collecting(port) as collector:
+        spans_of(TracingConfig(endpoint=f"http://127.0.0.1:{port}"), "Encode#1").record(
+            SAMPLED, [StageTime("encode", 1.0, 1.0)]
+        )
+        wait_until(lambda: bool(collector.spans))
+    resource = collector.spans[0].resource
+    assert (resource["service.name"], resource["service.instance.id"]) == ("raylens", "Encode#1")
+    assert (resource["raylens.deployment"], resource["host.name"]) == ("Encode", socket.gethostname())
 
 
 def test_a_protocol_that_is_not_spoken_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
