@@ -24,7 +24,7 @@ from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, ReplicaID
 
-from deployments.ray_session import ray_session
+from deployments.app_lifetime import end_app
 from deployments.stages.rendezvous_router import (
     Load,
     LoadBound,
@@ -430,14 +430,6 @@ class Caller:
         return await asyncio.gather(*(items(key) for key in keys))
 
 
-@pytest.fixture(scope="module")
-def ray_serve() -> Iterator[None]:
-    with ray_session(num_cpus=4):
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        yield
-        serve.shutdown()
-
-
 def worker_options(**options: Any) -> dict[str, Any]:
     return {
         "num_replicas": 3,
@@ -452,13 +444,14 @@ def worker_options(**options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def caller(ray_serve: None) -> DeploymentHandle[Any]:
+def caller(ray_port: int) -> Iterator[DeploymentHandle[Any]]:
     worker = serve.deployment(Worker, **worker_options()).bind()
     routing = rendezvous_routing(balance_factor=1.5, min_bound=2)
     options = worker_options(num_replicas=2, max_ongoing_requests=100, request_router_config=routing)
     bounded = serve.deployment(Worker, name="Bounded", **options).bind()
     caller = serve.deployment(Caller, ray_actor_options={"num_cpus": 0.1})
-    return serve.run(caller.bind(worker, bounded), name="router", route_prefix=None)
+    yield serve.run(caller.bind(worker, bounded), name="router", route_prefix=None)
+    end_app("router")
 
 
 @pytest.fixture
