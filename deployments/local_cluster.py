@@ -131,7 +131,7 @@ def deployed_app(
 
     url = f"http://{reachable_host(host)}:{port}"
     try:
-        start_app(build_app(_on_one_machine(config)), APP_NAME, {**LOGGING, **ray_logging()}, say)
+        start_app(build_app(on_one_machine(config)), APP_NAME, {**LOGGING, **ray_logging()}, say)
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
             raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure
@@ -142,7 +142,7 @@ def deployed_app(
         end_app(APP_NAME)
 
 
-def _on_one_machine(config: AppConfig) -> AppConfig:
+def on_one_machine(config: AppConfig) -> AppConfig:
     """Returns the settings with other defaults, where the user has set nothing: a short end of replicas and for open
     streams, since somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of
     its own node."""
