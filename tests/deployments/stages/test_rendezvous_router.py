@@ -609,7 +609,7 @@ def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any]) -> No
         call.result(timeout_s=TIMEOUT)
 
 
-def test_replicas_that_come_and_go_move_only_their_keys(ray_serve: None) -> None:
+def test_replicas_that_come_and_go_move_only_their_keys(ray_port: int) -> None:
     autoscaling = AutoscalingConfig(
         min_replicas=1,
         max_replicas=3,
