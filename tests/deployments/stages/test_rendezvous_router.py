@@ -24,7 +24,7 @@ from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, ReplicaID
 
-from deployments.app_lifetime import end_app
+from deployments.ray_session import ray_session
 from deployments.stages.rendezvous_router import (
     Load,
     LoadBound,
@@ -430,6 +430,14 @@ class Caller:
         return await asyncio.gather(*(items(key) for key in keys))
 
 
+@pytest.fixture(scope="module")
+def ray_serve() -> Iterator[None]:
+    with ray_session(num_cpus=4):
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        yield
+        serve.shutdown()
+
+
 def worker_options(**options: Any) -> dict[str, Any]:
     return {
         "num_replicas": 3,
@@ -444,14 +452,13 @@ def worker_options(**options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def caller(ray_port: int) -> Iterator[DeploymentHandle[Any]]:
+def caller(ray_serve: None) -> DeploymentHandle[Any]:
     worker = serve.deployment(Worker, **worker_options()).bind()
     routing = rendezvous_routing(balance_factor=1.5, min_bound=2)
     options = worker_options(num_replicas=2, max_ongoing_requests=100, request_router_config=routing)
     bounded = serve.deployment(Worker, name="Bounded", **options).bind()
     caller = serve.deployment(Caller, ray_actor_options={"num_cpus": 0.1})
-    yield serve.run(caller.bind(worker, bounded), name="router", route_prefix=None)
-    end_app("router")
+    return serve.run(caller.bind(worker, bounded), name="router", route_prefix=None)
 
 
 @pytest.fixture
@@ -609,7 +616,7 @@ def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any]) -> No
         call.result(timeout_s=TIMEOUT)
 
 
-def test_replicas_that_come_and_go_move_only_their_keys(ray_port: int) -> None:
+def test_replicas_that_come_and_go_move_only_their_keys(ray_serve: None) -> None:
     autoscaling = AutoscalingConfig(
         min_replicas=1,
         max_replicas=3,
