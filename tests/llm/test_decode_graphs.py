@@ -41,7 +41,7 @@ def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
 @pytest.mark.parametrize(
     ("model_type", "text_config"),
     [
-        ("llava", {}),
+        pytest.param("llava", {}, marks=pytest.mark.slow),
         ("qwen3_vl", {}),
         ("gemma3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}),
     ],
