@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from cpu_kernels.library import VARIABLE
 from llm.config import EngineConfig
@@ -25,3 +26,17 @@ def test_no_step_waits_before_its_logits_are_there(name: str, tmp_path: Path, mo
                 engine.step()
             assert operations.counts["embedding"] == 1
             assert operations.counts.keys() & WAITING == set(), operations.counts
+
+
+def test_the_cpu_takes_embeddings_as_they_are(tmp_path: Path) -> None:
+    engine = LLMEngine(EngineConfig(VARIANTS["llava"].checkpoint(tmp_path), kv_cache_bytes=2**22))
+    assert engine.stage_embeddings is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_embeddings_from_pinned_memory(tmp_path: Path) -> None:
+    checkpoint = VARIANTS["llava"].checkpoint(tmp_path)
+    engine = LLMEngine(EngineConfig(checkpoint, kv_cache_bytes=2**22, device="cuda", dtype="bfloat16"))
+    assert engine.stage_embeddings is not None
+    staged = engine.stage_embeddings(torch.ones(4, 32))
+    assert (staged.is_pinned(), staged.dtype, staged.sum().item()) == (True, torch.bfloat16, 128)
