@@ -32,6 +32,7 @@ from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
 from llm.step_threads import StepThreads
 from modeling.cuda_graphs import CudaCapture
+from modeling.merged_linear import merge_linear_layers
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
 from preprocess.schema import ProcessedPrompt
@@ -85,6 +86,8 @@ class ModelRunner:
         )
         calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         layers = cache_shapes(calls)
+        if self._device.type == "cuda" and self.lora_layers is None:
+            self._merge_linear_layers()
         if self._device.type == "cuda":
             self._compile_layers(layers, config)
         self.num_blocks = self._count_blocks(layers, config)
@@ -137,6 +140,13 @@ class ModelRunner:
             vocab_size=self.vocab_size,
         )
         return fused if is_same else None
+
+    def _merge_linear_layers(self) -> None:
+        def run() -> None:
+            num_layers = self._model.config.get_text_config().num_hidden_layers
+            probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=num_layers)
+
+        merge_linear_layers(self._decoder, run)
 
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
         def run(num_tokens: int) -> None:
