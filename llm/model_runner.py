@@ -31,6 +31,7 @@ from llm.scheduler import ScheduledChunk
 from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
 from llm.step_threads import StepThreads
+from modeling.attention_backends import turn_off_cudnn_attention
 from modeling.cuda_graphs import CudaCapture
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
@@ -55,6 +56,7 @@ class ModelRunner:
         Raises ValueError for a model or settings that are not supported."""
         if config.max_loras > 0 and group is not None:
             raise ValueError("max_loras: a model divided among ranks serves no adapters")
+        turn_off_cudnn_attention()
         self._group = group
         self._device = torch.device(config.device)
         is_float32 = config.dtype == "float32" and _cache_dtype(config) is torch.float32

@@ -1,0 +1,42 @@
+"""Whoever computes on a GPU never waits for cuDNN to plan a shape. Engines say so themselves, also used alone."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from encoder.config import EncoderConfig
+from encoder.engine import EncoderEngine
+from llm.config import EngineConfig
+from llm.engine import LLMEngine
+from tests.small_models import make_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def cudnn_as_pytorch_starts() -> Iterator[None]:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_checkpoint("llava", tmp_path_factory.mktemp("model"))
+
+
+def test_a_language_engine_turns_cudnn_attention_off(checkpoint: str) -> None:
+    LLMEngine(EngineConfig(checkpoint, kv_cache_bytes=2**20))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_an_encoder_engine_turns_cudnn_attention_off(checkpoint: str) -> None:
+    EncoderEngine(EncoderConfig(checkpoint))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_the_other_kernels_stay_on(checkpoint: str) -> None:
+    LLMEngine(EngineConfig(checkpoint, kv_cache_bytes=2**20))
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert torch.backends.cuda.math_sdp_enabled()
