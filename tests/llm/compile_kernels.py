@@ -37,10 +37,9 @@ def main() -> None:
         sizes = {"kv_heads": 4, "groups": groups, "key_dim": key_dim, "value_dim": value_dim, "block_size": 16}
         tiles = {"tile_keys": decode_kernels._padded(key_dim), "tile_values": decode_kernels._padded(value_dim)}
         tiles |= {"tile_groups": decode_kernels._padded(groups), "tile_positions": 32}
-        features = {"has_softcap": is_split, "has_window": is_split}
-        splits = {} if is_split else {"num_splits": 1}
-        compiled(decode_kernels._attend_split, arguments, sizes | tiles | features | splits)
-    merging = {"value_dim": 128, "tile_splits": 16, "tile_values": 128}
+        features = {"has_softcap": is_split, "has_window": is_split, "is_split": is_split}
+        compiled(decode_kernels._attend_split, arguments, sizes | tiles | features)
+    merging = {"value_dim": 128, "tile_splits": decode_kernels._MAX_SPLITS, "tile_values": 128}
     compiled(decode_kernels._merge_splits, {"partials": "*fp32", "sums": "*fp32", "output": "*bf16"}, merging)
 
 

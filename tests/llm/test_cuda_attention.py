@@ -31,7 +31,7 @@ from triton.runtime import interpreter
 
 from llm import cuda_attention
 from llm.cuda_attention import CudaAttention
-from llm.decode_kernels import PagedContexts, count_splits, paged_decode
+from llm.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = Shape()
@@ -201,6 +201,15 @@ def test_a_cache_of_another_dtype_is_near(dtype: torch.dtype) -> None:
     expected = reference(told, 0, 30, None, None)
     assert (torch.cat(outputs) - expected).abs().max() < 0.2
     assert not torch.equal(torch.cat(outputs), expected)
+
+
+def test_queries_begin_at_an_aligned_address() -> None:
+    """Others would have kernels of their own."""
+    numbers = torch.arange(9.0, device=DEVICE)
+    assert _aligned(numbers).data_ptr() == numbers.data_ptr()
+    within = _aligned(numbers[1:])
+    assert within.data_ptr() % 16 == 0
+    assert torch.equal(within, numbers[1:])
 
 
 def test_one_long_context_keeps_all_processors_busy_and_many_are_not_split() -> None:
