@@ -225,7 +225,8 @@ class ModelRunner:
         elif self._device.type == "cuda":
             from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
 
-            make = partial(CudaAttention, device=self._device)
+            max_positions = config.max_model_len or self.max_position_embeddings
+            make = partial(CudaAttention, max_positions=max_positions, device=self._device)
         return make(
             layers,
             num_blocks=num_blocks,

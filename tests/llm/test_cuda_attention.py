@@ -61,6 +61,7 @@ def make_attention(shape: Shape, window: int | None = None, dtype: torch.dtype =
         block_size=BLOCK_SIZE,
         dtype=dtype,
         windows_cut_spans=True,
+        max_positions=BLOCK_SIZE * NUM_BLOCKS,
         device=DEVICE,
     )
 

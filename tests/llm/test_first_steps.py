@@ -110,12 +110,12 @@ def test_the_first_steps_write_to_no_block_of_a_sequence(engine: LLMEngine) -> N
         assert not torch.equal(tensor[-1], kept[-1])
 
 
-@pytest.mark.parametrize("broken", ["paged_decode", "attend_chunk"])
+@pytest.mark.parametrize("broken", ["llm.cuda_attention.paged_decode", "llm.prefill_chunks.attend_chunk"])
 def test_attention_that_fails_ends_the_start(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("this kernel fails")
 
-    monkeypatch.setattr(cuda_attention, broken, fail)
+    monkeypatch.setattr(broken, fail)
     with pytest.raises(RuntimeError, match="this kernel fails"):
         start(engine)
 
