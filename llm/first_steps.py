@@ -38,10 +38,10 @@ def _step(chunks: Sequence[tuple[int, int]], *, block: int, block_size: int, num
     lengths, ends = [length for length, _ in chunks], [end for _, end in chunks]
     num_tokens = sum(lengths)
     none = torch.empty(0, dtype=torch.int64)
-    positions = torch.cat([torch.arange(end - length, end) for length, end in chunks])
     return StepInput(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64),
-        positions=positions.expand(num_rope_axes, -1),
+        # Rotary embeddings that follow the longest context so far must not meet one that nobody has asked for.
+        positions=torch.zeros(num_rope_axes, num_tokens, dtype=torch.int64),
         slot_mapping=torch.full((num_tokens,), block * block_size),
         logits_rows=torch.tensor(lengths).cumsum(0) - 1,
         embed_rows=none,

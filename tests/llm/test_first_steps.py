@@ -14,6 +14,7 @@ import torch
 from llm.engine import LLMEngine
 from llm.first_steps import missing_tools, missing_tools_named
 from llm.parallel import RankDiedError
+from llm.step_input import StepInput
 from modeling.cuda_graphs import NotRecordableError
 from tests.llm.language_variants import VARIANTS
 from tests.small_models import make_checkpoint
@@ -96,6 +97,22 @@ def test_the_first_steps_decode_with_and_without_a_graph(
         [2],
     ]
     assert recorder.replayed == [1]
+
+
+def test_the_first_steps_leave_rotary_embeddings_as_they_are(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some follow the longest context so far, and would rotate a short one in another way then."""
+    forward, highest = engine._runner.forward, [0]
+
+    def noted(step: StepInput, attention: Any) -> Any:
+        highest.append(int(step.positions.max()))
+        return forward(step, attention)
+
+    monkeypatch.setattr(engine._runner, "forward", noted)
+    start(engine)
+    assert max(highest) == 0
+    assert len(highest) > 1
 
 
 def test_the_first_steps_write_to_no_block_of_a_sequence(engine: LLMEngine) -> None:
