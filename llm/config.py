@@ -9,7 +9,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 NO_INT8_ON_GPU = (
     "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16"
-    " there, and kv_cache_dtype float8_e4m3fn for a cache of more positions"
+    " there, and kv_cache_dtype float8_e4m3fn for a cache of more positions where the GPU has such numbers"
 )
 """Why `quantization: int8` is refused there."""
 

@@ -13,6 +13,7 @@ from cpu_kernels.thread_backoff import ThreadBackoff
 from cpu_kernels.threads import set_num_threads, usable_cores
 from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, worst_step
+from llm.cache_slots import check_cache_dtype
 from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
@@ -60,6 +61,8 @@ class ModelRunner:
         turn_off_cudnn_attention()
         self._group = group
         self._device = torch.device(config.device)
+        if self._device.type == "cuda":
+            check_cache_dtype(_cache_dtype(config), self._device)
         is_float32 = config.dtype == "float32" and _cache_dtype(config) is torch.float32
         self._kernels = kernel_library() if self._device.type == "cpu" and is_float32 else None
         self._model, self._family = load_language_half(config, group)

@@ -30,6 +30,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 from llm import cuda_attention
+from llm.cache_slots import check_cache_dtype
 from llm.cuda_attention import CudaAttention
 from llm.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
 
@@ -211,6 +212,16 @@ def test_queries_begin_at_an_aligned_address() -> None:
     within = _aligned(numbers[1:])
     assert within.data_ptr() % 16 == 0
     assert torch.equal(within, numbers[1:])
+
+
+def test_a_gpu_whose_kernels_lack_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    check_cache_dtype(torch.bfloat16, device)
+    with pytest.raises(ValueError, match=r"^kv_cache_dtype: .*8\.9 or higher.*has 8\.6"):
+        check_cache_dtype(torch.float8_e4m3fn, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    check_cache_dtype(torch.float8_e4m3fn, device)
 
 
 def test_one_long_context_keeps_all_processors_busy_and_many_are_not_split() -> None:
