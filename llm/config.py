@@ -7,6 +7,12 @@ from pydantic.dataclasses import dataclass
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
+NO_INT8_ON_GPU = (
+    "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16"
+    " there, and kv_cache_dtype float8_e4m3fn for a cache of more positions where the GPU has such numbers"
+)
+"""Why `quantization: int8` is refused there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class EngineSettings:
@@ -33,7 +39,7 @@ class EngineSettings:
     ] = "auto"
     quantization: Annotated[
         Literal["int8"] | None,
-        Field(description="int8: the weights of the decoder's layers in 8 bits, with a scale for each output"),
+        Field(description="int8, on the CPU: the weights of the decoder's layers in 8 bits, a scale for each output"),
     ] = None
     prefix_caching: Annotated[
         bool,
@@ -122,3 +128,9 @@ class EngineConfig(EngineSettings):
     reserved_bytes: Annotated[int, Field(ge=0)] = 0
     max_model_len: Annotated[int | None, Field(ge=1)] = None
     largest_item_tokens: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _quantization_suits_the_device(self) -> Self:
+        if self.quantization == "int8" and self.device.startswith("cuda"):
+            raise ValueError(f"quantization: {NO_INT8_ON_GPU}")
+        return self
