@@ -107,17 +107,18 @@ async def test_outputs_that_are_ready_together_come_together() -> None:
     assert sizes[1] > 1
 
 
-async def test_one_callback_of_the_event_loop_brings_all_requests_the_outputs_of_a_step() -> None:
+async def test_all_requests_get_the_outputs_of_a_step_at_once_and_without_a_task() -> None:
     engine, loop = make()
     engine.may_step.clear()
     before = asyncio.create_task(count_to(engine, loop, "before", 1))
     await until(lambda: bool(engine.counts))
     received: list[str] = []
-    in_one_callback: list[str] = []
+    at_once: list[str] = []
 
     def receive(outputs: list[Count]) -> bool:
+        assert asyncio.current_task() is None
         if not received:
-            asyncio.get_running_loop().call_soon(lambda: in_one_callback.extend(received))
+            asyncio.get_running_loop().call_soon(lambda: at_once.extend(received))
         received.append(outputs[0].request_id.split("#")[0])
         return True
 
@@ -125,7 +126,7 @@ async def test_one_callback_of_the_event_loop_brings_all_requests_the_outputs_of
     await asyncio.sleep(0.01)  # all of them wait for the end of the step
     engine.may_step.set()
     await asyncio.gather(before, *calls)
-    assert in_one_callback == list("abcde")
+    assert at_once == list("abcde")
 
 
 async def test_outputs_are_received_in_the_callers_context() -> None:
