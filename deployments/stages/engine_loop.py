@@ -17,10 +17,11 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _IDLE_BEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
-SWITCH_SECONDS = 1e-4
+SWITCH_SECONDS = 5e-5
 """After how long a thread of this process that runs Python gives way to one that waits to. Python's own 5 ms are longer
-than a step on a GPU: the engine's thread lets go of the interpreter at each operation of torch, and then waited until
-the event loop had sent all that the last step gave. Much shorter intervals cost more in switches than they save."""
+than a step on a GPU: the engine's thread lets go of the interpreter at each operation of torch, and may then wait until
+the event loop has sent all that the last step gave. Linux may add 50 us to any wait, so that a shorter interval gains
+little. `python -m benchmarks.engine_thread` measures others."""
 
 
 class EngineOutput(Protocol):
@@ -71,8 +72,8 @@ class _Call(Generic[OutputT]):
 class EngineLoop(Generic[OutputT]):
     """Steps the engine while it has work. Create it and call `run` on one event loop.
 
-    After a step, one callback of the event loop gives all requests their outputs. A task for each request would take
-    longer than the rest of a token's way.
+    After a step, one callback of the event loop gives all requests their outputs. No task has to wake for each of them,
+    since the engine's thread gets no Python done while the event loop works.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class EngineLoop(Generic[OutputT]):
         finally:
             for task in adding:
                 task.cancel()
-            if not call.ended.cancelled():
+            if call.ended.done() and not call.ended.cancelled():
                 call.ended.exception()  # a caller that is cancelled now does not ask for it
             del self._calls[engine_id]
             self._commands.put(lambda: self._engine.abort(engine_id))
