@@ -107,8 +107,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if self._device.type == "cuda":
             with missing_tools_named():
-                # Without graphs on several ranks: they launch their collectives one by one.
-                self._graphs = self._capture_graphs(config) if group is None else None
+                self._graphs = self._capture_graphs(config)
                 self._run_first_steps(config)
 
     def _make_lora_layers(self, shapes: Mapping[str, LinearShape], config: EngineConfig) -> LoraLayers:
@@ -250,13 +249,15 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
         """Returns the CUDA graphs of decode steps, or None for a model that cannot be recorded because the host decides
-        something in the middle of it. Raises any other error of a decode step."""
+        something in the middle of it. Raises any other error of a decode step. The graphs of several ranks contain
+        their collectives, so that all ranks have graphs or none does."""
         from llm.cuda_attention import CudaAttention
         from llm.decode_graphs import DecodeGraphs
 
         assert isinstance(self._attention, CudaAttention)
+        graphs: DecodeGraphs | None = None
         try:
-            return DecodeGraphs(
+            graphs = DecodeGraphs(
                 self.forward,
                 self._attention,
                 max_num_seqs=config.max_num_seqs,
@@ -267,7 +268,10 @@ class ModelRunner:
             )
         except NotRecordableError:
             logger.warning("this model cannot run as CUDA graphs; decoding will be slower", exc_info=True)
-            return None
+        if self._group is None:
+            return graphs
+        num_graphs = self._group.all_gather(torch.tensor(int(graphs is not None), device=self._device)).sum()
+        return graphs if num_graphs == self._group.world_size else None
 
     @torch.inference_mode()
     def _run_first_steps(self, config: EngineConfig) -> None:

@@ -1,4 +1,4 @@
-"""Gives an engine without a GPU what one with a GPU has: its attention, and decode steps that are recorded."""
+"""Gives a runner without a GPU what one with a GPU has: its attention, and decode steps that are recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,6 @@ import torch
 from llm.attention import LayerShape
 from llm.cuda_attention import CudaAttention
 from llm.decode_graphs import DecodeGraphs, Outputs, Replay
-from llm.engine import LLMEngine
 from llm.layer_probe import cache_shapes, probe_layers
 from llm.model_runner import ModelRunner
 from tests.llm.attention_reference import BLOCK_SIZE
@@ -38,9 +37,8 @@ class Recorder:
         return replay
 
 
-def with_graphs(engine: LLMEngine, recorder: Recorder) -> CudaAttention:
-    """Gives an engine on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
-    runner = engine._runner
+def with_graphs(runner: ModelRunner, recorder: Recorder) -> CudaAttention:
+    """Gives a runner on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
     runner._attention = attention = make_attention(runner, layers_of(runner), runner.num_blocks)
     runner._graphs = DecodeGraphs(
         runner.forward,

@@ -51,7 +51,7 @@ def test_recorded_answers_equal_generate(tmp_path: Path, model_type: str, text_c
     model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
     requests = small_requests(model_type, model)
     engine, recorder = make_engine(checkpoint), Recorder()
-    with_graphs(engine, recorder)
+    with_graphs(engine._runner, recorder)
     assert answers(engine, requests) == [one.expected for one in requests]
     # The first token of each answer is the prompt's.
     assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
@@ -62,7 +62,7 @@ def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str) -> No
     model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
     requests = small_requests("llava", model)
     engine, recorder = make_engine(checkpoint, budget=11), Recorder()
-    with_graphs(engine, recorder)
+    with_graphs(engine._runner, recorder)
     for _ in range(2):  # the second time their beginnings are cached
         recorder.replayed.clear()
         assert answers(engine, requests) == [one.expected for one in requests]
@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def decoding(checkpoint: str) -> Decoding:
     engine, recorder = make_engine(checkpoint), Recorder()
-    return Decoding(engine, recorder, with_graphs(engine, recorder))
+    return Decoding(engine, recorder, with_graphs(engine._runner, recorder))
 
 
 def test_padding_changes_nothing(decoding: Decoding) -> None:

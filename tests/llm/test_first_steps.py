@@ -70,7 +70,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def engine(checkpoint: str, recorder: Recorder) -> LLMEngine:
     engine = make_engine(checkpoint)
-    with_graphs(engine, recorder)
+    with_graphs(engine._runner, recorder)
     return engine
 
 
