@@ -22,6 +22,11 @@ from benchmarks.parts import TREE, Part, run_part
 SECONDS_OF_A_TEST, SECONDS_OF_A_FILE = 90, 240
 
 
+def document_of(counts: Counter[str], failed: dict[str, str], machine: dict[str, Any]) -> dict[str, Any]:
+    failures = [{"test": test, "reason": reason} for test, reason in failed.items()]
+    return {"measured": {"tests": {**counts, "failures": failures}}, "machine": machine}
+
+
 class Results:
     """A plug-in of pytest that counts results, and keeps the names of what failed with the last line of the reason."""
 
@@ -34,8 +39,7 @@ class Results:
 
     @property
     def document(self) -> dict[str, Any]:
-        measured = {"counts": dict(self._counts), "failed": self._failed, "running": self._running}
-        return {"measured": measured, "machine": self._machine}
+        return document_of(self._counts, self._failed, self._machine) | {"running": self._running}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._running = nodeid
@@ -72,19 +76,21 @@ def arguments(file: str) -> list[str]:
 def all_results(files: list[str], device: str, machine: dict[str, Any], output: Path | None) -> dict[str, Any]:
     """Runs each file in a process of its own. Returns the document of all."""
     counts: Counter[str] = Counter()
-    measured: dict[str, Any] = {"counts": counts, "failed": {}}
+    failed: dict[str, str] = {}
     for file in files:
         part = Part(file, ("-m", "benchmarks.gpu_tests", "--device", device, "--file", file), SECONDS_OF_A_FILE)
         outcome = run_part(part)
-        own = outcome.document.get("measured", {"counts": {}, "failed": {}, "running": ""})
-        counts.update(own["counts"])
-        measured["failed"] |= own["failed"]
-        if outcome.state != "ok" and not own["failed"]:
+        own = dict(outcome.document.get("measured", {}).get("tests", {}))
+        failures = {one["test"]: one["reason"] for one in own.pop("failures", [])}
+        counts.update(own)
+        running = outcome.document.get("running", "")
+        if outcome.state != "ok" and (running or not failures):
             counts["crashed"] += 1
-            measured["failed"][own["running"] or file] = " | ".join([outcome.reason, *outcome.last_lines[-3:]])
-        print(f"{Path(file).relative_to(TREE)}: {outcome.state}, {own['counts']}", flush=True)
-        save({"measured": measured, "machine": machine}, output)
-    return {"measured": measured, "machine": machine}
+            failures[running or file] = " | ".join([outcome.reason, *outcome.last_lines[-3:]])
+        failed |= failures
+        print(f"{Path(file).name}: {outcome.state}, {own}", flush=True)
+        save(document_of(counts, failed, machine), output)
+    return document_of(counts, failed, machine)
 
 
 def main() -> int:
@@ -100,7 +106,7 @@ def main() -> int:
     files = files_with_gpu_tests(TREE / "tests")
     document = all_results(files[:2] if options.tiny else files, options.device, machine, options.output)
     publish(document, options.output)
-    return 1 if document["measured"]["failed"] else 0
+    return 1 if document["measured"]["tests"]["failures"] else 0
 
 
 if __name__ == "__main__":
