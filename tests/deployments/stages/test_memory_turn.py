@@ -1,13 +1,20 @@
 """Processes that share a GPU plan its memory one after the other."""
 
+import fcntl
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
+import torch
 
 from deployments.config import AppConfig
+from deployments.stages import encode_stage, generate_stage
 from deployments.stages.memory_turn import memory_turn, turn
 
 HOLDER = """
@@ -55,6 +62,46 @@ def test_a_turn_that_fails_is_over(tmp_path: Path) -> None:
         raise ValueError("too small")
     with hold(tmp_path, 0) as other:
         assert other.wait(60) == 0
+
+
+def test_a_gpu_s_lock_has_its_name_wherever_a_process_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes may know one GPU by different numbers."""
+    names = {0: "GPU-a", 1: "GPU-b"}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=names[device.index or 0])
+    )
+    session = SimpleNamespace(get_session_dir_path=lambda: str(tmp_path))
+    monkeypatch.setattr(ray._private.worker, "_global_node", session)
+    with memory_turn("cuda"), (tmp_path / "raylens-gpu-GPU-a.lock").open() as first:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with memory_turn("cuda:1"):
+            assert (tmp_path / "raylens-gpu-GPU-b.lock").exists()
+    with (tmp_path / "raylens-gpu-GPU-a.lock").open() as first:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("encoder", ["separate", "inline"])
+async def test_a_replica_has_one_turn_for_all_that_it_loads(
+    encoder: str, shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second turn within the first would wait for ever."""
+    turns: list[str] = []
+
+    @contextmanager
+    def counted(device: str) -> Iterator[None]:
+        turns.append(f"begin {device}")
+        yield
+        turns.append("end")
+
+    for module in (encode_stage, generate_stage):
+        monkeypatch.setattr(module, "memory_turn", counted)
+    replica = generate_stage.Generate(AppConfig.model_validate({"model": shapes, "encoder": encoder}))
+    assert turns == ["begin cpu", "end"]
+    replica._loop.close()
+    if encoder == "separate":
+        encode_stage.Encode(AppConfig(model=shapes))._loop.close()
+        assert turns == ["begin cpu", "end"] * 2
 
 
 def test_on_the_cpu_nobody_waits() -> None:
