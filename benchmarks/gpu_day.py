@@ -35,12 +35,12 @@ from benchmarks.document import publish, save
 from benchmarks.parts import TREE, Document, Outcome, Part, run_part
 
 PARTS = (
-    Part("tests", ("-m", "benchmarks.gpu_tests"), 420),
-    Part("decode", ("-m", "benchmarks.llm_cuda", "decode"), 210),
-    Part("prefill", ("-m", "benchmarks.llm_cuda", "prefill"), 120),
-    Part("tower", ("-m", "benchmarks.encoder_cuda"), 120),
-    Part("pipeline-llava", ("-m", "benchmarks.gpu_pipeline", "llava"), 250, needs=("ray",)),
-    Part("pipeline-qwen2_5_vl", ("-m", "benchmarks.gpu_pipeline", "qwen2_5_vl"), 250, needs=("ray",)),
+    Part("tests", ("-m", "benchmarks.gpu_tests"), 450),
+    Part("decode", ("-m", "benchmarks.llm_cuda", "decode"), 200),
+    Part("prefill", ("-m", "benchmarks.llm_cuda", "prefill"), 110),
+    Part("tower", ("-m", "benchmarks.encoder_cuda"), 90),
+    Part("pipeline-llava", ("-m", "benchmarks.gpu_pipeline", "llava"), 260, needs=("ray",)),
+    Part("pipeline-qwen2_5_vl", ("-m", "benchmarks.gpu_pipeline", "qwen2_5_vl"), 260, needs=("ray",)),
     Part("profile", ("-m", "benchmarks.step_profile"), 120),
 )
 RESULTS = Path(__file__).parent / "results"

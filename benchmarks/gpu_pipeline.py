@@ -1,6 +1,6 @@
 """The whole pipeline on one GPU: text streams beside pictures, with Encode and Generate sharing the card, and inline.
 
-    python -m benchmarks.gpu_pipeline [llava | qwen2_5_vl] [--seconds 15] [--output FILE]
+    python -m benchmarks.gpu_pipeline [llava | qwen2_5_vl] [--seconds 10] [--output FILE]
 
 A checkpoint of random weights in bfloat16, made on the GPU: a vision tower of full size (CLIP-L of LLaVA 1.5, or that
 of Qwen2.5-VL 7B), and a language half as wide as that of the 7B model, with a quarter of its layers, so that it is
@@ -65,7 +65,7 @@ def measure(folder: Path, seconds: float, output: Path | None, document: dict[st
 def main() -> None:
     parser = device_parser(__doc__)
     parser.add_argument("model", nargs="?", choices=LANGUAGE_LAYERS, default="llava", help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals at each load (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of arrivals at each load (default: %(default)s)")
     options = parser.parse_args()
     device = chosen_device(parser, options)
     machine = this_machine(device=device_name(device), layers=LANGUAGE_LAYERS[options.model])

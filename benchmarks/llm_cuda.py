@@ -44,8 +44,11 @@ class Bench:
     rounds: int
 
     @classmethod
-    def of(cls, device: torch.device, *, rounds: int, tiny: bool) -> "Bench":
+    def of(cls, device: torch.device, names: list[str], *, rounds: int, tiny: bool) -> "Bench":
+        """`names`: what is to be measured."""
         shape = Shape.of(device, tiny=tiny)
+        if names == ["prefill"]:
+            shape = shape.with_batches([1])
         return cls(device, shape, measure_limits(device, tiny=tiny), make_engine(shape, device), rounds)
 
     def prompts(self, batch: int) -> Prompts:
@@ -205,8 +208,9 @@ def main() -> None:
     if unknown := set(options.measured) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: must be of {', '.join(names)}")
     device = chosen_device(parser, options)
-    bench = Bench.of(device, rounds=options.rounds, tiny=options.tiny)
-    publish(measured_document(bench, options.measured or names, options.output), options.output)
+    chosen = options.measured or names
+    bench = Bench.of(device, chosen, rounds=options.rounds, tiny=options.tiny)
+    publish(measured_document(bench, chosen, options.output), options.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """An engine with the language half of LLaVA 1.5 7B, of random weights that are made on the device."""
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -70,7 +71,11 @@ class Shape:
             return full
         room = torch.cuda.mem_get_info(device)[1] * _MEMORY_SHARE - full.num_weights * full.dtype.itemsize
         fitting = [one for one in full.batches if full.num_positions(one) * full.position_bytes <= room]
-        return cls(**{**vars(full), "batches": tuple(fitting)})
+        return full.with_batches(fitting)
+
+    def with_batches(self, batches: Iterable[int]) -> "Shape":
+        """Returns the shape with other batches. For fewer sequences an engine starts sooner: with fewer graphs."""
+        return replace(self, batches=tuple(batches))
 
     def prompt_length(self, batch: int) -> int:
         return min(self.prompt_tokens, self.batch_positions // batch)

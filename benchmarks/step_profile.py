@@ -116,12 +116,13 @@ def main() -> None:
     options = parser.parse_args()
     device = chosen_device(parser, options)
     shape = Shape.of(device, tiny=options.tiny)
+    if not options.tiny:
+        shape = shape.with_batches(one for one in BATCHES if one in shape.batches)
     engine = make_engine(shape, device)
     measured: dict[str, Any] = {}
     document = {"measured": measured, "machine": machine_of(device)}
-    batches = shape.batches if options.tiny else [one for one in BATCHES if one in shape.batches]
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        f"decode_{batch}": partial(profile_decode, engine, shape, device, batch) for batch in batches
+        f"decode_{batch}": partial(profile_decode, engine, shape, device, batch) for batch in shape.batches
     }
     parts["prefill"] = partial(profile_prefill, engine, shape, device)
     for name, measure in parts.items():

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import parts as parts_module
 from benchmarks.gpu_day import PARTS, chosen_parts, file_name, run_all, table
-from benchmarks.gpu_tests import all_results
+from benchmarks.gpu_tests import AllResults, Results, files_with_gpu_tests
 from benchmarks.llm_cuda import Bench, measured_document
 from benchmarks.parts import Document, Outcome, Part, run_part
 from benchmarks.step_profile import busy_time
@@ -114,9 +114,10 @@ def test_a_measurement_that_fails_leaves_those_before_it(tmp_path: Path, monkeyp
         raise RuntimeError("no memory")
 
     monkeypatch.setattr("benchmarks.llm_cuda.measure_prefill", fail)
-    bench = Bench.of(torch.device("cpu"), rounds=1, tiny=True)
+    names = ["decode", "prefill"]
+    bench = Bench.of(torch.device("cpu"), names, rounds=1, tiny=True)
     with pytest.raises(RuntimeError, match="no memory"):
-        measured_document(bench, ["decode", "prefill"], tmp_path / "document")
+        measured_document(bench, names, tmp_path / "document")
     assert {"decode_1", "decode_4"} <= json.loads((tmp_path / "document").read_text())["measured"].keys()
 
 
@@ -127,11 +128,31 @@ def test_the_gpu_tests_of_a_file_that_crashes_are_told_by_name(tmp_path: Path) -
     file.write_text(
         f"{body}def test_fails():\n    assert 1 == 2\ndef test_dies():\n    os.abort()\ndef test_never(): pass\n"
     )
-    tests = all_results([str(file)], "cpu", {}, None)["measured"]["tests"]
+    every = AllResults("cpu", {}, None)
+    every.run(str(file))
+    tests = every.document["measured"]["tests"]
     failures = {one["test"].rpartition("::")[2]: one["reason"] for one in tests.pop("failures")}
-    assert tests == {"passed": 1, "failed": 1, "crashed": 1}
+    assert tests == {"passed": 1, "failed": 1, "crashed": 1, "not run": 1}
     assert failures.keys() == {"test_fails", "test_dies"}
     assert "SIGABRT" in failures["test_dies"]
+
+
+def test_every_file_with_a_gpu_test_is_found() -> None:
+    found = [Path(file).name for file in files_with_gpu_tests(parts_module.TREE / "tests")]
+    assert {"test_cuda_graphs.py", "test_cache_size.py"} <= set(found)
+    assert found[-1] == "test_language_families.py"
+    assert Path(__file__).name not in found
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 8])
+def test_each_test_is_in_one_shard(num_shards: int) -> None:
+    tests: list[Any] = list(range(7))
+    kept = []
+    for index in range(num_shards):
+        own = tests.copy()
+        Results({}, None, (index, num_shards)).pytest_collection_modifyitems(own)
+        kept += own
+    assert kept == tests
 
 
 def test_overlapping_kernels_are_busy_once() -> None:
