@@ -12,19 +12,21 @@ behind the first of each answer. Without a name all three run. The last line is 
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.document import at_least, publish, save
 from benchmarks.gpu_limits import Limits, chosen_device, device_parser, machine_of, measure_limits, seconds_of
 from benchmarks.random_engine import Prompts, Shape, add_requests, make_engine, make_prompts
 from llm.engine import LLMEngine
+from modeling.merged_linear import LaterPart, MergedLinear
 
 GENERATED_BATCHES = (1, 64)
 TARGETS = {"decode_1": 0.80, "decode_64": 0.65, "prefill": 0.55}
@@ -126,9 +128,22 @@ def make_theirs(bench: Bench) -> PreTrainedModel:
     config = copy.deepcopy(half.config.text_config)
     with torch.device(bench.device):
         theirs = LlamaForCausalLM._from_config(config, dtype=bench.shape.dtype, attn_implementation="sdpa")
-    weights = {name.replace("model.language_model.", "model."): own for name, own in half.state_dict().items()}
+    weights = {name.replace("model.language_model.", "model."): own for name, own in unmerged(half).items()}
     theirs.load_state_dict(weights, assign=True)
     return theirs.eval()
+
+
+def unmerged(half: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the weights by the names that transformers knows: the engine computes some layers as one."""
+    weights = dict(half.state_dict())
+    parts: dict[MergedLinear, Iterator[torch.Tensor]] = {}
+    for name, module in half.named_modules():
+        if isinstance(module, MergedLinear):
+            parts[module] = iter(torch.split(module.weight, module.sizes))
+            weights[f"{name}.weight"] = next(parts[module])
+        elif isinstance(module, LaterPart):
+            weights[f"{name}.weight"] = next(parts[module._first[0]])
+    return weights
 
 
 def measure_generate(bench: Bench, theirs: PreTrainedModel, batch: int) -> Figures:

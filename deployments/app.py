@@ -114,6 +114,7 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: 
         health_check_period_s=1.0,  # its default takes 10 s to notice a dead replica
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=config.updates.drain_seconds,
+        graceful_shutdown_wait_loop_s=config.updates.notice_seconds,
         max_surge_percent=config.updates.max_surge_percent,
         **options,
     )

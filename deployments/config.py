@@ -316,6 +316,13 @@ class UpdateConfig(Settings):
     drain_seconds: float = Field(
         600.0, gt=0, description="how long a replica that stops goes on with the answers that it has begun"
     )
+    notice_seconds: float = Field(
+        2.0,
+        ge=0.1,
+        le=60,
+        description="how long a replica that stops waits for requests of those that have not heard of it yet, if it has"
+        " none",
+    )
     max_surge_percent: int = Field(
         100,
         ge=0,

@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,12 +15,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from deployments.app_lifetime import end_app, start_app
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.ray_session import ray_session
-from deployments.rollout import failed_stages, why_failed
 from deployments.server_log import FILE_VARIABLE, ray_logging, shown
 from deployments.shared.uploads import FOLDER_VARIABLE
 from deployments.worker_template import worker_template
@@ -49,6 +48,7 @@ _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
 _DRAIN_SECONDS = 10.0
+_NOTICE_SECONDS = 0.5
 _LOG_FILE = "server.log"
 _LASTING_PORTS = range(20_000, 30_000)
 
@@ -127,19 +127,11 @@ def deployed_app(
     config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print_at_once
 ) -> Iterator[str]:
     """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready."""
-    from ray import serve
-
     from deployments.app import build_app
 
     url = f"http://{reachable_host(host)}:{port}"
     try:
-        with _progress(say), _explaining_failure():
-            serve.run(
-                build_app(_on_one_machine(config)),
-                name=APP_NAME,
-                route_prefix="/",
-                logging_config={**LOGGING, **ray_logging()},
-            )
+        start_app(build_app(on_one_machine(config)), APP_NAME, {**LOGGING, **ray_logging()}, say)
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
             raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure
@@ -147,15 +139,16 @@ def deployed_app(
         yield url
     finally:
         say("shutting down")
-        serve.delete(APP_NAME)
+        end_app(APP_NAME)
 
 
-def _on_one_machine(config: AppConfig) -> AppConfig:
-    """Returns the settings with other defaults, where the user has set nothing: a short end for open streams, since
-    somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of its own node."""
+def on_one_machine(config: AppConfig) -> AppConfig:
+    """Returns the settings with other defaults, where the user has set nothing: a short end of replicas and for open
+    streams, since somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of
+    its own node."""
     updates, metrics = config.updates, config.metrics
-    if "drain_seconds" not in updates.model_fields_set:
-        updates = updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})
+    soon = {"drain_seconds": _DRAIN_SECONDS, "notice_seconds": _NOTICE_SECONDS}
+    updates = updates.model_copy(update={name: soon[name] for name in soon.keys() - updates.model_fields_set})
     if "port" not in metrics.model_fields_set:
         metrics = metrics.model_copy(update={"port": 0})
     return config.model_copy(update={"updates": updates, "metrics": metrics})
@@ -234,52 +227,6 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
             return port
-
-
-@contextmanager
-def _progress(say: Callable[[str], None]) -> Iterator[None]:
-    """Says which stages are up, each time that this changes while the block runs."""
-    done = threading.Event()
-    thread = threading.Thread(target=_report_states, args=(done, say), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-@contextmanager
-def _explaining_failure() -> Iterator[None]:
-    """Adds the reason to Ray Serve's error, which says only which stage did not start."""
-    from ray import serve
-
-    try:
-        yield
-    except RuntimeError:
-        application = serve.status().applications.get(APP_NAME)
-        failed = {} if application is None else failed_stages(application)
-        if not failed:
-            raise
-        raise RuntimeError(why_failed(application)) from RuntimeError("\n".join(failed.values()))
-
-
-def _report_states(done: threading.Event, say: Callable[[str], None]) -> None:
-    from ray import serve
-
-    started, last = time.monotonic(), ""
-    while not done.wait(1.0):
-        application = serve.status().applications.get(APP_NAME)
-        if application is None:
-            continue
-        stages = application.deployments.items()
-        # A further model's stage has its name behind it, which stays as it is.
-        states = {name[0].lower() + name[1:]: stage.status.lower() for name, stage in stages}
-        states = {name: {"healthy": "ready", "updating": "loading"}.get(state, state) for name, state in states.items()}
-        line = ", ".join(f"{name} {state}" for name, state in sorted(states.items()))
-        if line != last:
-            say(f"{time.monotonic() - started:5.1f} s  {line}")
-            last = line
 
 
 def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:

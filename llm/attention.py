@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from llm.step_input import StepInput
 
@@ -103,11 +103,9 @@ def paged_attention(
     return attention_metadata.attend(call).unsqueeze(0), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Makes no mask: the attention backend makes its own masks from the step."""
-
-
 def register_paged_attention() -> None:
-    """Registers `ATTENTION_NAME` with transformers. Call this before loading a model with it."""
+    """Registers `ATTENTION_NAME` with transformers. Call this before loading a model with it.
+
+    It has no mask function: the attention backend makes its own masks from the step. For an attention with one,
+    transformers would look for several sequences in the positions, which waits for the device in each step."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

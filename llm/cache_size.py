@@ -38,7 +38,7 @@ def worst_step(
         slot_mapping=zeros,
         logits_rows=torch.zeros(num_logits, dtype=torch.int64),
         embed_rows=zeros[:0] if embedding_size is None else torch.arange(num_tokens),
-        embeds=torch.empty(0, 0) if embedding_size is None else torch.zeros(num_tokens, embedding_size),
+        embeds=[] if embedding_size is None else [torch.zeros(num_tokens, embedding_size)],
         block_tables=[[0] * -(-num_positions // block_size)],
         query_lengths=[num_tokens],
         context_lengths=[num_positions],

@@ -115,7 +115,7 @@ class DecodeGraphs:
                 slot_mapping=wide[:, _SLOT].contiguous(),
                 logits_rows=self._logits_rows[:size],
                 embed_rows=self._logits_rows[:0],
-                embeds=inputs.new_empty(0, 0),
+                embeds=[],
                 block_tables=[],
                 query_lengths=[],
                 context_lengths=[],

@@ -162,6 +162,12 @@ class LLMEngine:
             before=prompt.prompt_token_ids if prompt.is_continued else (),
         )
 
+    @property
+    def stage_embeddings(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What returns a copy of an item's embeddings in memory from which steps take them the fastest, or None where
+        they take them as they are. The copy takes some milliseconds for a large picture. Any thread may make it."""
+        return self._runner.stage_embeddings if self._runner.stages_embeddings else None
+
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
         """Hands in the embeddings of item `index`, (num_embeds, embedding_size). Does nothing for a request that is
         done or unknown.

@@ -9,15 +9,17 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+import numpy as np
 import torch
 from llguidance import LLMatcher
 
 from llm.byte_tokenizer import ByteTokenizer
 from llm.grammar_check import NICENESS, GrammarCheck
 from llm.grammar_source import GrammarError, check, make_matcher
+from llm.host_values import HostValues
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
 
@@ -157,11 +159,14 @@ class GrammarCompiler:
         return CompiledGrammar(make_matcher(matching, field, text), matching.vocab_size, self._threads)
 
 
-def apply_bitmask(logits: torch.Tensor, rows: list[int], matchers: list[GrammarMatcher]) -> None:
-    """Sets to -inf, in place, the tokens that the grammars do not allow. `rows` are the rows of `logits` (any number,
-    vocab) that have the `matchers`."""
-    words = torch.stack([matcher.mask() for matcher in matchers]).to(logits.device)
-    bits = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
-    is_allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-    index = torch.tensor(rows, device=logits.device)
-    logits[index] = logits[index].masked_fill(~is_allowed, -torch.inf)
+def plan_bitmask(values: HostValues, rows: list[int], matchers: list[GrammarMatcher]) -> Callable[[torch.Tensor], None]:
+    """Adds the matchers' masks to `values`. Returns what sets to -inf, in place, the tokens of logits, (any number,
+    vocab), that the grammars do not allow. `rows` are those that have the `matchers`."""
+    masks, index = values.add(np.stack([matcher.mask().numpy() for matcher in matchers])), values.add(np.array(rows))
+
+    def apply(logits: torch.Tensor) -> None:
+        bits = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
+        is_allowed = (values[masks][:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits[values[index]] = logits[values[index]].masked_fill(~is_allowed, -torch.inf)
+
+    return apply

@@ -1,6 +1,6 @@
 """Changes logits before a token is chosen, greedily or not: grammar, exclusions, `min_tokens`, bias and penalties.
 
-Most processors work on all rows that need them at once, and touch only the tokens that they are about.
+Most edits work on all rows that need them at once, and touch only the tokens that they are about.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,15 +9,20 @@ import numpy as np
 import torch
 
 from llm.excluded_tokens import IntArray
-from llm.grammar import apply_bitmask
+from llm.grammar import plan_bitmask
+from llm.host_values import HostValues
 from llm.sampler_state import FloatArray, SamplerState
+from llm.truncation import Edit
 
 Rows = list[tuple[int, SamplerState]]
 """Row numbers of the logits, each with the row's state."""
+Places = tuple[int, int]
+"""Of places in the logits, which name none twice: the indexes in the HostValues of their rows and of their columns."""
 
 
-def process_logits(logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
-    """Changes `logits` (len(states), vocab), float32, in place, by each row's settings, in vLLM's order:
+def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]:
+    """Adds to `values` what each row's settings need. Returns what changes logits, (len(states), vocab), by them. Apply
+    the edits in order once the values are on the device. They are vLLM's, in its order:
 
     1. structured output: every token that the grammar does not allow gets -inf
     2. `allowed_token_ids`: every other token gets -inf
@@ -32,52 +37,82 @@ def process_logits(logits: torch.Tensor, states: Sequence[SamplerState]) -> None
        are subtracted, as OpenAI defines it
     """
     rows = [(row, state) for row, state in enumerate(states) if state.edits_logits]
+    edits: list[Edit] = []
     if constrained := [(row, state.matcher) for row, state in rows if state.matcher is not None]:
-        apply_bitmask(logits, [row for row, _ in constrained], [matcher for _, matcher in constrained])
+        edits.append(plan_bitmask(values, [row for row, _ in constrained], [matcher for _, matcher in constrained]))
     for row, state in rows:
         if state.allowed_token_ids is not None:
-            _keep(logits[row], state.allowed_token_ids)
+            edits.append(_keep(values, row, state.allowed_token_ids))
     if bad := [(row, state) for row, state in rows if len(state.bad_token_ids)]:
-        _ban(logits, bad, lambda state: state.bad_token_ids)
+        edits.append(_ban(values, bad, lambda state: state.bad_token_ids))
     if early := [(row, state) for row, state in rows if len(state.banned_token_ids)]:
-        _ban(logits, early, lambda state: state.banned_token_ids)
+        edits.append(_ban(values, early, lambda state: state.banned_token_ids))
     if biased := [(row, state) for row, state in rows if len(state.biases)]:
-        places = _places(logits, biased, lambda state: state.biased_token_ids)
-        logits[places] += _to_device(logits, [state.biases for _, state in biased])
+        edits.append(_bias(values, biased))
     if penalized := [(row, state) for row, state in rows if state.seen is not None and len(state.seen.token_ids)]:
-        _penalize(logits, penalized)
+        edits.append(_penalize(values, penalized))
+    return edits
 
 
-def _keep(row: torch.Tensor, token_ids: IntArray) -> None:
-    places = _to_device(row, [token_ids])
-    allowed = row[places]
-    row.fill_(-torch.inf)
-    row[places] = allowed
+def _keep(values: HostValues, row: int, token_ids: IntArray) -> Edit:
+    columns = values.add(token_ids)
+
+    def keep(logits: torch.Tensor) -> None:
+        own, kept = logits[row], values[columns]
+        allowed = own[kept]
+        own.fill_(-torch.inf)
+        own[kept] = allowed
+
+    return keep
 
 
-def _ban(logits: torch.Tensor, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> None:
+def _ban(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Edit:
     """Sets each row's `token_ids` to -inf, but leaves a row unchanged in which no other token would be left."""
-    places = _places(logits, rows, token_ids)
-    allowed = logits[places]
-    logits[places] = -torch.inf
-    is_emptied = logits.amax(dim=-1) == -torch.inf
-    logits[places] = torch.where(is_emptied[places[0]], allowed, -torch.inf)
+    row_of_each, columns = _places(values, rows, token_ids)
+
+    def ban(logits: torch.Tensor) -> None:
+        places = values[row_of_each], values[columns]
+        allowed = logits[places]
+        logits.index_put_(places, logits.new_full((), -torch.inf))
+        is_emptied = logits.amax(dim=-1) == -torch.inf
+        logits[places] = torch.where(is_emptied[places[0]], allowed, -torch.inf)
+
+    return ban
 
 
-def _penalize(logits: torch.Tensor, rows: Rows) -> None:
-    places = _places(logits, rows, lambda state: _seen(state)[0])
-    counts = _to_device(logits, [_seen(state)[1] for _, state in rows])
+def _bias(values: HostValues, rows: Rows) -> Edit:
+    row_of_each, columns = _places(values, rows, lambda state: state.biased_token_ids)
+    biases = values.add(np.concatenate([state.biases for _, state in rows]))
 
-    def per_token(setting: Callable[[SamplerState], float]) -> torch.Tensor:
-        own = [np.full(len(_seen(state)[0]), setting(state), dtype=np.float32) for _, state in rows]
-        return _to_device(logits, own)
+    def bias(logits: torch.Tensor) -> None:
+        logits[values[row_of_each], values[columns]] += values[biases]
 
-    repetition = per_token(lambda state: state.repetition_penalty)
-    values = logits[places]
-    values = torch.where(values < 0, values * repetition, values / repetition)
-    values -= per_token(lambda state: state.params.frequency_penalty) * counts
-    values -= per_token(lambda state: state.params.presence_penalty) * (counts > 0)
-    logits[places] = values
+    return bias
+
+
+def _penalize(values: HostValues, rows: Rows) -> Edit:
+    row_of_each, columns = _places(values, rows, lambda state: _seen(state)[0])
+    settings = [
+        np.repeat(
+            np.array([[state.repetition_penalty, state.params.frequency_penalty, state.params.presence_penalty]]),
+            len(_seen(state)[0]),
+            axis=0,
+        )
+        for _, state in rows
+    ]
+    penalties = values.add(np.concatenate(settings).astype(np.float32).T)
+    output_counts = values.add(np.concatenate([_seen(state)[1] for _, state in rows]))
+
+    def penalize(logits: torch.Tensor) -> None:
+        places, counts = (values[row_of_each], values[columns]), values[output_counts]
+        repetition, frequency, presence = values[penalties]
+        own = logits[places]
+        own = torch.where(own < 0, own * repetition, own / repetition)
+        own -= frequency * counts
+        own -= presence * (counts > 0)
+        logits[places] = own
+
+    return penalize
 
 
 def _seen(state: SamplerState) -> tuple[IntArray, FloatArray]:
@@ -85,15 +120,7 @@ def _seen(state: SamplerState) -> tuple[IntArray, FloatArray]:
     return state.seen.token_ids, state.seen.output_counts
 
 
-def _places(
-    logits: torch.Tensor, rows: Rows, token_ids: Callable[[SamplerState], IntArray]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row and the column of each of the rows' tokens, as an index into `logits` that names no place
-    twice."""
+def _places(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Places:
     columns = [token_ids(state) for _, state in rows]
     row_of_each = np.repeat([row for row, _ in rows], [len(own) for own in columns])
-    return _to_device(logits, [row_of_each]), _to_device(logits, columns)
-
-
-def _to_device(logits: torch.Tensor, arrays: Sequence[IntArray | FloatArray]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(logits.device)
+    return values.add(row_of_each), values.add(np.concatenate(columns))

@@ -32,6 +32,7 @@ from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
 from llm.step_threads import StepThreads
 from modeling.cuda_graphs import CudaCapture
+from modeling.merged_linear import merge_linear_layers
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
 from preprocess.schema import ProcessedPrompt
@@ -80,13 +81,14 @@ class ModelRunner:
             max_num_tokens=self._max_step_tokens,
             block_size=config.block_size,
             num_rope_axes=self._family.num_rope_axes,
-            embedding_size=self.embedding_size,
             keeps_tokens=self._family.adds_embeddings,
             has_loras=config.max_loras > 0,
         )
         calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         layers = cache_shapes(calls)
         with shortage_explained(self._device, config, self._max_step_tokens):
+            if self._device.type == "cuda" and self.lora_layers is None:
+                self._merge_linear_layers()
             if self._device.type == "cuda":
                 self._compile_layers(layers, config)
             self.num_blocks = self._count_blocks(layers, config)
@@ -139,6 +141,13 @@ class ModelRunner:
             vocab_size=self.vocab_size,
         )
         return fused if is_same else None
+
+    def _merge_linear_layers(self) -> None:
+        def run() -> None:
+            num_layers = self._model.config.get_text_config().num_hidden_layers
+            probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=num_layers)
+
+        merge_linear_layers(self._decoder, run)
 
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
         def run(num_tokens: int) -> None:
@@ -267,6 +276,15 @@ class ModelRunner:
         level."""
         return self._hidden_size * (1 + self._num_deepstack_levels)
 
+    @property
+    def stages_embeddings(self) -> bool:
+        """Returns whether steps send embeddings to a GPU. Ranks get them from the memory of rank 0's process."""
+        return self._device.type == "cuda" and self._group is None
+
+    def stage_embeddings(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Returns a copy in the model's dtype and in pinned memory, from which the GPU reads on its own."""
+        return embeddings.to(self._model.dtype).pin_memory()
+
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
         """Returns how the prompt's positions relate. Raises InvalidRequestError where the items do not fit the
         prompt."""
@@ -359,7 +377,8 @@ class ModelRunner:
     def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
         """Puts the items' embeddings into the rows of `embeds`, in place. Returns the decoder's keyword arguments for
         items: which rows these are, and the deepstack levels, which the decoder adds later."""
-        own, *levels = torch.split(step.embeds.to(embeds), self._hidden_size, dim=-1)
+        given = step.embeds[0] if len(step.embeds) == 1 else torch.cat(step.embeds)
+        own, *levels = torch.split(given.to(embeds), self._hidden_size, dim=-1)
         embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
         if not levels and not self._family.takes_item_mask:
             return {}

@@ -1,16 +1,18 @@
 """Turns logits into token ids, each row of a batch by its own sampling parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from cpu_kernels.library import kernel_library
+from llm.host_values import HostValues
 from llm.kernel_sampler import choose_by_kernels
-from llm.logits_processors import process_logits
+from llm.logits_processors import plan_edits
 from llm.logprobs import TokenLogprobs, token_logprobs
 from llm.sampler_state import SamplerState
-from llm.truncation import truncate
+from llm.truncation import plan_truncation
 
 _TOKENS_PER_GROUP = 128
 
@@ -26,8 +28,8 @@ class SampledToken:
 def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[SampledToken | None]:
     """Chooses one token for each row of `logits` (len(states), vocab), float32, and appends it to the row's state.
 
-    Settings apply in vLLM's order: log-probabilities of the raw logits, then `process_logits`. Then a greedy row takes
-    its likeliest token. For any other row the temperature, `truncate` and a draw follow.
+    Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. Then a greedy row takes its
+    likeliest token. For any other row the temperature, `plan_truncation` and a draw follow.
 
     Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails: such a failure
     concerns the row's sequence alone. May overwrite `logits`.
@@ -53,40 +55,48 @@ def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[Sampled
 
 
 def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int | None]:
-    """Returns each row's next token, or None for a row whose highest logit is not finite."""
-    token_ids = _likeliest(logits)
-    if any(state.edits_logits for state in states):
-        process_logits(logits, states)
-        token_ids = [None if before is None else own for before, own in zip(token_ids, _likeliest(logits), strict=True)]
-    drawing = [row for row, state in enumerate(states) if token_ids[row] is not None and not state.is_greedy]
-    if drawing:
-        drawn = _draw(logits[drawing], [states[row] for row in drawing])
-        for row, token_id in zip(drawing, drawn, strict=True):
-            token_ids[row] = token_id
-    return token_ids
+    """Returns each row's next token, or None for a row whose highest logit is not finite, before its settings or behind
+    them. The host sends one array to the device, and waits for one."""
+    values = HostValues(logits.device)
+    edits = plan_edits(values, states)
+    drawing = [row for row, state in enumerate(states) if not state.is_greedy]
+    draw = _plan_draw(values, drawing, [states[row] for row in drawing]) if drawing else None
+    values.upload()
+    is_finite = logits.amax(dim=-1).isfinite()  # a NaN counts as the highest
+    for edit in edits:
+        edit(logits)
+    highest, token_ids = logits.max(dim=-1)
+    is_finite &= highest.isfinite()
+    if draw is not None:
+        draw(logits, token_ids)
+    told = zip(*torch.stack([token_ids, is_finite.long()]).tolist(), strict=True)
+    return [token_id if is_finite else None for token_id, is_finite in told]
 
 
 def _num_top(state: SamplerState) -> int:
     return state.params.logprobs or 0
 
 
-def _likeliest(logits: torch.Tensor) -> list[int | None]:
-    """Returns each row's first token of the highest logit, or None where that logit is not finite. A NaN counts as the
-    highest."""
-    highest, indices = logits.max(dim=-1)
-    found = zip(indices.tolist(), highest.isfinite().tolist(), strict=True)
-    return [token_id if is_finite else None for token_id, is_finite in found]
+def _plan_draw(
+    values: HostValues, rows: list[int], states: Sequence[SamplerState]
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Returns what draws from the truncated softmax(logits / temperature) of each of the `rows`, and puts what it draws
+    into the token ids of all rows."""
+    index = values.add(np.array(rows))
+    own_temperatures = [state.params.temperature or 0.0 for state in states]
+    temperatures = values.add(np.array(own_temperatures, dtype=np.float32)[:, None])
+    uniforms = values.add(np.array([state.draw_uniform() for state in states]))
+    cuts = plan_truncation(values, states)
 
+    def draw(all_logits: torch.Tensor, token_ids: torch.Tensor) -> None:
+        logits = all_logits[values[index]]
+        logits /= values[temperatures]
+        logits -= logits.amax(dim=-1, keepdim=True)
+        for cut in cuts:
+            cut(logits)
+        token_ids[values[index]] = _invert_cdf(logits.exp_(), values[uniforms])
 
-def _draw(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int]:
-    """Draws from each row's truncated softmax(logits / temperature). Overwrites `logits`."""
-    temperatures = torch.tensor([state.params.temperature or 0.0 for state in states], device=logits.device)
-    logits /= temperatures[:, None]
-    logits -= logits.amax(dim=-1, keepdim=True)
-    truncate(logits, states)
-    uniforms = torch.tensor([state.draw_uniform() for state in states], dtype=torch.float64, device=logits.device)
-    token_ids: list[int] = _invert_cdf(logits.exp_(), uniforms).tolist()
-    return token_ids
+    return draw
 
 
 def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -101,9 +111,11 @@ def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
     cumulative = groups.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     targets = (uniforms[:, None] * cumulative[:, -1:]).contiguous()
-    group = torch.searchsorted(cumulative, targets, right=True)
+    # Where a row has no finite logit, nothing is drawn, but no index may leave its bounds.
+    group = torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[1] - 1)
     rest = targets - cumulative.gather(1, (group - 1).clamp_(min=0)).masked_fill_(group == 0, 0.0)
     inside = groups[torch.arange(len(groups), device=groups.device), group[:, 0]].cumsum(dim=-1, dtype=torch.float64)
     # The two sums of a group may differ in their last bits. The bound keeps the token within the group.
     rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros_like(rest)))
-    return (group * _TOKENS_PER_GROUP + torch.searchsorted(inside, rest, right=True))[:, 0]
+    token_ids = group * _TOKENS_PER_GROUP + torch.searchsorted(inside, rest, right=True)
+    return token_ids[:, 0].clamp_(max=weights.shape[1] - 1)

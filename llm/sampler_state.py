@@ -75,6 +75,7 @@ class SamplerState:
         check_vocabulary("logit_bias", params.logit_bias, vocab_size)
         check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
         self.params = params
+        self.vocab_size = vocab_size
         self.num_output_tokens = 0
         self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self.matcher = None if grammar is None else grammar.new_matcher()
@@ -107,7 +108,7 @@ class SamplerState:
 
     @property
     def edits_logits(self) -> bool:
-        """Returns whether `process_logits` may change the next row of logits."""
+        """Returns whether `plan_edits` may change the next row of logits."""
         return self._always_edits or self.num_output_tokens < self._min_tokens
 
     @property

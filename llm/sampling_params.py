@@ -20,11 +20,11 @@ class SamplingParams:
     - `max_tokens`: None runs to the end of the context, 0 computes the prompt only
     - `min_tokens`: before so many tokens no end token, no token of `stop_token_ids` and no stop string ends the output
     - `temperature`: 0 is greedy
-    - `top_k` (0 and -1 are off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.truncate`
+    - `top_k` (0 and -1 are off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.plan_truncation`
     - `repetition_penalty` (1 is off), on tokens of prompt and output; `presence_penalty`, `frequency_penalty` (0 is
-      off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.process_logits`
+      off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.plan_edits`
     - `allowed_token_ids`: no other token comes; `bad_words`: none of these texts comes, at least not in its usual
-      tokens: see `logits_processors.process_logits`
+      tokens: see `logits_processors.plan_edits`
     - `seed`: gives the same tokens each time, whatever else is running
     - `stop`: texts that end the output and are not part of it; `stop_token_ids`: tokens that end it, as end tokens do;
       `include_stop_str_in_output`: the stop string that ended the output is part of it

@@ -19,8 +19,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 # The rows of a builder's integers. The rotary positions follow, a row for each axis.
 _TOKEN, _SLOT, _LOGITS, _NUM_FIXED = range(4)
 _CACHED_VIEWS = 256
-TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows", "embeds")
-"""The fields of a StepInput that are tensors and move to the device."""
+TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows")
+"""The fields of a StepInput that are tensors."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class StepInput:
     slot_mapping (num_tokens,): where a token's keys and values go, block_id * block_size + offset
     logits_rows (num_sampling,): the tokens whose logits are needed
     embed_rows (num_embeds,): the tokens that take an item embedding, ascending
-    embeds (num_embeds, embedding_size): their item embeddings, float
+    embeds: their item embeddings, float, as tensors of (any number, embedding_size) one behind the other
 
     These lists decide how the step is run:
     block_tables: the block table of each chunk's sequence
@@ -52,7 +52,7 @@ class StepInput:
     slot_mapping: torch.Tensor
     logits_rows: torch.Tensor
     embed_rows: torch.Tensor
-    embeds: torch.Tensor
+    embeds: list[torch.Tensor]
     block_tables: list[list[int]]
     query_lengths: list[int]
     context_lengths: list[int]
@@ -78,7 +78,8 @@ class StepInput:
         """Returns the same step with its tensors on `device`."""
         if device.type == "cpu":
             return self
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS})
+        tensors = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
+        return replace(self, **tensors, embeds=[piece.to(device, non_blocking=True) for piece in self.embeds])
 
 
 def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
@@ -100,7 +101,6 @@ class StepBuilder:
         max_num_tokens: int,
         block_size: int,
         num_rope_axes: int,
-        embedding_size: int,
         keeps_tokens: bool,
         has_loras: bool = False,
     ) -> None:
@@ -110,7 +110,6 @@ class StepBuilder:
         self._block_size = block_size
         self._keeps_tokens = keeps_tokens
         self._has_loras = has_loras
-        self._no_embeds = torch.empty(0, embedding_size)
         num_rows = _NUM_FIXED + num_rope_axes
         self._integers = array("q", bytes(8 * num_rows * max_num_tokens))  # the fastest way to write single numbers
         self._rows = np.frombuffer(self._integers, dtype=np.int64).reshape(num_rows, max_num_tokens)
@@ -139,7 +138,7 @@ class StepBuilder:
             else:
                 self._add_prefill(chunk)
         assert self._num_tokens <= self._rows.shape[1], "a token has overwritten another's row"
-        embed_rows, embeds = self._items() if self._embeds else (_NONE, self._no_embeds)
+        embed_rows, embeds = self._items() if self._embeds else (_NONE, [])
         token_ids, slots, logits_rows, positions = self._views(self._num_tokens, self._num_logits)
         return StepInput(
             token_ids=token_ids,
@@ -217,9 +216,13 @@ class StepBuilder:
             return None
         return torch.from_numpy(np.repeat(slots, [chunk.num_tokens + len(chunk.draft) for chunk in chunks]))
 
-    def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the rows of the items' embeddings, ascending, and the embeddings in that order."""
+    def _items(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Returns the rows of the items' embeddings, ascending, and the embeddings in that order. Only those of items
+        that alternate are copied: this thread has no time for a large picture's."""
+        rows = np.array(self._embed_rows)
         if not self._keeps_tokens:
-            self._rows[_TOKEN, self._embed_rows] = 0
-        rows, order = torch.tensor(self._embed_rows).sort()
-        return rows, torch.cat(self._embeds)[order]
+            self._rows[_TOKEN, rows] = 0
+        if (np.diff(rows) > 0).all():
+            return torch.from_numpy(rows), self._embeds
+        order = np.argsort(rows)
+        return torch.from_numpy(rows[order]), [torch.cat(self._embeds)[torch.from_numpy(order)]]

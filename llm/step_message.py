@@ -11,6 +11,7 @@ from llm.step_input import StepInput
 
 # A multiple of every dtype's size, so that the tensors of a received message can be views into it.
 _ALIGNMENT = 16
+_NO_EMBEDS = torch.empty(0, 0)
 _STOP = torch.empty(0, dtype=torch.uint8)
 
 
@@ -56,7 +57,7 @@ def _to_tensors(step: StepInput) -> list[torch.Tensor]:
         step.slot_mapping,
         step.logits_rows,
         step.embed_rows,
-        step.embeds,
+        torch.cat(step.embeds) if step.embeds else _NO_EMBEDS,
         _int64([len(table) for table in step.block_tables]),
         _int64(list(chain(*step.block_tables))),
         _int64(step.query_lengths),
@@ -78,7 +79,7 @@ def _from_tensors(tensors: list[torch.Tensor]) -> StepInput:
         slot_mapping=slots,
         logits_rows=logits_rows,
         embed_rows=embed_rows,
-        embeds=embeds,
+        embeds=[embeds] if len(embeds) else [],
         block_tables=tables,
         query_lengths=query_lengths,
         context_lengths=context_lengths,

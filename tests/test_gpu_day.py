@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import parts as parts_module
 from benchmarks.gpu_day import PARTS, chosen_parts, file_name, run_all, table
 from benchmarks.gpu_tests import AllResults, Results, files_with_gpu_tests
-from benchmarks.llm_cuda import Bench, measured_document
+from benchmarks.llm_cuda import Bench, measured_document, unmerged
 from benchmarks.parts import Document, Outcome, Part, run_part
 from benchmarks.step_profile import busy_time
+from modeling.merged_linear import merge_linear_layers
 from tests.waiting import wait_until
 
 WRITE = """
@@ -108,8 +111,6 @@ def test_the_name_of_any_device_names_a_file() -> None:
 
 
 def test_a_measurement_that_fails_leaves_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     def fail(_: Bench) -> None:
         raise RuntimeError("no memory")
 
@@ -135,6 +136,15 @@ def test_the_gpu_tests_of_a_file_that_crashes_are_told_by_name(tmp_path: Path) -
     assert tests == {"passed": 1, "failed": 1, "crashed": 1, "not run": 1}
     assert failures.keys() == {"test_fails", "test_dies"}
     assert "SIGABRT" in failures["test_dies"]
+
+
+def test_transformers_gets_the_weights_of_merged_layers() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 8}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    expected = {name: weight.clone() for name, weight in model.state_dict().items()}
+    merge_linear_layers(model, lambda: model(torch.tensor([[1, 2]])))
+    assert model.state_dict().keys() < expected.keys()
+    torch.testing.assert_close(unmerged(model), expected, rtol=0, atol=0)
 
 
 def test_every_file_with_a_gpu_test_is_found() -> None:

@@ -48,7 +48,11 @@ def build(tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory)
+    """Its kernels are compiled without optimizations, which takes most of the time. `make demo` compiles them with."""
+    compiler = tmp_path_factory.mktemp("compiler") / "g++"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O0\n')
+    compiler.chmod(0o755)
+    return build(tmp_path_factory, CXX=str(compiler), CC=str(compiler))
 
 
 @pytest.fixture(scope="module")

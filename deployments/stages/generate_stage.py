@@ -139,7 +139,8 @@ class Generate:
                 prompt = await self._rendered(prompt)
                 times.append(prompt.render_time(process_name()))
             items = prompt.placed(items)
-            hand_over = HandOver(items, prompt.rendered_at, self._metrics.remote_bytes.inc)
+            count_bytes, stage = self._metrics.remote_bytes.inc, self._engine.stage_embeddings
+            hand_over = HandOver(items, prompt.rendered_at, count_bytes, stage)
             stream, pieces_of = await self._begin(
                 request_id, prompt, params, hand_over, cache_salt=cache_salt, priority=priority, lora=lora
             )

@@ -38,7 +38,8 @@ class ItemEmbeddings:
 
 class HandOver:
     """Receives the embeddings of one request. `rendered_at`, wall time, is when the prompt was ready, which no call can
-    come before. `count_remote_bytes` gets the bytes of each that came from another node.
+    come before. `count_remote_bytes` gets the bytes of each that came from another node. `stage` copies embeddings to
+    where the engine takes them from, on a thread; None: it takes them as they come.
 
     `transfer`: the time of the received embeddings that took the longest from ready to here.
     """
@@ -48,9 +49,11 @@ class HandOver:
         items: list[ItemEmbeddings],
         rendered_at: float,
         count_remote_bytes: Callable[[int], None] = lambda num_bytes: None,
+        stage: "Callable[[torch.Tensor], torch.Tensor] | None" = None,
     ) -> None:
         self._items = items
         self._count_remote_bytes = count_remote_bytes
+        self._stage = stage
         self._rendered_at = rendered_at
         self.transfer = StageTime("transfer_embeddings", rendered_at, 0.0, process_name())
 
@@ -84,4 +87,5 @@ class HandOver:
         if (seconds := time.time() - sent_at) > self.transfer.seconds:
             self.transfer = replace(self.transfer, started_at=sent_at, seconds=seconds)
         self._count_remote_bytes(packed.num_remote_bytes)
-        return packed.unpack()
+        embeddings = packed.unpack()
+        return embeddings if self._stage is None else await asyncio.to_thread(self._stage, embeddings)

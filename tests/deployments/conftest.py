@@ -24,7 +24,7 @@ class RunningApp:
 
     def port(self) -> int:
         """Where an application on the session answers; none is on it."""
-        self._end_app()
+        self.end_app()
         if self._port is None:
             port = free_port()
             self._ray.enter_context(local_ray(host="127.0.0.1", port=port, num_cpus=_NUM_CPUS))
@@ -38,11 +38,11 @@ class RunningApp:
         return self._url
 
     def stop(self) -> None:
-        self._end_app()
+        self.end_app()
         self._port = None
         self._ray.close()
 
-    def _end_app(self) -> None:
+    def end_app(self) -> None:
         self._config = None
         self._app.close()
 
@@ -106,7 +106,7 @@ def keeps_app_as_it_is() -> bool:
 def app_url(app_config: AppConfig, keeps_app_as_it_is: bool) -> Iterator[str]:
     yield _RUNNING.url(app_config)
     if not keeps_app_as_it_is:
-        _RUNNING.stop()
+        _RUNNING.end_app()
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import ray
 import yaml
-from ray import serve
 
+from deployments.app_lifetime import end_app
 from deployments.cluster_deploy import check_host, read_serve_file
 from deployments.config_file import ConfigError
 from deployments.local_cluster import APP_NAME
@@ -89,7 +89,7 @@ def deploy(tmp_path: Path, ray_port: int) -> Iterator[Deploy]:
     address = ray.get_runtime_context().gcs_address
 
     def run(*arguments: str, port: int = ray_port, **args: Any) -> "subprocess.CompletedProcess[str]":
-        args["updates"] = {"drain_seconds": 5}
+        args["updates"] = {"drain_seconds": 2, "notice_seconds": 0.5}
         file = written(tmp_path, {**document(**args), "http_options": {"host": "127.0.0.1", "port": port}})
         command = [sys.executable, "-m", "deployments", "deploy", str(file), *arguments]
         environment = os.environ | {"RAY_ADDRESS": address}
@@ -98,7 +98,7 @@ def deploy(tmp_path: Path, ray_port: int) -> Iterator[Deploy]:
         )
 
     yield run
-    serve.delete(APP_NAME)
+    end_app(APP_NAME)
 
 
 def test_it_tells_each_change_until_all_is_ready_and_new_settings_come_the_same_way(
@@ -146,7 +146,7 @@ def test_a_stage_that_does_not_start_ends_it_with_the_stage_s_own_error(
 
 
 def test_the_wait_ends_when_its_time_is_over_and_says_who_is_late(deploy: Deploy) -> None:
-    late = deploy("--timeout", "8", encode={"resources": {"no_such_node": 1}})
+    late = deploy("--timeout", "5", encode={"resources": {"no_such_node": 1}})
     assert late.returncode == 1
     assert late.stderr.startswith("raylens: the time is over, and the deployment goes on: ")
     assert "Encode: starting, 0 of 1 replicas" in late.stderr

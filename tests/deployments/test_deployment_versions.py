@@ -13,7 +13,7 @@ from deployments.deployment_versions import version_of
 
 ALL = {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
 NO_RESTART: list[dict[str, Any]] = [
-    {"updates": {"drain_seconds": 1}},
+    {"updates": {"drain_seconds": 1, "notice_seconds": 1}},
     {"preprocess": {"max_replicas": 5, "target_megapixels": 3, "max_ongoing_items": 3}},
     {"encode": {"target_batches": 1, "max_replicas": 2, "max_ongoing_requests": 3}},
     {"generate": {"max_replicas": 3, "target_usage": 0.1, "target_prompt_tokens": 10, "max_ongoing_requests": 3}},

@@ -117,7 +117,11 @@ def test_the_controller_s_death_costs_no_request(client: OpenAI, app_url: str) -
     wait_until_healthy(app_url)
 
 
-@pytest.mark.parametrize("prompts", ["Hello", ["Hello", "Good day"]], ids=["one prompt", "two prompts"])
+@pytest.mark.parametrize(
+    "prompts",
+    [pytest.param("Hello", marks=pytest.mark.slow), ["Hello", "Good day"]],
+    ids=["one prompt", "two prompts"],
+)
 def test_a_stream_that_is_cut_ends_with_an_error_event(client: OpenAI, app_url: str, prompts: str | list[str]) -> None:
     (pid,) = replica_pids("Generate")
     stream: Any = client.completions.create(

@@ -77,7 +77,7 @@ def cluster(shapes: str) -> Iterator[Cluster]:
     port = free_port()
     with local_ray(host="127.0.0.1", port=port, num_cpus=16, ingress_scales=True):
         yield Cluster(port, shapes)
-        serve.delete(APP_NAME)
+        # It ends with Ray. By itself it would wait until HAProxy has heard of the end of the ingress.
 
 
 @pytest.mark.timeout(400)

@@ -83,7 +83,7 @@ def reference(checkpoint: str) -> Reference:
     return Reference(checkpoint)
 
 
-@pytest.fixture(scope="module", params=GENERATE)
+@pytest.fixture(scope="module", params=["chunks of 7", pytest.param("chunks of 512", marks=pytest.mark.slow)])
 def setting(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -81,7 +81,6 @@ def make_builder() -> StepBuilder:
         max_num_tokens=BLOCK_SIZE * NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         num_rope_axes=1,
-        embedding_size=1,
         keeps_tokens=False,
     )
 

@@ -41,7 +41,7 @@ def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
 @pytest.mark.parametrize(
     ("model_type", "text_config"),
     [
-        ("llava", {}),
+        pytest.param("llava", {}, marks=pytest.mark.slow),
         ("qwen3_vl", {}),
         ("gemma3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}),
     ],
@@ -143,7 +143,7 @@ def test_only_steps_that_just_decode_are_replayed(decoding: Decoding) -> None:
     assert not fits(decoding.step([2] * (MAX_NUM_SEQS + 1)))
     others: list[Callable[[StepInput], StepInput]] = [
         lambda step: replace(step, scored=[(0, 5, 1)]),
-        lambda step: replace(step, embed_rows=torch.tensor([0]), embeds=torch.zeros(1, 1)),
+        lambda step: replace(step, embed_rows=torch.tensor([0]), embeds=[torch.zeros(1, 1)]),
         lambda step: replace(step, logits_rows=torch.tensor([0])),
         lambda step: replace(step, query_lengths=[1, 4]),
         lambda step: replace(step, query_lengths=[4, 1]),

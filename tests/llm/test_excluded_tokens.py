@@ -9,10 +9,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llm.byte_tokenizer import ByteTokenizer
 from llm.excluded_tokens import ExcludedTokens
-from llm.logits_processors import process_logits
+from llm.logits_processors import plan_edits
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from preprocess.schema import InvalidRequestError
+from tests.llm.planned_edits import apply
 
 VOCAB = 12
 EOS = frozenset({7})
@@ -24,7 +25,7 @@ def left(excluded: ExcludedTokens, output: list[int], **settings: Any) -> list[i
     for token_id in output:
         state.append(token_id)
     logits = torch.zeros(2, VOCAB)
-    process_logits(logits, [state, SamplerState(SamplingParams(), [], vocab_size=VOCAB)])
+    apply(plan_edits, logits, [state, SamplerState(SamplingParams(), [], vocab_size=VOCAB)])
     assert logits[1].isfinite().all(), "nobody else's"
     found: list[int] = logits[0].isfinite().nonzero()[:, 0].tolist()
     return found

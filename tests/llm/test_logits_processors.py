@@ -12,10 +12,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from llm.logits_processors import process_logits
+from llm.logits_processors import plan_edits
 from llm.sampler_state import SamplerState, SeenTokens
 from llm.sampling_params import SamplingParams
-from llm.truncation import NUCLEUS_PREFIX, truncate
+from llm.truncation import NUCLEUS_PREFIX, plan_truncation
+from tests.llm.planned_edits import apply
 
 VOCAB = 4 * NUCLEUS_PREFIX
 EOS = frozenset({7, 9})
@@ -45,7 +46,7 @@ def test_repetition_penalty_equals_that_of_transformers(penalty: float) -> None:
     reference = RepetitionPenaltyLogitsProcessor(penalty)
     expected = reference(torch.tensor([a + b for a, b in zip(prompts, outputs, strict=True)]), logits.clone())
     params = SamplingParams(repetition_penalty=penalty)
-    process_logits(logits, [state(params, a, b) for a, b in zip(prompts, outputs, strict=True)])
+    apply(plan_edits, logits, [state(params, a, b) for a, b in zip(prompts, outputs, strict=True)])
     assert torch.equal(logits, expected)
 
 
@@ -65,7 +66,7 @@ def test_presence_and_frequency_penalties_are_those_of_openai() -> None:
     counts = torch.bincount(torch.tensor(output), minlength=VOCAB)
     expected = logits - counts * 0.7 - (counts > 0) * -1.1
     params = SamplingParams(frequency_penalty=0.7, presence_penalty=-1.1)
-    process_logits(logits, [state(params, random_tokens(50, 2), output)])
+    apply(plan_edits, logits, [state(params, random_tokens(50, 2), output)])
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
@@ -74,7 +75,7 @@ def test_min_tokens_equal_those_of_transformers(num_output: int) -> None:
     logits, output = random_logits(1, 3.0), random_tokens(num_output, 1)
     reference = MinNewTokensLengthLogitsProcessor(5, 4, sorted(EOS))
     expected = reference(torch.tensor([[1] * 5 + output]), logits.clone())
-    process_logits(logits, [state(SamplingParams(min_tokens=4), [1] * 5, output)])
+    apply(plan_edits, logits, [state(SamplingParams(min_tokens=4), [1] * 5, output)])
     assert torch.equal(logits, expected)
     assert logits.isinf().any() == (num_output < 4)
 
@@ -89,7 +90,7 @@ def test_only_rows_with_a_setting_change_and_only_in_their_tokens() -> None:
         SamplingParams(min_tokens=1),
         SamplingParams(presence_penalty=1.0),
     ]
-    process_logits(logits, [state(one, [5, 5, VOCAB + 3], []) for one in params])
+    apply(plan_edits, logits, [state(one, [5, 5, VOCAB + 3], []) for one in params])
     changed = [set(row.nonzero().flatten().tolist()) for row in logits != before]
     assert changed == [set(), {3, 4}, {5}, set(EOS), set()]
     assert torch.equal(logits[1, 3:5] - before[1, 3:5], torch.tensor([5.0, -5.0]))
@@ -99,7 +100,7 @@ def test_the_order_is_that_of_vllm() -> None:
     """Bias before penalties: what the bias makes positive is divided. Repetition before what is subtracted."""
     logits = torch.full((1, VOCAB), -1.0)
     params = SamplingParams(logit_bias={5: 4.0}, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    process_logits(logits, [state(params, [6], [5, 5])])
+    apply(plan_edits, logits, [state(params, [6], [5, 5])])
     assert logits[0, 5:7].tolist() == [(-1 + 4) / 2 - 2 * 0.25 - 0.5, -2.0]
 
 
@@ -131,7 +132,7 @@ def test_each_cut_keeps_what_that_of_transformers_keeps(scale: float) -> None:
     logits = random_logits(len(CUTS), scale)
     logits -= logits.amax(dim=-1, keepdim=True)
     kept = logits.clone()
-    truncate(kept, [state(params, [1], []) for params, _ in CUTS])
+    apply(plan_truncation, kept, [state(params, [1], []) for params, _ in CUTS])
     for row, (params, references) in enumerate(CUTS):
         expected = logits[row : row + 1]
         for reference in references:
@@ -142,5 +143,5 @@ def test_each_cut_keeps_what_that_of_transformers_keeps(scale: float) -> None:
 def test_tokens_of_equal_logits_stay_or_go_together() -> None:
     logits = torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0]]).repeat(2, 1)
     states = [SamplerState(params, (), vocab_size=5) for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.5))]
-    truncate(logits, states)
+    apply(plan_truncation, logits, states)
     assert logits.isfinite().tolist() == [[True, True, True, True, False]] * 2

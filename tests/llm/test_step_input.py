@@ -16,7 +16,6 @@ def build(chunks: list[ScheduledChunk], *, num_rope_axes: int = 1, keeps_tokens:
         max_num_tokens=32,
         block_size=4,
         num_rope_axes=num_rope_axes,
-        embedding_size=2,
         keeps_tokens=keeps_tokens,
     ).build(chunks)
 
@@ -44,8 +43,19 @@ def test_items_that_alternate_are_put_in_order() -> None:
     step = build([ScheduledChunk(one, 5)])
     assert step.token_ids.tolist() == [0, 0, 0, 0, 5]
     assert step.embed_rows.tolist() == [0, 1, 2, 3]
-    assert step.embeds[:, 0].tolist() == [0, 1, 2, 1]
+    assert torch.cat(step.embeds)[:, 0].tolist() == [0, 1, 2, 1]
     assert build([ScheduledChunk(one, 5)], keeps_tokens=True).token_ids.tolist() == [IMAGE] * 4 + [5]
+
+
+def test_embeddings_of_items_one_behind_the_other_are_not_copied() -> None:
+    items = [PromptItem("h", (0, 1), torch.zeros(2, 2)), PromptItem("i", (3, 4, 5), torch.ones(3, 2))]
+    one = Sequence("a", [IMAGE] * 7, 7, items, 100, block_table=[0, 1])
+    step = build([ScheduledChunk(one, 5)])
+    assert step.embed_rows.tolist() == [0, 1, 3, 4]
+    assert [piece.data_ptr() for piece in step.embeds] == [
+        item.embeddings.data_ptr() for item in items if item.embeddings is not None
+    ]
+    assert list(map(len, step.embeds)) == [2, 2]
 
 
 def test_positions_of_several_axes_go_on_behind_the_prompt() -> None:

@@ -253,7 +253,7 @@ def step_of(num_tokens: int, hidden_size: int = 192) -> StepInput:
         slot_mapping=integers,
         logits_rows=torch.tensor([num_tokens - 1]),
         embed_rows=integers,
-        embeds=torch.randn(num_tokens, hidden_size, generator=generator).to(torch.bfloat16),
+        embeds=[torch.randn(num_tokens, hidden_size, generator=generator).to(torch.bfloat16)] if num_tokens else [],
         block_tables=[list(range(-(-num_tokens // 16))), [3]],
         query_lengths=[num_tokens, 1],
         context_lengths=[num_tokens, 7],
@@ -268,6 +268,9 @@ def assert_same(step: StepInput | None, other: StepInput) -> None:
         value, expected = getattr(step, name), getattr(other, name)
         if isinstance(expected, torch.Tensor):
             torch.testing.assert_close(value, expected, rtol=0, atol=0)
+        elif name == "embeds":
+            assert len(value) == len(expected)
+            assert all(map(torch.equal, value, expected))
         else:
             assert value == expected
 

@@ -8,7 +8,7 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.ray_session import ray_session
+from deployments.app_lifetime import end_app
 from deployments.shared.stage_calls import cancel_call
 
 TIMEOUT = 30.0
@@ -54,13 +54,11 @@ class Caller:
 
 
 @pytest.fixture(scope="module")
-def caller() -> Iterator[DeploymentHandle[Any]]:
+def caller(ray_port: int) -> Iterator[DeploymentHandle[Any]]:
     options = {"ray_actor_options": {"num_cpus": 0.1}, "graceful_shutdown_timeout_s": 1.0}
-    with ray_session(num_cpus=2):
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        worker = serve.deployment(Worker, **options).bind()
-        yield serve.run(serve.deployment(Caller, **options).bind(worker), name="cancelled", route_prefix=None)
-        serve.shutdown()
+    worker = serve.deployment(Worker, **options).bind()
+    yield serve.run(serve.deployment(Caller, **options).bind(worker), name="cancelled", route_prefix=None)
+    end_app("cancelled")
 
 
 def test_a_call_ends_that_was_taken_before_anybody_waited_for_it(caller: DeploymentHandle[Any]) -> None:

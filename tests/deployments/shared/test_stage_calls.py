@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from ray.exceptions import (
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from deployments.metrics.instruments import Counter
-from deployments.ray_session import ray_session
 from deployments.shared.stage_calls import (
     StageCalls,
     StageError,
@@ -127,12 +126,6 @@ async def test_an_answer_is_final(error: Exception, expected: type[Exception]) -
     assert isinstance(caught.value, StageError | InvalidRequestError)
 
 
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    with ray_session(num_cpus=2):
-        yield
-
-
 async def stage(ending: str) -> AsyncGenerator[Any]:
     """A stage's two objects, or what is left of them when it ends before, or in between."""
     await asyncio.sleep(0.3)
@@ -211,7 +204,7 @@ async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
     assert recomputed.noted == []
 
 
-async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> None:
+async def test_a_stage_answers_with_a_reference_and_a_value(ray_port: int) -> None:
     response: Any = Response("none")
     (tensors, _), info = await asyncio.wait_for(objects_of(response, 2, ignore), 60)
     assert info == "info"
@@ -221,14 +214,14 @@ async def test_a_stage_answers_with_a_reference_and_a_value(local_ray: None) -> 
 
 
 @pytest.mark.parametrize("ending", ["error at once", "error", "death"])
-async def test_a_stage_that_ends_before_both_are_there_gives_none(local_ray: None, ending: str) -> None:
+async def test_a_stage_that_ends_before_both_are_there_gives_none(ray_port: int, ending: str) -> None:
     response: Any = Response(ending)
     with pytest.raises(RayError, match=None if ending == "death" else "a bug"):
         await asyncio.wait_for(objects_of(response, 2, ignore), 60)
 
 
 @pytest.mark.parametrize("ending", ["none", "error at once"])
-async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(local_ray: None, ending: str) -> None:
+async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(ray_port: int, ending: str) -> None:
     response: Any = Response(ending)
     pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
     work = asyncio.create_task(objects_of(response, 2, lambda tensors, info: pending.set_result(tensors)))

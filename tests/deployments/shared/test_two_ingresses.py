@@ -247,7 +247,7 @@ def test_items_outlive_the_stages_that_made_them(doors: list[Door], stage: str) 
     assert (colour_of(found), found.stage_timings["embedding_cache_hits"]) == ("blue", 1)
 
 
-@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("shard", [pytest.param(SHARDS[0], marks=pytest.mark.slow), *SHARDS[1:]])
 def test_a_dead_shards_items_are_made_anew_and_no_request_fails(doors: list[Door], shard: str) -> None:
     numbers = range(400, 416)
     for number in numbers:

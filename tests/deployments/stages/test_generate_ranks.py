@@ -15,10 +15,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import GenerateConfig
-from deployments.local_cluster import free_port, local_ray
 from deployments.stages.generate_ranks import RankActors, meeting_hosts
 from deployments.stages.torch_setup import set_up_torch
 from tests.replicas import worker_pids
+
+pytestmark = pytest.mark.usefixtures("ray_port")
 
 
 class Replica:
@@ -54,12 +55,6 @@ def killed_at(name: str, pid: int) -> Iterator[None]:
         return original(*args, **options)
 
     with mock.patch(name, kill_and_call):
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    with local_ray(host="127.0.0.1", port=free_port(), num_cpus=4):
         yield
 
 

@@ -1,6 +1,7 @@
 """Embeddings handed over one by one: what the language model gets when."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -37,6 +38,21 @@ async def test_what_is_there_comes_first_and_the_rest_one_by_one() -> None:
     for wait in hand_over.pending(lambda request_id, index, tensor: got.append((request_id, index, tensor.tolist()))):
         (await wait())("r")
     assert got == [("r", 0, [[0.0, 0.0]]), ("r", 2, [[2.0, 2.0]])]
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+async def test_a_thread_stages_embeddings_before_the_engine_gets_them(is_pending: bool) -> None:
+    def stage(tensor: torch.Tensor) -> torch.Tensor:
+        assert threading.current_thread() is not threading.main_thread()
+        return tensor + 1
+
+    packed = reference(PackedTensor.pack(torch.ones(1, 2)), 0.0)
+    hand_over = HandOver([ItemEmbeddings(packed, is_pending)], 0.0, stage=stage)
+    got = await hand_over.ready()
+    for wait in hand_over.pending(lambda _, __, tensor: got.append(tensor)):
+        (await wait())("r")
+    (tensor,) = (one for one in got if one is not None)
+    assert tensor.tolist() == [[2.0, 2.0]]
 
 
 @pytest.mark.parametrize("is_pending", [False, True])

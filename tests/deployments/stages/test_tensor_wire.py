@@ -1,6 +1,5 @@
 """Packed tensors keep every bit, and reach another process without a copy."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import ray
 import torch
 
-from deployments.ray_session import ray_session
 from deployments.stages.tensor_wire import PackedTensor
 
 
@@ -26,12 +24,6 @@ def test_packing_and_unpacking_share_memory() -> None:
     assert PackedTensor.pack(tensor).unpack().data_ptr() == tensor.data_ptr()
 
 
-@pytest.fixture
-def local_ray() -> Iterator[None]:
-    with ray_session(num_cpus=2):
-        yield
-
-
 def lies_in_shared_memory(item: Any) -> bool:
     address = item["pixel_values"].unpack().data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -45,7 +37,7 @@ def make(dtype: torch.dtype) -> Any:
     return {"pixel_values": PackedTensor.pack(torch.ones(3, 512, 512, dtype=dtype))}
 
 
-def test_another_process_maps_them(local_ray: None) -> None:
+def test_another_process_maps_them(ray_port: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         made = ray.remote(make).remote(dtype)
         assert ray.get(ray.remote(lies_in_shared_memory).remote(made))

@@ -22,8 +22,8 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from deployments.app import build_app
+from deployments.app_lifetime import end_app
 from deployments.config import AppConfig
-from deployments.ray_session import ray_session
 from deployments.request_context import NO_REQUEST
 from deployments.stages.preprocess_stage import CALL_PIXELS, PIXELS
 from deployments.stages.stage_messages import ItemJob
@@ -175,13 +175,11 @@ PROMPT = ChatPrompt([{"role": "user", "content": [{"type": "text", "text": "What
 
 
 @pytest.fixture(scope="module")
-def preprocess(shapes: str) -> Iterator[DeploymentHandle[Any]]:
+def preprocess(shapes: str, ray_port: int) -> Iterator[DeploymentHandle[Any]]:
     """The stage as the application has it, without the others."""
-    with ray_session(num_cpus=4):
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-        stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1][""].preprocess
-        yield serve.run(stage, name=APP, route_prefix=None)
-        serve.shutdown()
+    stage = build_app(AppConfig(model=shapes))._bound_deployment.init_args[1][""].preprocess
+    yield serve.run(stage, name=APP, route_prefix=None)
+    end_app(APP)
 
 
 def process(handle: DeploymentHandle[Any], job: ItemJob) -> None:

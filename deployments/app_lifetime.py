@@ -1,0 +1,56 @@
+"""Start and end of an application on Ray Serve, for somebody who waits for them at a prompt.
+
+`serve.run` and `serve.delete` wait, too, but look once a second whether it is so far."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from deployments.rollout import failed_stages, why_failed
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.schema import ApplicationStatusOverview
+
+_POLL_SECONDS = 0.1
+_END_SECONDS = 60.0
+
+
+def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
+    """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
+    other stages are up. Raises RuntimeError with the stages' own errors if one does not start."""
+    from ray import serve
+
+    target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    started, last = time.monotonic(), ""
+    while (application := serve.status().applications[name]).status != "RUNNING":
+        if application.status == "DEPLOY_FAILED":
+            raise RuntimeError(why_failed(application)) from RuntimeError(
+                "\n".join(failed_stages(application).values())
+            )
+        line = _states(application)
+        if line != last:
+            say(f"{time.monotonic() - started:5.1f} s  {line}")
+            last = line
+        time.sleep(_POLL_SECONDS)
+
+
+def end_app(name: str) -> None:
+    """Deletes the application; returns once its last replica has ended. Raises TimeoutError if one goes on."""
+    from ray import serve
+
+    serve.delete(name, _blocking=False)
+    deadline = time.monotonic() + _END_SECONDS
+    while name in serve.status().applications:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"replicas of {name} run on after {_END_SECONDS:.0f} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _states(application: "ApplicationStatusOverview") -> str:
+    stages = application.deployments.items()
+    # A further model's stage has its name behind it, which stays as it is.
+    states = {name[0].lower() + name[1:]: stage.status.lower() for name, stage in stages}
+    states = {name: {"healthy": "ready", "updating": "loading"}.get(state, state) for name, state in states.items()}
+    return ", ".join(f"{name} {state}" for name, state in sorted(states.items()))

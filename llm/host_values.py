@@ -1,0 +1,50 @@
+"""Brings values of the host to a device, all of a step in one copy."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+_ALIGNMENT = 8
+"""Bytes. Each value begins at a multiple, as its numbers have to."""
+
+
+class HostValues:
+    """Arrays of a step that the device needs. First all are added, then `upload` copies them, then `values[index]` is
+    each of them on the device.
+
+    A copy costs the host some ten microseconds however small it is, and from memory that is not pinned the host also
+    waits until the device has done all that it was given before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._arrays: list[npt.NDArray[Any]] = []
+        self._tensors: list[torch.Tensor] = []
+
+    def add(self, array: npt.NDArray[Any]) -> int:
+        """Returns the array's index. Its content may not change until `upload`."""
+        assert not self._tensors, "what is added behind the upload never reaches the device"
+        self._arrays.append(array)
+        return len(self._arrays) - 1
+
+    def upload(self) -> None:
+        if not self._arrays:
+            return
+        starts = [0]
+        for array in self._arrays:
+            starts.append(starts[-1] + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        # PyTorch gives pinned memory to another only when the device has read it.
+        host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        memory = host.numpy()
+        for array, start in zip(self._arrays, starts, strict=False):
+            memory[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        on_device = host.to(self._device, non_blocking=True)
+        self._tensors = [
+            on_device[start : start + array.nbytes].view(_DTYPES[array.dtype.name]).view(array.shape)
+            for array, start in zip(self._arrays, starts, strict=False)
+        ]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._tensors[index]

@@ -1,0 +1,19 @@
+"""Applies edits of logits as the sampler does, in place."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from llm.host_values import HostValues
+from llm.sampler_state import SamplerState
+from llm.truncation import Edit
+
+Plan = Callable[[HostValues, Sequence[SamplerState]], list[Edit]]
+
+
+def apply(plan: Plan, logits: torch.Tensor, states: Sequence[SamplerState]) -> None:
+    values = HostValues(logits.device)
+    edits = plan(values, states)
+    values.upload()
+    for edit in edits:
+        edit(logits)
