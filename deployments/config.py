@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from llm.config import DtypeName, EngineSettings
+from llm.config import NO_INT8_ON_GPU, DtypeName, EngineSettings
 from preprocess.media import MediaLimits
 from preprocess.media_fetch import FetchPolicy
 
@@ -258,6 +258,12 @@ class GenerateConfig(ScaledConfig):
             raise ValueError("adapters_folder: no adapter can be loaded, for engine.max_loras is 0")
         if self.adapters_folder is None and self.engine.max_loras > 0:
             raise ValueError(f"engine.max_loras is {self.engine.max_loras}, but adapters_folder names no adapters")
+        return self
+
+    @model_validator(mode="after")
+    def _quantization_suits_the_device(self) -> Self:
+        if self.engine.quantization == "int8" and self.num_gpus:
+            raise ValueError(f"engine.quantization: {NO_INT8_ON_GPU}")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from encoder.scheduler import EncoderScheduler
 from encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
 from encoder.segments import divide, join
 from encoder.staging import PendingEmbeddings
+from modeling.attention_backends import turn_off_cudnn_attention
 from preprocess.schema import InvalidRequestError, ItemTensors
 
 _SHORT_BATCH_S = 0.01
@@ -45,6 +46,7 @@ class EncoderEngine:
     between the segments."""
 
     def __init__(self, config: EncoderConfig) -> None:
+        turn_off_cudnn_attention()
         self._device = torch.device(config.tower.device)
         self._model: Any
         self._pipeline: PipelineHalf | None = None

@@ -16,16 +16,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cpu_kernels.library import kernel_library
 from encoder.tile_attention import attend_in_order
+from modeling.varlen_attention import has_kernel
 
 ATTENTION_NAME = "raylens_packed_flash"
 KERNEL_ATTENTION_NAME = "raylens_kernels_packed_flash"
 """The same by Raylens' kernels on the CPU."""
-
-_KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-_KERNEL_HEAD_DIM_STEP, _KERNEL_MAX_HEAD_DIM = 8, 256
-_KERNEL_CAPABILITY = (8, 0)
-"""What PyTorch's flash attention supports: these dtypes, heads whose size is a multiple of the step and at most the
-maximum, and GPUs of at least this compute capability (Ampere)."""
 
 
 def use_packed_attention(tower: PreTrainedModel, *, with_kernels: bool) -> None:
@@ -78,16 +73,3 @@ def packed_attention(
         for own in zip(*splits, strict=True)
     ]
     return torch.cat(outputs, dim=1), None
-
-
-def has_kernel(query: torch.Tensor) -> bool:
-    """Returns whether one kernel can attend over all sequences: it can in half precision on CUDA GPUs from Ampere on,
-    for most head sizes."""
-    head_dim = query.shape[-1]
-    return (
-        query.is_cuda
-        and query.dtype in _KERNEL_DTYPES
-        and head_dim % _KERNEL_HEAD_DIM_STEP == 0
-        and head_dim <= _KERNEL_MAX_HEAD_DIM
-        and torch.cuda.get_device_capability(query.device) >= _KERNEL_CAPABILITY
-    )

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from modeling.cuda_graphs import NotRecordableError
+
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -86,7 +88,8 @@ class TowerGraphs:
     def _replay(self, key: object, tiles: torch.Tensor, compute: Callable[[torch.Tensor], Any]) -> Replay | None:
         """Returns the graph for as many tiles or a few more, which it records first if need be.
 
-        Returns None where there is no memory left for another graph, or where the tower cannot be recorded."""
+        Returns None where there is no memory left for another graph, or where the tower cannot be recorded. Raises what
+        the tower itself raises."""
         size = next(size for size in SIZES if size >= len(tiles))
         if key in self._graphs and size in self._graphs[key].replays:
             return self._graphs[key].replays[size]
@@ -98,8 +101,10 @@ class TowerGraphs:
         inputs = graphs.tiles[:size]
         try:
             graphs.replays[size] = self._record(lambda: compute(inputs), size)
-        except RuntimeError:
-            logger.warning("this tower cannot run as CUDA graphs; small batches will be slower", exc_info=True)
+        except (NotRecordableError, torch.OutOfMemoryError) as error:
+            is_full = isinstance(error, torch.OutOfMemoryError)
+            reason = "the GPU has no memory for its CUDA graphs" if is_full else "it cannot run as CUDA graphs"
+            logger.warning("small batches of this tower will be slower: %s", reason, exc_info=True)
             self.max_bytes = 0
             return None
         return graphs.replays[size]
@@ -114,5 +119,5 @@ class TowerGraphs:
 
         replay = self._capture(observed)
         if any(shape[:1] != (size,) for shape in shapes):
-            raise RuntimeError(f"of {size} tiles the tower makes {shapes}")
+            raise NotRecordableError(f"of {size} tiles the tower makes {shapes}")
         return replay

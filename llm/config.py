@@ -16,6 +16,12 @@ nothing. A GPU reads its weights once for all tokens of a step, so small steps w
 _OF_DEVICE: Any = None
 """The default of a number that `EngineConfig` fills in."""
 
+NO_INT8_ON_GPU = (
+    "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16"
+    " there, and kv_cache_dtype float8_e4m3fn for a cache of more positions where the GPU has such numbers"
+)
+"""Why `quantization: int8` is refused there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class EngineSettings:
@@ -45,7 +51,7 @@ class EngineSettings:
     ] = "auto"
     quantization: Annotated[
         Literal["int8"] | None,
-        Field(description="int8: the weights of the decoder's layers in 8 bits, with a scale for each output"),
+        Field(description="int8, on the CPU: the weights of the decoder's layers in 8 bits, a scale for each output"),
     ] = None
     prefix_caching: Annotated[
         bool,
@@ -169,3 +175,9 @@ class EngineConfig(EngineSettings):
         if num_tokens is None:
             num_tokens = max(_NUM_BATCHED_TOKENS[kind], num_seqs)
         return ArgsKwargs(given.args, settings | {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens})
+
+    @model_validator(mode="after")
+    def _quantization_suits_the_device(self) -> Self:
+        if self.quantization == "int8" and self.device.startswith("cuda"):
+            raise ValueError(f"quantization: {NO_INT8_ON_GPU}")
+        return self

@@ -1,7 +1,7 @@
-"""Attention on a GPU: decoding reads the cache block by block, and a prefill chunk reads a copy of all positions up to
-its end."""
+"""Attention on a GPU: decoding reads the cache block by block, and prefill chunks read a copy of all positions up to
+their ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +9,10 @@ import torch
 
 from llm.attention import AttentionCall, LayerShape
 from llm.attention_masks import chunk_masks
-from llm.chunk_attention import attend_chunk
+from llm.cache_slots import write_slots
 from llm.decode_kernels import PagedContexts, count_splits, paged_decode
-from llm.step_input import StepInput, slots_of
+from llm.prefill_chunks import PrefillChunks, prefill_chunks
+from llm.step_input import StepInput
 
 
 class CudaAttention:
@@ -29,8 +30,10 @@ class CudaAttention:
         block_size: int,
         dtype: torch.dtype,
         windows_cut_spans: bool,
+        max_positions: int,
         device: torch.device,
     ) -> None:
+        """`max_positions`: of a sequence. The chunks of several sequences are taken together up to as many."""
         self._keys, self._values = (
             [
                 torch.zeros(num_blocks + 1, block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
@@ -42,6 +45,7 @@ class CudaAttention:
         self.block_size = block_size
         self.padding_block = num_blocks
         self._windows_cut_spans = windows_cut_spans
+        self._max_positions = max_positions
         self._device = device
         self._num_processors = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -50,20 +54,23 @@ class CudaAttention:
     def prepare(self, step: StepInput) -> "CudaStep":
         """Returns what all layers share in attending to the step's tokens."""
         num_decodes = step.num_decodes
-        prefills, row = [], num_decodes
-        for index in range(num_decodes, len(step.query_lengths)):
-            length, end = step.query_lengths[index], step.context_lengths[index]
-            masks = chunk_masks(
-                step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=self._device
-            )
-            prefills.append(_Prefill(slice(row, row + length), self._slots(step.block_tables[index], end), masks))
-            row += length
+        masks = [
+            chunk_masks(step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=self._device)
+            for index in range(num_decodes, len(step.query_lengths))
+        ]
+        prefills = prefill_chunks(
+            step, masks, block_size=self.block_size, max_positions=self._max_positions, device=self._device
+        )
         lengths = step.context_lengths[:num_decodes]
         contexts = self._contexts(step.block_tables[:num_decodes], lengths)
         return self.prepare_decodes(step.slot_mapping, contexts, max(lengths, default=0), prefills)
 
     def prepare_decodes(
-        self, slot_mapping: torch.Tensor, contexts: PagedContexts, max_length: int, prefills: "Sequence[_Prefill]" = ()
+        self,
+        slot_mapping: torch.Tensor,
+        contexts: PagedContexts,
+        max_length: int,
+        prefills: Sequence[PrefillChunks] = (),
     ) -> "CudaStep":
         """Returns the same as `prepare`, from tensors that are on the device already.
 
@@ -80,20 +87,6 @@ class CudaAttention:
         on_device = torch.from_numpy(rows).to(self._device)
         return PagedContexts(on_device[:, 1:], on_device[:, 0])
 
-    def _slots(self, blocks: list[int], end: int) -> torch.Tensor:
-        """Returns the slots of a sequence's positions up to `end`: (end,), int64."""
-        return torch.from_numpy(slots_of(blocks, 0, end, self.block_size)).to(self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefill:
-    """A prefill chunk: its rows of the flattened tokens, the slots of all positions up to its last one, and its masks
-    by window."""
-
-    rows: slice
-    slots: torch.Tensor
-    masks: Mapping[int | None, torch.Tensor | None]
-
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
@@ -105,14 +98,14 @@ class CudaStep:
     slot_mapping: torch.Tensor
     contexts: PagedContexts
     max_length: int
-    prefills: Sequence[_Prefill]
+    prefills: Sequence[PrefillChunks]
     num_processors: int
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes the new keys and values into the cache, then attends over it."""
         keys, values = self.keys[call.layer], self.values[call.layer]
-        _write(keys, self.slot_mapping, call.keys)
-        _write(values, self.slot_mapping, call.values)
+        write_slots(keys, self.slot_mapping, call.keys)
+        write_slots(values, self.slot_mapping, call.values)
         output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
         if num_decodes := len(self.contexts.lengths):
             paged_decode(
@@ -126,25 +119,6 @@ class CudaStep:
                 window=call.window,
                 num_splits=count_splits(num_decodes * keys.shape[2], self.max_length, self.num_processors),
             )
-        for chunk in self.prefills:
-            own_keys, own_values = (
-                _read(cache, chunk.slots).to(call.queries.dtype).transpose(0, 1) for cache in (keys, values)
-            )
-            queries = call.queries[chunk.rows]
-            output[chunk.rows] = attend_chunk(call, queries, own_keys, own_values, chunk.masks[call.window])
+        for chunks in self.prefills:
+            output[chunks.rows] = chunks.attend(call, keys, values)
         return output
-
-
-def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
-    """Writes `new`, (num_tokens, kv_heads, dim), to the slots of the cache."""
-    _movable(cache).flatten(0, 1).index_copy_(0, slots, _movable(new.to(cache.dtype)))
-
-
-def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Returns the content of the slots, (num_slots, kv_heads, dim), in the cache's dtype."""
-    return _movable(cache).flatten(0, 1)[slots].view(cache.dtype)
-
-
-def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor, as bytes if its dtype is a float8: PyTorch's indexing takes bytes, but no float8."""
-    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor

@@ -2,6 +2,11 @@
 
 Each context is divided into splits, so that a few long sequences keep a whole GPU busy. A second kernel merges the
 results of the splits.
+
+Triton compiles a kernel anew for each constant, each type of an argument, and whether an integer is 1 or an address or
+an integer is a multiple of 16. What differs between the steps of an engine is told so that this changes nothing. One
+layer then has three kernels: one for whole contexts, one for splits, one that merges them. `llm.first_steps` meets all
+of them at start-up, and no step waits for a compiler later.
 """
 
 from dataclasses import dataclass
@@ -18,6 +23,12 @@ _TILE_BYTES = 48 * 2**10
 _LEAST_DOT = 16
 # The merge kernel reads all splits of a head at once, so their number is bounded.
 _MAX_SPLITS = 64
+# What differs between an engine's steps. The tables and lengths of a CUDA graph are columns of its inputs, which begin
+# anywhere.
+_VARYING_NUMBERS = ["table_stride", "length_stride", "num_splits"]
+_VARYING_PLACES = ["block_tables", "lengths"]
+# Triton takes an address as aligned if it is a multiple of so many bytes.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +71,11 @@ def paged_decode(
     assert queries.is_contiguous()
     assert output.is_contiguous()
     assert heads % kv_heads == 0
+    queries = _aligned(queries)
+    is_split = num_splits > 1
     # The result of a single split is the final one: the kernel writes it to `output` directly.
     partials, sums = output, output
-    if num_splits > 1:
+    if is_split:
         shape = (num_sequences, heads, num_splits)
         partials = torch.empty(*shape, value_dim, dtype=torch.float32, device=queries.device)
         sums = torch.empty(shape, dtype=torch.float32, device=queries.device)
@@ -91,21 +104,28 @@ def paged_decode(
             block_size=keys.shape[1],
             has_softcap=softcap is not None,
             has_window=window is not None,
+            is_split=is_split,
             tile_groups=_padded(heads // kv_heads),
             tile_keys=tile_keys,
             tile_values=tile_values,
             tile_positions=_tile_positions(position_bytes),
         )
-        if num_splits > 1:
+        if is_split:
             _merge_splits[(num_sequences, heads)](
                 partials,
                 sums,
                 output,
                 num_splits,
                 value_dim=value_dim,
-                tile_splits=triton.next_power_of_2(num_splits),
+                tile_splits=_MAX_SPLITS,
                 tile_values=triton.next_power_of_2(value_dim),
             )
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor, copied if it begins at an address that is not aligned. So does a single row of queries that
+    lies within other numbers, for some sizes of heads."""
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def _padded(size: int) -> int:
@@ -121,7 +141,9 @@ def _tile_positions(position_bytes: int) -> int:
     return tile
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=_VARYING_NUMBERS, do_not_specialize_on_alignment=_VARYING_PLACES
+)
 def _attend_split(  # type: ignore[no-untyped-def]
     queries,
     keys,
@@ -143,6 +165,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     block_size: tl.constexpr,
     has_softcap: tl.constexpr,
     has_window: tl.constexpr,
+    is_split: tl.constexpr,
     tile_groups: tl.constexpr,
     tile_keys: tl.constexpr,
     tile_values: tl.constexpr,
@@ -214,11 +237,11 @@ def _attend_split(  # type: ignore[no-untyped-def]
     partial_places = partials + places[:, None] * value_dim + value_range[None, :]
     is_value = is_head[:, None] & (value_range < value_dim)[None, :]
     tl.store(partial_places, result.to(partials.dtype.element_ty), mask=is_value)
-    if num_splits > 1:
+    if is_split:
         tl.store(sums + places, highest + tl.log(tl.where(is_empty, 1.0, total)), mask=is_head)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=_VARYING_NUMBERS)  # type: ignore[untyped-decorator]
 def _merge_splits(  # type: ignore[no-untyped-def]
     partials,
     sums,

@@ -13,9 +13,11 @@ from cpu_kernels.thread_backoff import ThreadBackoff
 from cpu_kernels.threads import set_num_threads, usable_cores
 from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
+from llm.cache_slots import check_cache_dtype
 from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
+from llm.first_steps import missing_tools_named, run_first_steps
 from llm.fused_check import agree
 from llm.fused_decoder import FusedDecoder, NotPlainError
 from llm.kernel_attention import KernelAttention, KernelStep, padded_shape
@@ -31,7 +33,8 @@ from llm.scheduler import ScheduledChunk
 from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
 from llm.step_threads import StepThreads
-from modeling.cuda_graphs import CudaCapture
+from modeling.attention_backends import turn_off_cudnn_attention
+from modeling.cuda_graphs import CudaCapture, NotRecordableError
 from modeling.merged_linear import merge_linear_layers
 from modeling.packed_linear import pack_linear_layers
 from modeling.quantized_linear import quantize_linear_layers
@@ -56,8 +59,11 @@ class ModelRunner:
         Raises ValueError for a model or settings that are not supported."""
         if config.max_loras > 0 and group is not None:
             raise ValueError("max_loras: a model divided among ranks serves no adapters")
+        turn_off_cudnn_attention()
         self._group = group
         self._device = torch.device(config.device)
+        if self._device.type == "cuda":
+            check_cache_dtype(_cache_dtype(config), self._device)
         is_float32 = config.dtype == "float32" and _cache_dtype(config) is torch.float32
         self._kernels = kernel_library() if self._device.type == "cpu" and is_float32 else None
         self._model, self._family = load_language_half(config, group)
@@ -90,7 +96,8 @@ class ModelRunner:
             if self._device.type == "cuda" and self.lora_layers is None:
                 self._merge_linear_layers()
             if self._device.type == "cuda":
-                self._compile_layers(layers, config)
+                with missing_tools_named():
+                    self._compile_layers(layers, config)
             self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         has_kernels = isinstance(self._attention, KernelAttention)
@@ -98,8 +105,12 @@ class ModelRunner:
         self._threads = StepThreads(max_threads) if has_kernels else None
         self._prompt_threads = ThreadBackoff(max_threads)
         self._fused = self._fuse(calls, config) if has_kernels else None
-        # Without graphs on several ranks: they launch their collectives one by one.
-        self._graphs = self._capture_graphs(config) if self._device.type == "cuda" and group is None else None
+        self._graphs: DecodeGraphs | None = None
+        if self._device.type == "cuda":
+            with missing_tools_named():
+                # Without graphs on several ranks: they launch their collectives one by one.
+                self._graphs = self._capture_graphs(config) if group is None else None
+                self._run_first_steps(config)
 
     def _make_lora_layers(self, shapes: Mapping[str, LinearShape], config: EngineConfig) -> LoraLayers:
         return LoraLayers(
@@ -229,7 +240,8 @@ class ModelRunner:
         elif self._device.type == "cuda":
             from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
 
-            make = partial(CudaAttention, device=self._device)
+            max_positions = config.max_model_len or self.max_position_embeddings
+            make = partial(CudaAttention, max_positions=max_positions, device=self._device)
         return make(
             layers,
             num_blocks=num_blocks,
@@ -241,25 +253,41 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
         """Returns the CUDA graphs of decode steps, or None for a model that cannot be recorded because the host decides
-        something in the middle of it."""
+        something in the middle of it. Raises any other error of a decode step."""
         from llm.cuda_attention import CudaAttention
         from llm.decode_graphs import DecodeGraphs
 
         assert isinstance(self._attention, CudaAttention)
-        max_length = min(config.max_model_len or self.max_position_embeddings, self.num_blocks * config.block_size)
         try:
             return DecodeGraphs(
                 self.forward,
                 self._attention,
                 max_num_seqs=config.max_num_seqs,
-                max_length=max_length,
+                max_length=self._longest_context(config),
                 num_rope_axes=self._family.num_rope_axes,
                 device=self._device,
                 capture=CudaCapture(self._device),
             )
-        except RuntimeError:
+        except NotRecordableError:
             logger.warning("this model cannot run as CUDA graphs; decoding will be slower", exc_info=True)
             return None
+
+    @torch.inference_mode()
+    def _run_first_steps(self, config: EngineConfig) -> None:
+        from llm.cuda_attention import CudaAttention
+
+        assert isinstance(self._attention, CudaAttention)
+        run_first_steps(
+            self.run_step,
+            block=self._attention.padding_block,
+            block_size=config.block_size,
+            num_rope_axes=self._family.num_rope_axes,
+            max_length=self._longest_context(config),
+        )
+
+    def _longest_context(self, config: EngineConfig) -> int:
+        """Returns how many positions a sequence can have in the model and in the cache."""
+        return min(config.max_model_len or self.max_position_embeddings, self.num_blocks * config.block_size)
 
     def num_prompt_threads(self) -> int:
         """Returns how many threads the next step with prompts has on the CPU, if sequences decode in it."""

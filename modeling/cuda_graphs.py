@@ -1,11 +1,19 @@
 """CUDA graphs: records the kernels that the host would launch one by one, and starts the whole record at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 Outputs = TypeVar("Outputs")
+
+# CUDA's error codes from cudaErrorStreamCaptureUnsupported to cudaErrorCaptureWrongThread.
+_CAPTURE_CODES = range(900, 909)
+
+
+class NotRecordableError(RuntimeError):
+    """A computation runs, but cannot be recorded: the host decides something in the middle of it, or waits."""
 
 
 class CudaCapture:
@@ -23,9 +31,8 @@ class CudaCapture:
         """Returns a function that repeats the computation on the inputs' present content and writes into the same
         outputs.
 
-        Raises RuntimeError if it cannot be recorded, for example because the host decides something in the middle of
-        it.
-        """
+        Raises NotRecordableError if it cannot be recorded, and whatever the computation raises by itself: a GPU without
+        memory, a kernel that does not compile."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         # The outer stream context puts back the current stream where recording fails halfway.
@@ -38,7 +45,10 @@ class CudaCapture:
                 function()
             current.wait_stream(self._stream)
             # What other threads do on the device is none of this record's.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with (
+                _told_apart(),
+                torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
+            ):
                 outputs = function()
             self.num_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
 
@@ -47,3 +57,29 @@ class CudaCapture:
             return outputs
 
         return replay
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """Raises NotRecordableError in place of an error that says that what runs inside cannot be recorded."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_about_recording(error):
+            raise NotRecordableError("the computation cannot be recorded as a CUDA graph") from error
+        raise
+
+
+def is_about_recording(error: BaseException) -> bool:
+    """Returns whether an error while recording came from the recording alone.
+
+    The end of a record that has failed raises an error of its own, whose context is the error that made it fail."""
+    first = error
+    while isinstance(first.__context__, RuntimeError):
+        first = first.__context__
+    if isinstance(first, torch.OutOfMemoryError):
+        return False
+    if isinstance(first, torch.AcceleratorError):
+        return getattr(first, "error_code", None) in _CAPTURE_CODES
+    # PyTorch refuses some operations itself, for instance to copy from unpinned memory "during CUDA graph capture".
+    return "captur" in str(first)

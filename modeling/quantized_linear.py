@@ -15,8 +15,8 @@ _KERNEL_STEP = 16
 
 
 class Int8Linear(nn.Module):
-    """Stands for `linear`. If PyTorch has a kernel for 8-bit weights, the kernel multiplies few rows in bfloat16.
-    Otherwise each call converts the weights to the input's dtype."""
+    """Stands for `linear`. On the CPU, PyTorch's kernel for 8-bit weights multiplies few rows in bfloat16. Other calls
+    convert the weights to the input's dtype."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -44,10 +44,12 @@ class Int8Linear(nn.Module):
 
 
 def _has_kernel(device: torch.device) -> bool:
-    rows, weight = torch.zeros(1, 32, dtype=torch.bfloat16, device=device), torch.zeros(32, 32, device=device)
+    if device.type != "cpu":  # a GPU's kernel would leave its tensor cores idle
+        return False
+    rows, weight = torch.zeros(1, 32, dtype=torch.bfloat16), torch.zeros(32, 32)
     try:
         torch.ops.aten._weight_int8pack_mm(rows, weight.to(torch.int8), rows[0])
-    except (NotImplementedError, RuntimeError):  # as by PyTorch versions that lack it for the device
+    except (NotImplementedError, RuntimeError):  # as by PyTorch versions that lack it
         return False
     return True
 

@@ -186,6 +186,25 @@ def test_every_node_installs_the_versions_that_the_tests_run_with(cluster: dict[
     assert (ROOT / constraints).is_file()
 
 
+def test_every_node_can_compile_what_triton_writes(cluster: dict[str, Any]) -> None:
+    """A kernel's launcher is a little C, with Python's headers."""
+    (install,) = [command for command in cluster["setup_commands"] if "apt-get" in command and "install" in command]
+    assert {"gcc", "python3-dev"} <= set(install.split())
+
+
+def test_gpus_of_google_cloud_have_the_driver_that_the_docs_ask_for() -> None:
+    (least,) = re.findall(r"NVIDIA's driver (\d+) or newer", (ROOT / "docs" / "clusters.md").read_text())
+    types = read("cluster.yaml")["available_node_types"].values()
+    images = [
+        node["node_config"]["disks"][0]["initializeParams"]["sourceImage"]
+        for node in types
+        if "GPU" in node["resources"]
+    ]
+    drivers = [int(image.rpartition("-nvidia-")[2]) for image in images]
+    assert len(drivers) == 2
+    assert min(drivers) >= int(least)
+
+
 def _without_comments(text: str) -> str:
     return re.sub(r"#.*", "", text)
 

@@ -284,6 +284,21 @@ def test_every_package_has_the_version_of_the_constraints() -> None:
     assert [line.partition("==")[0] for line in found.splitlines()] == ["torch", "torchvision"]
 
 
+def test_the_image_for_gpus_can_compile_what_triton_writes() -> None:
+    """A kernel's launcher is a little C. Python's headers are in every image of Docker's `python`."""
+    base, stage = "", ""
+    for name, arguments in instructions():
+        if name == "FROM":
+            image, _, stage = arguments.partition(" AS ")
+            base = image if stage == "runtime" else base
+        elif name == "RUN" and stage == "cuda" and "apt-get" in arguments:
+            assert {"gcc", "libc6-dev"} <= set(arguments.split())
+            break
+    else:
+        pytest.fail("the image installs nothing")
+    assert base.startswith("python:")
+
+
 def test_the_last_user_of_every_image_is_not_root() -> None:
     users: dict[str, str] = {}
     stage = ""

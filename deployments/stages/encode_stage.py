@@ -4,7 +4,7 @@ separate."""
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -121,12 +121,19 @@ class Encode:
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         status = "aborted"
         try:
-            stream = self._loop.stream(
-                request_id, lambda id_: self._engine.add_request(id_, modality, tensors, arrival=watch.started)
-            )
+            outputs: list[EncodeOutput] = []
+
+            def receive(ready: "list[EncodeOutput]") -> bool:
+                outputs.extend(ready)
+                return True
+
             with self._pending.call(self._engine.num_batches(modality, tensors)):
-                async with aclosing(stream) as outputs:
-                    (output,) = await anext(outputs)
+                await self._loop.run(
+                    request_id,
+                    lambda id_: self._engine.add_request(id_, modality, tensors, arrival=watch.started),
+                    receive,
+                )
+            (output,) = outputs
             status = "ok" if output.error is None else "error"
         except Exception:
             status = "error"

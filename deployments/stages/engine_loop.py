@@ -5,15 +5,23 @@ import contextlib
 import itertools
 import logging
 import queue
+import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _IDLE_BEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
+SWITCH_SECONDS = 5e-5
+"""After how long a thread of this process that runs Python gives way to one that waits to. Python's own 5 ms are longer
+than a step on a GPU: the engine's thread lets go of the interpreter at each operation of torch, and may then wait until
+the event loop has sent all that the last step gave. Linux may add 50 us to any wait, so that a shorter interval gains
+little. `python -m benchmarks.engine_thread` measures others."""
 
 
 class EngineOutput(Protocol):
@@ -39,8 +47,34 @@ class EngineDiedError(RuntimeError):
     """The engine's thread ended; the replica has to be replaced."""
 
 
+class _Call(Generic[OutputT]):
+    """A request in the engine. `ended` has the failure, if there is one."""
+
+    def __init__(self, receive: Callable[[list[OutputT]], bool]) -> None:
+        self._receive = receive
+        self._context = copy_context()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def give(self, outputs: list[OutputT]) -> None:
+        if self.ended.done():
+            return
+        try:
+            if self._context.run(self._receive, outputs):
+                self.ended.set_result(None)
+        except Exception as error:
+            self.ended.set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
 class EngineLoop(Generic[OutputT]):
-    """Steps the engine while it has work. Create it and call `stream` on one event loop."""
+    """Steps the engine while it has work. Create it and call `run` on one event loop.
+
+    After a step, one callback of the event loop gives all requests their outputs. No task has to wake for each of them,
+    since the engine's thread gets no Python done while the event loop works.
+    """
 
     def __init__(
         self,
@@ -50,12 +84,15 @@ class EngineLoop(Generic[OutputT]):
         step_timeout_s: float,
         initializer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`initializer`: is called first on the engine's thread."""
+        """`initializer`: is called first on the engine's thread. The process has a switch interval of SWITCH_SECONDS
+        from now on."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._engine = engine
         self._step_timeout_s = step_timeout_s
         self._initializer = initializer
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._outputs: dict[str, asyncio.Queue[OutputT | Exception]] = {}
+        self._calls: dict[str, _Call[OutputT]] = {}
+        self._ready: deque[Sequence[OutputT]] = deque()
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._last_beat = time.monotonic()
@@ -64,38 +101,35 @@ class EngineLoop(Generic[OutputT]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def stream(
+    async def run(
         self,
         request_id: str,
         add_request: Callable[[str], None],
+        receive: Callable[[list[OutputT]], bool],
         additions: Sequence[Callable[[], Awaitable[Callable[[str], None]]]] = (),
-    ) -> AsyncGenerator[list[OutputT]]:
-        """Yields the request's outputs until the caller closes the stream: outputs that are ready together as a list.
+    ) -> None:
+        """Has the engine work on a request until `receive` returns that it has got all.
 
-        `add_request(engine_id)` runs on the engine's thread. So does the result of each of `additions`, as soon as it
-        is known. The stream raises what any of them raises. The id is unique, even when a request is sent again while
-        its first attempt is still ending. Closing the stream aborts the request.
+        `receive(outputs)` is called on the event loop, in the caller's context: outputs that are ready together come
+        together. `add_request(engine_id)` runs on the engine's thread. So does the result of each of `additions`, as
+        soon as it is known. `run` raises what any of them raises. The id is unique, even when a request is sent again
+        while its first attempt is still ending. The request is aborted however `run` ends.
         """
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
-        outputs: asyncio.Queue[OutputT | Exception] = asyncio.Queue()
+        call = _Call(receive)
         engine_id = f"{request_id}#{next(self._numbers)}"
-        self._outputs[engine_id] = outputs
+        self._calls[engine_id] = call
         self._submit(engine_id, add_request)
         adding = [asyncio.create_task(self._add_later(engine_id, addition)) for addition in additions]
         try:
-            while True:
-                ready = [await outputs.get()]
-                while not outputs.empty():
-                    ready.append(outputs.get_nowait())
-                for output in ready:
-                    if isinstance(output, Exception):
-                        raise output
-                yield [output for output in ready if not isinstance(output, Exception)]
+            await call.ended
         finally:
             for task in adding:
                 task.cancel()
-            del self._outputs[engine_id]
+            if call.ended.done() and not call.ended.cancelled():
+                call.ended.exception()  # a caller that is cancelled now does not ask for it
+            del self._calls[engine_id]
             self._commands.put(lambda: self._engine.abort(engine_id))
 
     def check_health(self) -> None:
@@ -110,13 +144,13 @@ class EngineLoop(Generic[OutputT]):
         self._commands.put(lambda: None)
 
     def fail(self, error: Exception) -> None:
-        """Ends every stream and the thread and fails the health, as if a step had raised `error`. Thread-safe."""
+        """Ends every `run` and the thread, and fails the health, as if a step had raised `error`. Thread-safe."""
         self._failure = error
         with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
             self._loop.call_soon_threadsafe(self._fail_all)
 
     def close(self) -> bool:
-        """Ends the thread after its current step. False: that takes too long. Streams get no more outputs."""
+        """Ends the thread after its current step. False: that takes too long. Requests get no more outputs."""
         self._is_closed = True
         self.wake()
         self._thread.join(_CLOSE_SECONDS)
@@ -124,8 +158,8 @@ class EngineLoop(Generic[OutputT]):
 
     @property
     def num_requests(self) -> int:
-        """The streams that are open."""
-        return len(self._outputs)
+        """The requests that `run` has not ended."""
+        return len(self._calls)
 
     @property
     def heartbeat_age(self) -> float:
@@ -149,7 +183,8 @@ class EngineLoop(Generic[OutputT]):
             self._obey_commands(wait=self._engine.is_idle)
             outputs = [] if self._engine.is_idle else self._engine.step()
             if outputs:
-                self._loop.call_soon_threadsafe(self._deliver, outputs)
+                self._ready.append(outputs)
+                self._loop.call_soon_threadsafe(self._deliver)
 
     def _obey_commands(self, *, wait: bool) -> None:
         with contextlib.suppress(queue.Empty):
@@ -162,7 +197,7 @@ class EngineLoop(Generic[OutputT]):
         try:
             self._submit(engine_id, await addition())
         except Exception as error:
-            self._put(engine_id, error)
+            self._fail(engine_id, error)
 
     def _submit(self, engine_id: str, command: Callable[[str], None]) -> None:
         self._commands.put(lambda: self._obey(engine_id, command))
@@ -171,16 +206,22 @@ class EngineLoop(Generic[OutputT]):
         try:
             command(engine_id)
         except Exception as error:
-            self._loop.call_soon_threadsafe(self._put, engine_id, error)
+            self._loop.call_soon_threadsafe(self._fail, engine_id, error)
 
-    def _deliver(self, outputs: Sequence[OutputT]) -> None:
-        for output in outputs:
-            self._put(output.request_id, output)
+    def _deliver(self) -> None:
+        """Gives each request what is ready of it: of several steps, where the event loop has fallen behind."""
+        ready: dict[str, list[OutputT]] = {}
+        for _ in range(len(self._ready)):  # the engine goes on meanwhile
+            for output in self._ready.popleft():
+                ready.setdefault(output.request_id, []).append(output)
+        for engine_id, outputs in ready.items():
+            if engine_id in self._calls:
+                self._calls[engine_id].give(outputs)
 
-    def _put(self, engine_id: str, output: OutputT | Exception) -> None:
-        if engine_id in self._outputs:
-            self._outputs[engine_id].put_nowait(output)
+    def _fail(self, engine_id: str, error: Exception) -> None:
+        if engine_id in self._calls:
+            self._calls[engine_id].fail(error)
 
     def _fail_all(self) -> None:
-        for outputs in self._outputs.values():
-            outputs.put_nowait(EngineDiedError("the engine has stopped"))
+        for call in self._calls.values():
+            call.fail(EngineDiedError("the engine has stopped"))

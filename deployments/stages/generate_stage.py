@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig
@@ -15,6 +16,7 @@ from deployments.replica_start import start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
 from deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
+from deployments.stages.answer_sender import AnswerSender
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.encode_stage import Encode
 from deployments.stages.engine_loop import EngineLoop
@@ -141,40 +143,36 @@ class Generate:
             items = prompt.placed(items)
             count_bytes, stage = self._metrics.remote_bytes.inc, self._engine.stage_embeddings
             hand_over = HandOver(items, prompt.rendered_at, count_bytes, stage)
-            stream, pieces_of = await self._begin(
-                request_id, prompt, params, hand_over, cache_salt=cache_salt, priority=priority, lora=lora
+            embeddings = await hand_over.ready()
+            pieces_of = await self._piece_maker(prompt, params)
+            sender = AnswerSender(
+                connection,
+                address.number,
+                params.n,
+                pieces_of,
+                lambda: [*times, hand_over.transfer] if items else times,
+                partial(self._spans.record, span.context),
+                watch,
             )
-            num_unfinished, is_first = params.n, True
-            async with aclosing(stream) as batches:
-                async for outputs in batches:
-                    if error := next((output.error for output in outputs if output.error), None):
-                        raise error
-                    pieces = pieces_of(outputs)
-                    if is_first:
-                        pieces[0].times.extend([*times, hand_over.transfer] if items else times)
-                    is_first = False
-                    known = [one for piece in pieces for one in piece.times]
-                    num_unfinished -= sum(piece.finish_reason is not None for piece in pieces)
-                    if num_unfinished == 0:
-                        pieces[-1].times.append(watch.read(GENERATE, process_name()))
-                    connection.send(address.number, pieces, is_last=num_unfinished == 0)
-                    self._spans.record(span.context, known)  # nobody waits for it
-                    if num_unfinished == 0:
-                        return
+            arrival = time.perf_counter()
+            await self._loop.run(
+                request_id,
+                lambda id_: self._engine.add_request(
+                    id_,
+                    prompt,
+                    embeddings,
+                    params,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    lora=lora,
+                    arrival=arrival,
+                ),
+                sender.receive,
+                hand_over.pending(self._engine.set_embeddings),
+            )
 
-    async def _begin(
-        self,
-        request_id: str,
-        prompt: ProcessedPrompt,
-        params: SamplingParams,
-        hand_over: HandOver,
-        *,
-        cache_salt: str,
-        priority: int,
-        lora: LoraRequest | None,
-    ) -> "tuple[AsyncGenerator[list[RequestOutput]], PieceMaker]":
-        """Returns what the engine will give of the request, and what makes pieces of it."""
-        embeddings = await hand_over.ready()
+    async def _piece_maker(self, prompt: ProcessedPrompt, params: SamplingParams) -> PieceMaker:
+        """Returns what makes pieces of the answers, once all that the request asks for is at hand."""
         if params.structured_output is not None:
             # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
@@ -188,15 +186,7 @@ class Generate:
         )
         if params.logprobs is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(pieces_of.prepare)
-        arrival = time.perf_counter()
-        stream = self._loop.stream(
-            request_id,
-            lambda id_: self._engine.add_request(
-                id_, prompt, embeddings, params, cache_salt=cache_salt, priority=priority, lora=lora, arrival=arrival
-            ),
-            hand_over.pending(self._engine.set_embeddings),
-        )
-        return stream, pieces_of
+        return pieces_of
 
     async def _rendered(self, unrendered: UnrenderedPrompt) -> ProcessedPrompt:
         """Raises InvalidRequestError, see `rendered`."""

@@ -5,7 +5,7 @@ A piece is the list of its fields, and so are a stage time and a scored token.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from preprocess.schema import StageTime
 SentPieces: TypeAlias = tuple[int, list[GeneratedText], bool]
 """A call's number, pieces of its answers, and whether they are the last ones."""
 
-_piece_fields = attrgetter(*(one.name for one in fields(GeneratedText)))
+_piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
 _time_fields = attrgetter(*(one.name for one in fields(StageTime)))
 _TIMES = [one.name for one in fields(GeneratedText)].index("times")
 _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
@@ -39,12 +39,16 @@ async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
 
 
 def _packed(piece: GeneratedText) -> tuple[Any, ...]:
+    if not (piece.times or piece.logprobs or piece.prompt_logprobs):  # as most are
+        return _piece_fields(piece)
     *plain, logprobs, prompt_logprobs = _piece_fields(piece)
     plain[_TIMES] = list(map(_time_fields, piece.times))
     return (*plain, list(map(_token_fields, logprobs)), list(map(_token_fields, prompt_logprobs)))
 
 
 def _unpacked(packed: list[Any]) -> GeneratedText:
+    if not (packed[_TIMES] or any(packed[_NUM_PLAIN_FIELDS:])):
+        return GeneratedText(*packed)
     scored = [[_unpacked_token(*one) for one in tokens] for tokens in packed[_NUM_PLAIN_FIELDS:]]
     plain = packed[:_NUM_PLAIN_FIELDS]
     plain[_TIMES] = [StageTime(*one) for one in plain[_TIMES]]

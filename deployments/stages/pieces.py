@@ -43,12 +43,14 @@ class PieceMaker:
 
     def __call__(self, outputs: "Sequence[RequestOutput]") -> list[GeneratedText]:
         """Returns one piece for each answer from the outputs of several steps, in the order of the outputs."""
+        if len(outputs) == 1:  # as most often
+            return [self._merge(outputs)]
         by_index: dict[int, list[RequestOutput]] = {}
         for output in outputs:
             by_index.setdefault(output.index, []).append(output)
         return [self._merge(by_index[index]) for index in sorted(by_index)]
 
-    def _merge(self, outputs: "list[RequestOutput]") -> GeneratedText:
+    def _merge(self, outputs: "Sequence[RequestOutput]") -> GeneratedText:
         last = outputs[-1]
         token_ids = [token_id for output in outputs for token_id in output.token_ids]
         prompt_logprobs = [self._scored(one) for output in outputs for one in output.prompt_logprobs]
@@ -106,6 +108,9 @@ class PieceMaker:
 def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
     """Returns the stage times that belong to these tokens. A stage's time goes out with the token that ends the stage,
     which is one of the `num_tokens` before `last`'s end."""
+    first_index = last.num_output_tokens - num_tokens
+    if first_index > 1 and last.finish_reason is None:  # as most often
+        return []
     moments, place = last.times, process_name()
     wall = time.time() - time.perf_counter()
 
@@ -113,7 +118,6 @@ def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
         return StageTime(stage, wall + start, end - start, place)
 
     times: list[StageTime] = []
-    first_index = last.num_output_tokens - num_tokens
     if first_index == 0 and moments.first_token is not None and moments.first_scheduled is not None:
         times.append(between("llm_queue", moments.arrival, moments.first_scheduled))
         times.append(between("prefill", moments.first_scheduled, moments.first_token))

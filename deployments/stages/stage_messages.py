@@ -106,8 +106,8 @@ class ScoredToken:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedText:
+@dataclass(slots=True)
+class GeneratedText:  # not frozen, which takes four times as long to make: there is one for each token
     """A piece of answer `index` of a request. `times` holds the stage times that became known with it.
 
     `logprobs` of its tokens and, on the first piece of answer 0, `prompt_logprobs` of the prompt's, where they were

@@ -12,8 +12,9 @@ from encoder import packed_attention as module
 from encoder.config import EncoderConfig, PartConfig
 from encoder.loader import load_vision_half
 from encoder.models.mistral3 import _groups
-from encoder.packed_attention import has_kernel, packed_attention
+from encoder.packed_attention import packed_attention
 from modeling.families import known_to, load_family
+from modeling.varlen_attention import has_kernel
 from tests.encoder.small_vision import Small, make_small
 from tests.small_models import make_checkpoint, whole_class
 

@@ -15,7 +15,7 @@ from encoder.config import EncoderConfig, PartConfig
 from encoder.engine import EncoderEngine
 from encoder.loader import load_vision_half
 from encoder.tower_graphs import SIZES, TowerGraphs
-from modeling.cuda_graphs import CudaCapture
+from modeling.cuda_graphs import CudaCapture, NotRecordableError
 from modeling.families import known_to, load_family
 from tests.encoder.small_vision import Small, make_small
 
@@ -147,18 +147,31 @@ def test_a_pause_records_and_replays_nothing(tower: Tower, recorder: Recorder) -
     assert recorder.replayed == [1]
 
 
-def test_a_tower_that_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Recorder):
-        def __call__(self, function: Replay) -> Replay:
-            self.recorded.append(0)
-            raise RuntimeError("operation not permitted when stream is capturing")
+@dataclass
+class Failing(Recorder):
+    error: RuntimeError = field(default_factory=RuntimeError)
 
-    tower, recorder = Tower(), Failing()
+    def __call__(self, function: Replay) -> Replay:
+        self.recorded.append(0)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NotRecordableError("it waits"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_tower_that_cannot_be_recorded_runs_as_it_is(error: RuntimeError, caplog: pytest.LogCaptureFixture) -> None:
+    tower, recorder = Tower(), Failing(error=error)
     TowerGraphs(tower, recorder, max_bytes=10**9)
     for num_tiles in (1, 2, 1):
         assert len(tower(torch.ones(num_tiles, 3))["powers"]) == num_tiles
     assert recorder.recorded == [0]
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError("illegal memory access"), RuntimeError("no compiler")])
+def test_a_tower_that_fails_by_itself_is_not_taken_for_one_that_cannot_be_recorded(error: RuntimeError) -> None:
+    tower, recorder = Tower(), Failing(error=error)
+    TowerGraphs(tower, recorder, max_bytes=10**9)
+    with pytest.raises(type(error), match=str(error)):
+        tower(torch.ones(1, 3))
 
 
 def test_outputs_that_are_not_by_tile_are_not_cut(recorder: Recorder) -> None:

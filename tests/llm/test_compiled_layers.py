@@ -116,6 +116,7 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) 
     assert (num_compiled := counters["stats"]["unique_graphs"]) > 0
     with torch.compiler.set_stance("fail_on_recompile"), torch.inference_mode():
         with_graphs(engine, recorder)
+        runner._run_first_steps(engine._config)
         assert answers(engine, requests) == [one.expected for one in requests]
     assert recorder.replayed
     assert counters["stats"]["unique_graphs"] == num_compiled

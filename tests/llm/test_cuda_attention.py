@@ -30,8 +30,9 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 from llm import cuda_attention
+from llm.cache_slots import check_cache_dtype
 from llm.cuda_attention import CudaAttention
-from llm.decode_kernels import PagedContexts, count_splits, paged_decode
+from llm.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = Shape()
@@ -61,6 +62,7 @@ def make_attention(shape: Shape, window: int | None = None, dtype: torch.dtype =
         block_size=BLOCK_SIZE,
         dtype=dtype,
         windows_cut_spans=True,
+        max_positions=BLOCK_SIZE * NUM_BLOCKS,
         device=DEVICE,
     )
 
@@ -201,6 +203,25 @@ def test_a_cache_of_another_dtype_is_near(dtype: torch.dtype) -> None:
     expected = reference(told, 0, 30, None, None)
     assert (torch.cat(outputs) - expected).abs().max() < 0.2
     assert not torch.equal(torch.cat(outputs), expected)
+
+
+def test_queries_begin_at_an_aligned_address() -> None:
+    """Others would have kernels of their own."""
+    numbers = torch.arange(9.0, device=DEVICE)
+    assert _aligned(numbers).data_ptr() == numbers.data_ptr()
+    within = _aligned(numbers[1:])
+    assert within.data_ptr() % 16 == 0
+    assert torch.equal(within, numbers[1:])
+
+
+def test_a_gpu_whose_kernels_lack_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    check_cache_dtype(torch.bfloat16, device)
+    with pytest.raises(ValueError, match=r"^kv_cache_dtype: .*8\.9 or higher.*has 8\.6"):
+        check_cache_dtype(torch.float8_e4m3fn, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    check_cache_dtype(torch.float8_e4m3fn, device)
 
 
 def test_one_long_context_keeps_all_processors_busy_and_many_are_not_split() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.sampling_params import SamplingParams
-from modeling.quantized_linear import Int8Linear, quantize_linear_layers
+from modeling.quantized_linear import Int8Linear, _has_kernel, quantize_linear_layers
 from tests.small_models import make_checkpoint, small_requests, whole_class
 
 
@@ -97,3 +97,15 @@ def test_what_chooses_experts_stays_whole() -> None:
 def test_other_ways_are_refused() -> None:
     with pytest.raises(ValueError, match=r"quantization\n  Input should be 'int8'"):
         EngineConfig("model", quantization="int3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_is_refused_with_what_to_take_instead(device: str) -> None:
+    with pytest.raises(ValueError, match="quantization: int8 weights are for the CPU.*bfloat16.*float8_e4m3fn"):
+        EngineConfig("model", quantization="int8", device=device)
+    EngineConfig("model", quantization="int8")
+    EngineConfig("model", device=device)
+
+
+def test_pytorch_s_kernel_is_used_on_the_cpu_alone() -> None:
+    assert not _has_kernel(torch.device("cuda"))

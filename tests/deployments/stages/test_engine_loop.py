@@ -1,15 +1,16 @@
 """The thread between asyncio and an engine, with an engine that only counts."""
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import pytest
 
-from deployments.stages.engine_loop import EngineDiedError, EngineLoop
+from deployments.stages.engine_loop import SWITCH_SECONDS, EngineDiedError, EngineLoop
 from tests.waiting import until
 
 
@@ -61,7 +62,9 @@ def make(step_timeout_s: float = 10) -> tuple[CountingEngine, EngineLoop[Count]]
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    interval = sys.getswitchinterval()
     yield
+    sys.setswitchinterval(interval)
     while _MADE:
         engine, loop = _MADE.pop()
         engine.may_step.set()
@@ -70,11 +73,12 @@ def _no_thread_is_left() -> Iterator[None]:
 
 async def count_to(engine: CountingEngine, loop: EngineLoop[Count], request_id: str, end: int) -> list[int]:
     values: list[int] = []
-    async with aclosing(loop.stream(request_id, engine.add)) as batches:
-        async for batch in batches:
-            values += [output.value for output in batch]
-            if len(values) >= end:
-                break
+
+    def receive(outputs: list[Count]) -> bool:
+        values.extend(output.value for output in outputs)
+        return len(values) >= end
+
+    await loop.run(request_id, engine.add, receive)
     return values
 
 
@@ -91,11 +95,89 @@ async def test_each_request_gets_its_own_outputs_in_order() -> None:
 
 async def test_outputs_that_are_ready_together_come_together() -> None:
     engine, loop = make()
-    async with aclosing(loop.stream("a", engine.add)) as batches:
-        await anext(batches)
-        time.sleep(0.05)  # the caller is busy, the engine goes on
-        await asyncio.sleep(0)
-        assert len(await anext(batches)) > 1
+    sizes: list[int] = []
+
+    def receive(outputs: list[Count]) -> bool:
+        sizes.append(len(outputs))
+        time.sleep(0.05 if len(sizes) == 1 else 0)  # the caller is busy, the engine goes on
+        return len(sizes) == 2
+
+    await loop.run("a", engine.add, receive)
+    assert sizes[0] == 1
+    assert sizes[1] > 1
+
+
+async def test_all_requests_get_the_outputs_of_a_step_at_once_and_without_a_task() -> None:
+    engine, loop = make()
+    engine.may_step.clear()
+    before = asyncio.create_task(count_to(engine, loop, "before", 1))
+    await until(lambda: bool(engine.counts))
+    received: list[str] = []
+    at_once: list[str] = []
+
+    def receive(outputs: list[Count]) -> bool:
+        assert asyncio.current_task() is None
+        if not received:
+            asyncio.get_running_loop().call_soon(lambda: at_once.extend(received))
+        received.append(outputs[0].request_id.split("#")[0])
+        return True
+
+    calls = [asyncio.create_task(loop.run(name, engine.add, receive)) for name in "abcde"]
+    await asyncio.sleep(0.01)  # all of them wait for the end of the step
+    engine.may_step.set()
+    await asyncio.gather(before, *calls)
+    assert at_once == list("abcde")
+
+
+async def test_outputs_are_received_in_the_callers_context() -> None:
+    engine, loop = make()
+    own: ContextVar[str] = ContextVar("own")
+    received: dict[str, str] = {}
+
+    async def call(name: str) -> None:
+        def receive(_: list[Count]) -> bool:
+            received[name] = own.get()
+            return True
+
+        own.set(name)
+        await loop.run(name, engine.add, receive)
+
+    await asyncio.gather(call("a"), call("b"))
+    assert received == {"a": "a", "b": "b"}
+
+
+async def test_a_receiver_that_fails_ends_its_request_alone() -> None:
+    engine, loop = make()
+    other = asyncio.create_task(count_to(engine, loop, "other", 50))
+
+    def fail(_: list[Count]) -> bool:
+        raise ValueError("cannot be sent")
+
+    with pytest.raises(ValueError, match="cannot be sent"):
+        await loop.run("a", engine.add, fail)
+    assert len(await other) >= 50
+    await settled(engine)
+
+
+async def test_nothing_is_received_after_the_last_output() -> None:
+    engine, loop = make()
+    num_received = 0
+
+    def receive(_: list[Count]) -> bool:
+        nonlocal num_received
+        num_received += 1
+        time.sleep(0.05)  # the engine goes on, and its outputs are there before the caller runs again
+        return True
+
+    await loop.run("a", engine.add, receive)
+    assert num_received == 1
+
+
+async def test_the_engines_thread_gets_the_interpreter_long_before_a_step_would_be_over() -> None:
+    sys.setswitchinterval(0.005)
+    make()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    assert SWITCH_SECONDS < 0.001
 
 
 async def test_a_request_may_be_sent_again_while_its_first_try_ends() -> None:
@@ -105,7 +187,7 @@ async def test_a_request_may_be_sent_again_while_its_first_try_ends() -> None:
     await settled(engine)
 
 
-async def test_closing_a_stream_aborts_its_request() -> None:
+async def test_the_end_of_a_request_aborts_it() -> None:
     engine, loop = make()
     await count_to(engine, loop, "a", 1)
     await settled(engine)
@@ -138,12 +220,10 @@ async def test_what_comes_later_reaches_the_engine_on_its_own_thread() -> None:
         await asyncio.sleep(0.01)
         return lambda request_id: threads.append((request_id.split("#")[0], threading.current_thread().name))
 
-    async with aclosing(loop.stream("a", engine.add, [addition, addition])) as batches:
-        first = asyncio.ensure_future(anext(batches))
-        await asyncio.sleep(0.05)
-        engine.may_step.set()
-        await first
-        await until(lambda: len(threads) == 2)
+    call = asyncio.create_task(loop.run("a", engine.add, lambda _: len(threads) == 2, [addition, addition]))
+    await asyncio.sleep(0.05)
+    engine.may_step.set()
+    await call
     assert threads == [("a", "test")] * 2
 
 
@@ -160,9 +240,8 @@ async def test_what_comes_later_and_fails_ends_its_request_alone(fails_in_engine
             fail()
         return fail
 
-    async with aclosing(loop.stream("a", engine.add, [addition])) as batches:
-        with pytest.raises(ValueError, match="wrong shape"):
-            _ = [batch async for batch in batches]
+    with pytest.raises(ValueError, match="wrong shape"):
+        await loop.run("a", engine.add, lambda _: False, [addition])
     assert len(await other) >= 50
     await settled(engine)
 
@@ -179,8 +258,7 @@ async def test_nobody_waits_for_what_comes_after_the_end() -> None:
             raise
         raise AssertionError
 
-    async with aclosing(loop.stream("a", engine.add, [addition])) as batches:
-        await anext(batches)
+    await loop.run("a", engine.add, lambda _: True, [addition])
     await asyncio.wait_for(cancelled.wait(), 5)
 
 

@@ -1,0 +1,59 @@
+"""Sends the answers of one call of Generate to the ingress that asked, piece by piece, as the engine gives them."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from deployments.server_log import process_name
+from deployments.stages.piece_connection import PieceConnection
+from deployments.stages.stage_messages import GENERATE, GeneratedText
+from preprocess.schema import StageTime, Stopwatch
+
+if TYPE_CHECKING:
+    from llm.outputs import RequestOutput
+
+
+class AnswerSender:
+    """Sends the `num_answers` answers to call `number`, as `pieces_of` makes them of the engine's outputs.
+
+    `first_times`: returns the stage times that go with the first piece. `record` makes spans of the stage times of each
+    piece. `watch` has been running since the call.
+    """
+
+    def __init__(
+        self,
+        connection: PieceConnection,
+        number: int,
+        num_answers: int,
+        pieces_of: "Callable[[Sequence[RequestOutput]], list[GeneratedText]]",
+        first_times: Callable[[], Sequence[StageTime]],
+        record: Callable[[Sequence[StageTime]], None],
+        watch: Stopwatch,
+    ) -> None:
+        self._connection = connection
+        self._number = number
+        self._num_unfinished = num_answers
+        self._pieces_of = pieces_of
+        self._first_times: Callable[[], Sequence[StageTime]] | None = first_times
+        self._record = record
+        self._watch = watch
+
+    def receive(self, outputs: "list[RequestOutput]") -> bool:
+        """Sends what `outputs`, the next ones of the engine, add, and returns whether that was all. Raises an output's
+        error, and PiecesLostError."""
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        pieces = self._pieces_of(outputs)
+        if self._first_times is not None:
+            pieces[0].times.extend(self._first_times())
+            self._first_times = None
+        known = [one for piece in pieces for one in piece.times]
+        for piece in pieces:
+            self._num_unfinished -= piece.finish_reason is not None
+        is_last = self._num_unfinished == 0
+        if is_last:
+            pieces[-1].times.append(self._watch.read(GENERATE, process_name()))
+        self._connection.send(self._number, pieces, is_last=is_last)
+        if known:
+            self._record(known)  # nobody waits for it
+        return is_last
