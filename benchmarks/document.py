@@ -10,9 +10,17 @@ from typing import Any
 
 def publish(document: dict[str, Any], output: Path | None) -> None:
     """Prints the document, and writes it to the file `output` as well, if there is one."""
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
+    save(document, output)
     print(json.dumps(document))
+
+
+def save(document: dict[str, Any], output: Path | None) -> None:
+    """Writes the document, or as much of it as there is yet, to the file `output`, if there is one. Whoever reads the
+    file finds a whole document, whenever this process ends."""
+    if output is not None:
+        half = output.with_name(f"{output.name}.half")
+        half.write_text(json.dumps(document, indent=1) + "\n")
+        half.replace(output)
 
 
 def at_most(value: float, target: float) -> dict[str, Any]:

@@ -1,35 +1,38 @@
 """The encoder engine on a GPU against what the GPU could do at best, and against transformers' own towers.
 
-    python -m benchmarks.encoder_cuda [--rounds 3] [--output [FILE]]
+    python -m benchmarks.encoder_cuda [--rounds 3] [--output FILE]
 
 `clip` is LLaVA 1.5's tower and projector, CLIP-L of 336 pixels a side; `qwen2_vl` is Qwen2-VL's, with pictures of
 several sizes. Both have random weights in bfloat16, made on the GPU. All pictures are there from the start, in ordinary
 memory as Preprocess leaves them, and count as done when their embeddings are back. `share_of_limit` says how near that
 comes to the rate of a large matrix product, counting the multiplications of linear layers and attention (of all layers,
 as the tower runs them). transformers gets the same pictures with the same weights, one by one and in batches as large
-as the engine's. The last line is one JSON document; with --output it is also written to a file, by default
-results/encoder_<name of the GPU>.json beside this one.
+as the engine's. The last line is one JSON document.
 """
 
-import argparse
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import transformers
 from transformers import LlavaConfig, PreTrainedConfig, PreTrainedModel, Qwen2VLConfig
 
-from benchmarks.document import at_least, publish, this_machine
-from benchmarks.llm_cuda import Limits, measure_limits, results_file, seconds_of
+from benchmarks.document import at_least, publish, save
+from benchmarks.gpu_limits import (
+    Limits,
+    chosen_device,
+    device_parser,
+    dtype_of,
+    machine_of,
+    measure_limits,
+    seconds_of,
+)
 from encoder.config import EncoderConfig, PartConfig
 from encoder.engine import EncoderEngine
 from preprocess.schema import ItemTensors
 
-DTYPE = torch.bfloat16
 TARGETS = {"clip": 0.55, "qwen2_vl": 0.55}
 """Shares of the limit, at least."""
 MAX_BATCH_PATCHES = 16384
@@ -37,6 +40,17 @@ NUM_CLIP_PICTURES = 256
 GRIDS = ((1, 46, 34), (1, 34, 46), (1, 32, 32), (1, 64, 48), (1, 24, 16), (1, 54, 96))
 """Patches of Qwen2-VL's pictures: frames, rows and columns."""
 NUM_QWEN_PICTURES = 96
+TINY_PICTURES, TINY_GRIDS = 3, ((1, 8, 4), (1, 4, 8))
+TINY_CLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+TINY_QWEN = {"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64}
+TINY_TEXT = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 @dataclass(frozen=True)
@@ -50,37 +64,43 @@ class Load:
     batch_size: int
 
 
-def clip_load() -> Load:
-    config = LlavaConfig(text_config=_small_text(LlavaConfig()))
-    side = config.vision_config.image_size
-    items: list[ItemTensors] = [{"pixel_values": torch.randn(3, side, side)} for _ in range(NUM_CLIP_PICTURES)]
+def clip_load(*, tiny: bool) -> Load:
+    config = LlavaConfig(text_config=_small_text(LlavaConfig(), tiny=tiny))
+    for name, value in TINY_CLIP.items() if tiny else ():
+        setattr(config.vision_config, name, value)
+    side, count = config.vision_config.image_size, TINY_PICTURES if tiny else NUM_CLIP_PICTURES
+    items: list[ItemTensors] = [{"pixel_values": torch.randn(3, side, side)} for _ in range(count)]
     num_patches = (side // config.vision_config.patch_size) ** 2
     return Load(config, items, _encode_squares, _clip_operations, MAX_BATCH_PATCHES // num_patches)
 
 
-def qwen2_vl_load() -> Load:
-    config = Qwen2VLConfig(text_config=_small_text(Qwen2VLConfig()))
+def qwen2_vl_load(*, tiny: bool) -> Load:
+    config = Qwen2VLConfig(text_config=_small_text(Qwen2VLConfig(), tiny=tiny))
+    for name, value in TINY_QWEN.items() if tiny else ():
+        setattr(config.vision_config, name, value)
     size = 3 * config.vision_config.patch_size**2
-    grids = [torch.tensor(GRIDS[index % len(GRIDS)]) for index in range(NUM_QWEN_PICTURES)]
+    sizes, count = (TINY_GRIDS, TINY_PICTURES) if tiny else (GRIDS, NUM_QWEN_PICTURES)
+    grids = [torch.tensor(sizes[index % len(sizes)]) for index in range(count)]
     items = [{"pixel_values": torch.randn(int(grid.prod()), size), "image_grid_thw": grid} for grid in grids]
     mean_patches = sum(len(item["pixel_values"]) for item in items) // len(items)
     return Load(config, items, _encode_grids, _qwen2_vl_operations, max(1, MAX_BATCH_PATCHES // mean_patches))
 
 
-def _small_text(config: PreTrainedConfig) -> dict[str, Any]:
+def _small_text(config: PreTrainedConfig, *, tiny: bool) -> dict[str, Any]:
     """One layer: it is dropped, but made before."""
     text = config.text_config.to_dict()
-    return {**text, "num_hidden_layers": 1, "layer_types": None, "vocab_size": 1024}
+    small = {"num_hidden_layers": 1, "layer_types": None, "vocab_size": 1024, "bos_token_id": 1, "eos_token_id": 2}
+    return {**text, **small, **(TINY_TEXT if tiny else {})}
 
 
 def _encode_squares(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Sequence[torch.Tensor]:
-    pixels = torch.stack([item["pixel_values"] for item in items]).to(model.device, DTYPE)
+    pixels = torch.stack([item["pixel_values"] for item in items]).to(model.device, model.dtype)
     features = model.get_image_features(pixel_values=pixels).pooler_output
     return [own.cpu() for own in features]
 
 
 def _encode_grids(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Sequence[torch.Tensor]:
-    patches = torch.cat([item["pixel_values"] for item in items]).to(model.device, DTYPE)
+    patches = torch.cat([item["pixel_values"] for item in items]).to(model.device, model.dtype)
     num_frames = model.config.vision_config.temporal_patch_size
     frames = patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
     grids = torch.stack([item["image_grid_thw"] for item in items]).to(model.device)
@@ -124,9 +144,9 @@ def make_engine(config: PreTrainedConfig, device: torch.device) -> EncoderEngine
         with torch.device(device):
             return model_class._from_config(options["config"], dtype=options["dtype"]).eval()
 
-    part = PartConfig(DTYPE, str(device))
+    part = PartConfig(dtype_of(device), str(device))
     with (
-        patch("encoder.loader.AutoConfig.from_pretrained", return_value=config),
+        patch("encoder.loader.load_model_config", return_value=config),
         patch("encoder.loader.load_half", random_half),
     ):
         return EncoderEngine(EncoderConfig("", tower=part, projector=part, max_batch_patches=MAX_BATCH_PATCHES))
@@ -135,7 +155,7 @@ def make_engine(config: PreTrainedConfig, device: torch.device) -> EncoderEngine
 def make_theirs(engine: EncoderEngine, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
     """transformers' own attention and no hooks, on the same weights, which lie in memory once."""
     with torch.device(device):
-        theirs = engine._family.model_class._from_config(config, dtype=DTYPE, attn_implementation="sdpa")
+        theirs = engine._family.model_class._from_config(config, dtype=dtype_of(device), attn_implementation="sdpa")
     theirs.load_state_dict(engine._model.state_dict(), assign=True)
     return theirs.eval()
 
@@ -185,45 +205,21 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def measure(device: torch.device, rounds: int) -> dict[str, Any]:
-    limits = measure_limits(device)
-    torch.manual_seed(0)
-    return {
-        "limits": {"matmul_tflops": round(limits.matmul_rate / 1e12, 1)},
-        "clip": measure_load(clip_load(), device, limits, rounds),
-        "qwen2_vl": measure_load(qwen2_vl_load(), device, limits, rounds),
-    }
-
-
-def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    shares = {name: measured[name]["share_of_limit"] for name in TARGETS}
-    return {name: at_least(shares[name], target) for name, target in TARGETS.items()}
-
-
-def print_table(checks: dict[str, dict[str, Any]], measured: dict[str, Any]) -> None:
-    print(f"matrix product: {measured['limits']['matmul_tflops']} TFLOP/s\n")
-    print(f"{'':<12}{'share':>8}{'target':>8}{'images/s':>12}{'one by one':>12}{'batched':>12}")
-    for name, check in checks.items():
-        rates = ("images_per_second", "one_by_one_images_per_second", "batched_images_per_second")
-        columns = "".join(f"{measured[name][rate]:>12}" for rate in rates)
-        print(f"{name:<12}{check['value']:>8}{check['target']:>8}{columns}")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = device_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="how often each side encodes; the best time counts")
-    parser.add_argument("--output", type=Path, nargs="?", const=Path(), help="write the JSON document to a file, too")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(1, "benchmarks.encoder_cuda needs a CUDA GPU, and PyTorch sees none\n")
-    device = torch.device("cuda")
-    measured = measure(device, options.rounds)
-    checks = checks_of(measured)
-    print_table(checks, measured)
-    name = torch.cuda.get_device_name(device)
-    machine = this_machine(gpu=name, transformers=transformers.__version__)
-    document = {"checks": checks, "measured": measured, "machine": machine}
-    publish(document, results_file(f"encoder {name}") if options.output == Path() else options.output)
+    device = chosen_device(parser, options)
+    limits = measure_limits(device, tiny=options.tiny)
+    torch.manual_seed(0)
+    measured: dict[str, Any] = {"limits": limits.shown()}
+    document: dict[str, Any] = {"checks": {}, "measured": measured, "machine": machine_of(device)}
+    for name, make_load in {"clip": clip_load, "qwen2_vl": qwen2_vl_load}.items():
+        measured[name] = measure_load(make_load(tiny=options.tiny), device, limits, options.rounds)
+        document["checks"][name] = at_least(measured[name]["share_of_limit"], TARGETS[name])
+        print(name, measured[name], flush=True)
+        save(document, options.output)
+    publish(document, options.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Checkpoints of random weights, of a size at which the weights do not fit into a processor's caches."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoProcessor,
     LlavaForConditionalGeneration,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2_5_VLForConditionalGeneration,
@@ -38,17 +42,34 @@ _QWEN_VISION = {
 _QWEN_MAX_PIXELS = 1280 * 28 * 28  # the number that Qwen recommends; a large square becomes 35 x 35 tokens
 
 
-def make_checkpoint(folder: Path, *, image_size: int | None = None) -> int:
+@dataclass(frozen=True)
+class Scale:
+    """How large a checkpoint is. `vision`: settings of the tower beside those of the bundled model, or of the smallest
+    Qwen2.5-VL. `mrope_section`: of a Qwen2.5-VL, half a head's size. The weights are made on `device`."""
+
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    mrope_section: tuple[int, int, int] = (8, 12, 12)
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+
+_SMALL_LLAVA, _SMALL_QWEN = Scale(TEXT_CONFIG, {}), Scale(TEXT_CONFIG, _QWEN_VISION)
+
+
+def make_checkpoint(folder: Path, *, image_size: int | None = None, scale: Scale = _SMALL_LLAVA) -> int:
     """Writes a LLaVA and the bundled model's processor to `folder`. Returns how many parameters the language half has,
-    about 40 million.
+    by default about 40 million.
 
     The weights are spread out so that answers depend on the prompt. Each token of an answer is visible text, so that a
     client sees when it comes. `image_size`: pixels of a picture's side instead of the bundled model's 96, in patches of
     14 pixels instead of 16, each of which is a token.
     """
     config = AutoConfig.from_pretrained(BUNDLED_MODEL)
-    for name, value in TEXT_CONFIG.items():
+    for name, value in scale.text.items():
         setattr(config.text_config, name, value)
+    for name, value in scale.vision.items():
+        setattr(config.vision_config, name, value)
     config.tie_word_embeddings = False
     processor = AutoProcessor.from_pretrained(BUNDLED_MODEL)
     if image_size is not None:
@@ -57,36 +78,42 @@ def make_checkpoint(folder: Path, *, image_size: int | None = None) -> int:
         square = {"height": image_size, "width": image_size}
         processor.image_processor.size, processor.image_processor.crop_size = square, square
         processor.patch_size = 14
-    torch.manual_seed(0)
-    count = _save(LlavaForConditionalGeneration(config), processor.tokenizer, folder)
+    count = _save(_drawn(LlavaForConditionalGeneration, config, scale), processor.tokenizer, folder)
     _name_as_published(folder / "model.safetensors")
     processor.save_pretrained(folder)
     return count
 
 
-def make_qwen_checkpoint(folder: Path) -> int:
-    """Writes a Qwen2.5-VL with a language half of the same size. A large square picture has 1,225 tokens."""
+def make_qwen_checkpoint(folder: Path, *, scale: Scale = _SMALL_QWEN) -> int:
+    """Writes a Qwen2.5-VL with a language half of the same size by default. A large square picture has 1,225 tokens."""
     save_processor("qwen2_5_vl", "byte_level", folder)
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     processor["size"] = {"shortest_edge": 56 * 56, "longest_edge": _QWEN_MAX_PIXELS}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     settings = json.loads((folder / "config.json").read_text())
-    settings["text_config"] |= TEXT_CONFIG
+    settings["text_config"] |= scale.text
     del settings["text_config"]["layer_types"]
-    settings["text_config"]["rope_parameters"]["mrope_section"] = [8, 12, 12]
-    settings["vision_config"] |= _QWEN_VISION
+    settings["text_config"]["rope_parameters"]["mrope_section"] = list(scale.mrope_section)
+    settings["vision_config"] |= scale.vision
     (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
     config = AutoConfig.from_pretrained(folder)
-    torch.manual_seed(0)
     tokenizer = AutoProcessor.from_pretrained(folder).tokenizer
-    return _save(Qwen2_5_VLForConditionalGeneration(config), tokenizer, folder)
+    return _save(_drawn(Qwen2_5_VLForConditionalGeneration, config, scale), tokenizer, folder)
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
-    """Draws the weights, writes them and returns the parameters of the language half."""
+def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, scale: Scale) -> PreTrainedModel:
+    """Returns a model with random weights."""
+    torch.manual_seed(0)
+    with torch.device(scale.device):
+        model = model_class._from_config(config, dtype=scale.dtype)
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.5 if "embed_tokens" in parameter_name else 0.05)
+    return model
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
+    """Writes the weights, and returns the parameters of the language half. Only visible text is ever answered."""
     with torch.no_grad():
         model.lm_head.weight[~_is_visible(tokenizer, model.lm_head.out_features)] = 0.0
     model.save_pretrained(folder)

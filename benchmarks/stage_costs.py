@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from benchmarks.streaming_client import Content
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.haproxy import MAX_CONNECTIONS
+from llm.config import EngineConfig
 from planning.calibration import Alone, calibrated
 from planning.costs import Costs
 
@@ -195,7 +196,7 @@ def engine_costs(phases: dict[str, Phase]) -> dict[str, float]:
     """Returns the costs of a step, from the processor time of the engine's thread. Of a small model, the fixed part is
     Python's (docs/decoding.md has 0.4 ms for it), which keeps the other thread of the replica from its work."""
     rows, values = [], []
-    budget = AppConfig().generate.engine.max_num_batched_tokens
+    budget = served_engine().max_num_batched_tokens
     for phase in phases.values():
         answer = phase.answers[0]
         decoded = answer.num_tokens - 1
@@ -209,6 +210,11 @@ def engine_costs(phases: dict[str, Phase]) -> dict[str, float]:
         "seconds_per_prompt_token": token,
         "interpreter_seconds_per_step": step,
     }
+
+
+def served_engine() -> EngineConfig:
+    """Returns the settings of the engine of Generate, which runs on the CPU."""
+    return EngineConfig(MODEL, **asdict(AppConfig.model_validate(SETTINGS).generate.engine))
 
 
 def _lacking(phase: Phase) -> float:
@@ -230,7 +236,7 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
     model = model_sizes(phases)
     encode_seconds = statistics.median(encoding.values())
     config = AppConfig.model_validate(SETTINGS)
-    engine = config.generate.engine
+    engine = served_engine()
     raw = {
         "version": 1,
         "measured_on": this_machine(settings=SETTINGS),

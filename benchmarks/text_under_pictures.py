@@ -127,12 +127,14 @@ def new_picture(photo: bytes) -> Content:
     return [picture_part(photo + str(next(_numbers)).encode()), {"type": "text", "text": "What is in the picture?"}]
 
 
-def capacity(url: str, photo: bytes) -> float:
-    """Returns how many pictures a second the machine holds beside the text."""
-    contents = [new_picture(photo) for _ in range(CAPACITY_PICTURES)]
+def capacity(
+    url: str, photo: bytes, *, concurrency: int = CAPACITY_CONCURRENCY, num_pictures: int = CAPACITY_PICTURES
+) -> float:
+    """Returns how many pictures a second the machine holds beside the text, with so many under way."""
+    warm_up, contents = ([new_picture(photo) for _ in range(count)] for count in (concurrency, num_pictures))
     with TextStreams(url):
-        ask_all(url, MODEL, contents[:CAPACITY_CONCURRENCY], PICTURE_TOKENS, concurrency=CAPACITY_CONCURRENCY)
-        _, seconds = ask_all(url, MODEL, contents, PICTURE_TOKENS, concurrency=CAPACITY_CONCURRENCY)
+        ask_all(url, MODEL, warm_up, PICTURE_TOKENS, concurrency=concurrency)
+        _, seconds = ask_all(url, MODEL, contents, PICTURE_TOKENS, concurrency=concurrency)
     return len(contents) / seconds
 
 

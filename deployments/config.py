@@ -247,6 +247,11 @@ class GenerateConfig(ScaledConfig):
     max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
     step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")
 
+    @property
+    def gpu_share(self) -> float:
+        """Returns the part of a GPU's memory that a rank may plan with: where replicas share a card, its share."""
+        return min(1.0, self.num_gpus) or 1.0
+
     @model_validator(mode="after")
     def _adapters_have_places(self) -> Self:
         if self.adapters_folder is not None and self.engine.max_loras == 0:

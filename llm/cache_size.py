@@ -1,11 +1,17 @@
 """Measures how much memory of a GPU is left for the KV cache, by running the most demanding step before the cache
 exists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 
+from llm.config import EngineConfig
 from llm.step_input import StepInput
+
+_REMEDY = "lower max_num_batched_tokens or max_num_seqs"
 
 
 def worst_step(
@@ -41,13 +47,35 @@ def worst_step(
     )
 
 
-def bytes_left_for_cache(
-    run_worst_step: Callable[[], None], device: torch.device, memory_fraction: float, reserved_bytes: int = 0
-) -> int:
-    """Returns how many bytes are left of `memory_fraction` of a GPU's memory.
+@contextmanager
+def shortage_explained(device: torch.device, config: EngineConfig, num_tokens: int) -> Iterator[None]:
+    """Around the largest step, of `num_tokens`. Where the GPU's memory does not hold it, raises ValueError in place of
+    PyTorch's error: it names the settings and the bytes."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        memory = _Memory.of(device)
+        raise ValueError(
+            f"the GPU's memory ({memory.total} bytes) does not hold the largest step,"
+            f" {_named_step(config, num_tokens)}:"
+            f" it needs more than the {memory.total - memory.elsewhere} bytes that others leave; {_REMEDY}"
+        ) from error
 
-    From that share it subtracts the memory of other processes, the peak of weights and step together, and
-    `reserved_bytes` for the other work of this process. Raises ValueError when nothing is left.
+
+def bytes_left_for_cache(
+    run_worst_step: Callable[[], None],
+    device: torch.device,
+    config: EngineConfig,
+    *,
+    num_tokens: int,
+    bytes_of_block: int,
+) -> int:
+    """Returns how many bytes are left of `memory_fraction` of the engine's share of a GPU's memory.
+
+    From that it subtracts the peak of weights and step together, and `reserved_bytes` for the other work of this
+    process. Nor does it return more than what other processes leave of `memory_fraction` of the whole memory.
+
+    `num_tokens`: of the step. Raises ValueError when less than a block of the cache is left.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -55,12 +83,36 @@ def bytes_left_for_cache(
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    elsewhere = total - free - torch.cuda.memory_reserved(device)
-    left = int(total * memory_fraction) - elsewhere - peak - reserved_bytes
-    if left <= 0:
+    memory = _Memory.of(device)
+    allowed = int(memory.total * config.memory_fraction)
+    share = min(int(allowed * config.gpu_share), allowed - memory.elsewhere)
+    left = share - peak - config.reserved_bytes
+    if left < bytes_of_block:
+        own = "" if config.gpu_share == 1 else f" times this engine's share of the GPU ({config.gpu_share})"
         raise ValueError(
-            f"memory_fraction ({memory_fraction}) of {total} bytes leaves nothing for the KV cache: weights and the"
-            f" largest step take {peak}, others {elsewhere}, reserved are {reserved_bytes}"
+            f"memory_fraction ({config.memory_fraction}) of {memory.total} bytes{own} has no room for the KV cache:"
+            f" a block takes {bytes_of_block} bytes, and {left} are left. Weights and the largest step,"
+            f" {_named_step(config, num_tokens)}, take {peak}, other processes {memory.elsewhere}, reserved are"
+            f" {config.reserved_bytes}; {_REMEDY}, or raise memory_fraction"
         )
     return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """A GPU's memory: all of it, and what other processes have of it, in bytes."""
+
+    total: int
+    elsewhere: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Self:
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(total, total - free - torch.cuda.memory_reserved(device))
+
+
+def _named_step(config: EngineConfig, num_tokens: int) -> str:
+    return (
+        f"{num_tokens} tokens (max_num_batched_tokens is {config.max_num_batched_tokens}, max_num_seqs"
+        f" {config.max_num_seqs})"
+    )

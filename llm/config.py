@@ -1,11 +1,20 @@
 """The engine's settings: plain values, without torch, that a configuration file can hold."""
 
-from typing import Annotated, Literal, Self
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
+
+_NUM_SEQS = {"cpu": 64, "cuda": 256}
+_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+"""By the type of the device: how many sequences run at once, and how many tokens a step has, where the settings say
+nothing. A GPU reads its weights once for all tokens of a step, so small steps would leave it idle."""
+_OF_DEVICE: Any = None
+"""The default of a number that `EngineConfig` fills in."""
 
 NO_INT8_ON_GPU = (
     "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16"
@@ -30,7 +39,10 @@ class EngineSettings:
     memory_fraction: Annotated[
         float,
         Field(
-            gt=0, le=1, description="share of a GPU's memory for weights, the largest step and the KV cache together"
+            gt=0,
+            le=1,
+            description="share of a GPU's memory for weights, the largest step and the KV cache together; of a replica"
+            " with a fraction of a GPU, the share of this fraction",
         ),
     ] = 0.9
     kv_cache_dtype: Annotated[
@@ -62,8 +74,22 @@ class EngineSettings:
             " where that is faster; null: all cores, but 16 at most",
         ),
     ] = None
-    max_num_seqs: Annotated[int, Field(ge=1, description="sequences running at once")] = 64
-    max_num_batched_tokens: Annotated[int, Field(ge=1, description="tokens of one step at most")] = 512
+    max_num_seqs: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="sequences running at once; null: 256 on a GPU, 64 on the CPU, and no more than"
+            " max_num_batched_tokens",
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="tokens of one step at most; null: 8192 on a GPU, 512 on the CPU, and no fewer than"
+            " max_num_seqs",
+        ),
+    ] = None
     max_decode_slowdown: Annotated[
         float | None,
         Field(
@@ -103,6 +129,8 @@ class EngineSettings:
 
     @model_validator(mode="after")
     def _budget_covers_every_sequence(self) -> Self:
+        if self.max_num_seqs is None or self.max_num_batched_tokens is None:
+            return self
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs"
@@ -115,6 +143,8 @@ class EngineSettings:
 class EngineConfig(EngineSettings):
     """The settings of one model's engine. `model` is a folder or a hub id.
 
+    `max_num_seqs` and `max_num_batched_tokens` are numbers here: those of the device where the settings have none.
+    `gpu_share`: the part of a GPU's memory that `memory_fraction` is a fraction of. Other processes have the rest.
     `reserved_bytes`: how much of a GPU's memory the engine leaves to other work of its process.
     `largest_item_tokens`: the positions that the model's largest picture takes in a prompt. The engine does not start
     where its context has no room for that picture. Tokens that attend to each other go in one step. They may be as many
@@ -122,12 +152,29 @@ class EngineConfig(EngineSettings):
     """
 
     model: str
+    _: KW_ONLY
     revision: str | None = None
     dtype: DtypeName = "float32"
     device: str = "cpu"
+    gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     reserved_bytes: Annotated[int, Field(ge=0)] = 0
     max_model_len: Annotated[int | None, Field(ge=1)] = None
     largest_item_tokens: Annotated[int, Field(ge=0)] = 0
+    max_num_seqs: Annotated[int, Field(ge=1)] = _OF_DEVICE
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = _OF_DEVICE
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_of_the_device(cls, given: ArgsKwargs) -> ArgsKwargs:
+        """Fills in the numbers that are not set. One that is set bounds the other, so that they always fit."""
+        settings = dict(given.kwargs or {})
+        kind = "cpu" if settings.get("device", "cpu") == "cpu" else "cuda"
+        num_seqs, num_tokens = settings.get("max_num_seqs"), settings.get("max_num_batched_tokens")
+        if num_seqs is None:
+            num_seqs = _NUM_SEQS[kind] if num_tokens is None else min(_NUM_SEQS[kind], num_tokens)
+        if num_tokens is None:
+            num_tokens = max(_NUM_BATCHED_TOKENS[kind], num_seqs)
+        return ArgsKwargs(given.args, settings | {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens})
 
     @model_validator(mode="after")
     def _quantization_suits_the_device(self) -> Self:

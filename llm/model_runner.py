@@ -12,7 +12,7 @@ from cpu_kernels.library import kernel_library
 from cpu_kernels.thread_backoff import ThreadBackoff
 from cpu_kernels.threads import set_num_threads, usable_cores
 from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
-from llm.cache_size import bytes_left_for_cache, worst_step
+from llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
 from llm.cache_slots import check_cache_dtype
 from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
@@ -92,12 +92,13 @@ class ModelRunner:
         )
         calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         layers = cache_shapes(calls)
-        if self._device.type == "cuda" and self.lora_layers is None:
-            self._merge_linear_layers()
-        if self._device.type == "cuda":
-            with missing_tools_named():
-                self._compile_layers(layers, config)
-        self.num_blocks = self._count_blocks(layers, config)
+        with shortage_explained(self._device, config, self._max_step_tokens):
+            if self._device.type == "cuda" and self.lora_layers is None:
+                self._merge_linear_layers()
+            if self._device.type == "cuda":
+                with missing_tools_named():
+                    self._compile_layers(layers, config)
+            self.num_blocks = self._count_blocks(layers, config)
         self._attention = self._make_attention(layers, self.num_blocks, config)
         has_kernels = isinstance(self._attention, KernelAttention)
         max_threads = _max_threads(config, group)
@@ -201,7 +202,9 @@ class ModelRunner:
                 num_tokens = self._max_step_tokens
                 self._try_step(layers, config, num_tokens, num_positions, has_items=True, has_loras=has_loras)
 
-        return bytes_left_for_cache(run, self._device, config.memory_fraction, config.reserved_bytes)
+        return bytes_left_for_cache(
+            run, self._device, config, num_tokens=self._max_step_tokens, bytes_of_block=bytes_of_block
+        )
 
     @torch.inference_mode()
     def _try_step(

@@ -90,8 +90,8 @@ class GenerateCosts(ProcessCosts):
         description="of seconds_per_step, those in which the engine holds the process's interpreter: `work` waits",
     )
     wait_per_step: float = Field(0.0, ge=0, description="seconds between two steps in which nothing is computed")
-    max_num_seqs: int = Field(64, ge=1)
-    max_num_batched_tokens: int = Field(512, ge=1)
+    max_num_seqs: int = Field(64, ge=1, description="default: that of a CPU; costs measured on a GPU name their own")
+    max_num_batched_tokens: int = Field(512, ge=1, description="likewise")
     max_decode_slowdown: float | None = Field(9.0, gt=1)
     short_prompt_share: float = Field(0.5, ge=0, le=0.9)
 

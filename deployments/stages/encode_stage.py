@@ -4,6 +4,7 @@ separate."""
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from deployments.server_log import process_name
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
 from deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.memory_turn import memory_turn
 from deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
 from deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
 from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
@@ -45,10 +47,29 @@ class Encode:
 
     def __init__(self, config: AppConfig, *, spans: Spans | None = None) -> None:
         """`spans`: of the replica of Generate that this is part of, None for a replica of its own."""
+        is_alone = spans is None
         if spans is None:
             spans = start_replica("encode", config)
             set_up_torch(config.encode.num_cpus)
         self._spans = spans
+        # Within a replica of Generate, its turn covers the encoder, too.
+        with memory_turn(config.encoder_device) if is_alone else nullcontext():
+            self._engine = self._load(config)
+        settings = config.encode
+        self._loop: EngineLoop[EncodeOutput] = EngineLoop(
+            self._engine,
+            name="encoder-engine",
+            step_timeout_s=settings.step_timeout_s,
+            initializer=partial(give_way_to_answers, ENCODER_NICENESS),
+        )
+        self._metrics = EncodeMetrics()
+        self._pending = PendingWork(BATCHES)
+        self._details = kernels_in_use(config.part_device(settings.tower))
+        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+        skip_startup_objects()
+
+    def _load(self, config: AppConfig) -> "EncoderEngine":
+        """Loads the vision half, and bounds the memory that it takes."""
         from encoder.config import EncoderConfig
         from encoder.engine import EncoderEngine
 
@@ -69,18 +90,7 @@ class Encode:
         items = load_model_processor(config).items
         engine.bound_activations("image", items.blank_item("image", PROFILED_IMAGE)[1], settings.activation_bytes)
         warn_of_largest_picture(engine, items)
-        self._engine = engine
-        self._loop: EngineLoop[EncodeOutput] = EngineLoop(
-            engine,
-            name="encoder-engine",
-            step_timeout_s=settings.step_timeout_s,
-            initializer=partial(give_way_to_answers, ENCODER_NICENESS),
-        )
-        self._metrics = EncodeMetrics()
-        self._pending = PendingWork(BATCHES)
-        self._details = kernels_in_use(config.part_device(settings.tower))
-        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
-        skip_startup_objects()
+        return engine
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from deployments.config import GenerateConfig
 from deployments.server_log import join_server_log
 from deployments.stages.garbage_collection import skip_startup_objects
+from deployments.stages.memory_turn import memory_turn
 from deployments.stages.torch_setup import set_up_torch
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class GenerateRank:
 
         store = connect(parallel, address, port)
         self._group = ProcessGroup(parallel, store, torch.device(config.device))
-        self._runner = ModelRunner(config, self._group)
+        with memory_turn(config.device):
+            self._runner = ModelRunner(config, self._group)
         skip_startup_objects()
 
     def run(self) -> None:

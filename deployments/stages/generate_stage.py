@@ -23,6 +23,7 @@ from deployments.stages.engine_loop import EngineLoop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.generate_ranks import RankActors
 from deployments.stages.hand_over import HandOver, ItemEmbeddings
+from deployments.stages.memory_turn import memory_turn
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.pieces import PieceMaker
 from deployments.stages.preprocess_stage import load_model_processor, rendered
@@ -36,6 +37,7 @@ from llm.sampling_params import SamplingParams
 from preprocess.schema import ProcessedPrompt, StageTime, Stopwatch
 
 if TYPE_CHECKING:
+    from llm.engine import LLMEngine
     from llm.outputs import RequestOutput
     from preprocess.items import ItemProcessor
 
@@ -59,26 +61,9 @@ class Generate:
         # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
         set_up_torch(settings.num_cpus)
-        # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
-        # may take as much memory as its activations.
-        self._encoder = None if config.encoder == "separate" else Encode(config, spans=self._spans)
-        reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
-        from llm.engine import LLMEngine
-
-        processor = load_model_processor(config)
-        engine_config = EngineConfig(
-            model=config.model,
-            revision=config.revision,
-            dtype=config.dtype_name(config.generate_device),
-            device=config.generate_device,
-            reserved_bytes=reserved_bytes,
-            max_model_len=config.max_model_len,
-            largest_item_tokens=_largest_picture_tokens(processor.items),
-            **asdict(settings.engine),
-        )
-        self._prompts = processor.prompts
+        with memory_turn(config.generate_device):
+            engine = self._load(config, ranks)
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
-        engine = LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
         self._engine = engine
         self._loop: EngineLoop[RequestOutput] = EngineLoop(
             engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
@@ -88,12 +73,35 @@ class Generate:
         self._ranks = ranks
         self._adapters = None if settings.adapters_folder is None else AdapterFolder(settings.adapters_folder)
         engine.call_when_adapter_read(self._loop.wake)
-        self._max_num_seqs = settings.engine.max_num_seqs
         self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
         self._details = kernels_in_use(config.generate_device)
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
+
+    def _load(self, config: AppConfig, ranks: RankActors | None) -> "LLMEngine":
+        """Loads the encoder, if there is one here, and the language half."""
+        # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
+        # may take as much memory as its activations.
+        self._encoder = None if config.encoder == "separate" else Encode(config, spans=self._spans)
+        reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
+        from llm.engine import LLMEngine
+
+        processor = load_model_processor(config)
+        self._prompts = processor.prompts
+        engine_config = EngineConfig(
+            model=config.model,
+            revision=config.revision,
+            dtype=config.dtype_name(config.generate_device),
+            device=config.generate_device,
+            gpu_share=config.generate.gpu_share,
+            reserved_bytes=reserved_bytes,
+            max_model_len=config.max_model_len,
+            largest_item_tokens=_largest_picture_tokens(processor.items),
+            **asdict(config.generate.engine),
+        )
+        self._max_num_seqs = engine_config.max_num_seqs
+        return LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
 
     def __del__(self) -> None:
         """Stops the ranks. Ray Serve calls this when it stops a healthy replica, after its last request."""

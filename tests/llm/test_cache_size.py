@@ -1,5 +1,6 @@
 """The KV cache gets what is left of a GPU, and never more than was allowed."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from cpu_kernels.library import VARIABLE
-from llm.cache_size import bytes_left_for_cache, worst_step
+from llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
@@ -29,22 +30,92 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, total: int, free: int, reserved:
     return events
 
 
+def left(run: Callable[[], None] = lambda: None, *, bytes_of_block: int = 1, **settings: Any) -> int:
+    config = EngineConfig("model", device="cuda", **settings)
+    return bytes_left_for_cache(run, DEVICE, config, num_tokens=8192, bytes_of_block=bytes_of_block)
+
+
 def test_what_is_left_is_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     events = pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
     # Others hold 1000 - 650 - 200 = 150.
-    assert bytes_left_for_cache(lambda: events.append("run"), DEVICE, 0.9) == 900 - 150 - 300
+    assert left(lambda: events.append("run")) == 900 - 150 - 300
     assert events == ["empty", "reset", "run", "wait", "empty"]
 
 
 def test_what_is_reserved_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
-    assert bytes_left_for_cache(lambda: None, DEVICE, 0.9, reserved_bytes=100) == 900 - 150 - 300 - 100
+    assert left(reserved_bytes=100) == 900 - 150 - 300 - 100
+
+
+def test_two_engines_on_one_gpu_have_equal_caches_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=1000, free=800, reserved=200, peak=200)
+    first = left(gpu_share=0.5)
+    # The first one holds its weights, 150, and its cache.
+    pretend(monkeypatch, total=1000, free=1000 - 150 - first - 200, reserved=200, peak=200)
+    assert left(gpu_share=0.5) == first == 450 - 200
+
+
+def test_an_engine_never_plans_with_what_others_hold_of_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=1000, free=200, reserved=200, peak=200)
+    assert left(gpu_share=0.7) == 900 - 600 - 200
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
-    with pytest.raises(ValueError, match=r"memory_fraction \(0.45\) of 1000 bytes .* take 300, others 150"):
-        bytes_left_for_cache(lambda: None, DEVICE, 0.45)
+    with pytest.raises(
+        ValueError,
+        match=r"memory_fraction \(0.45\) of 1000 bytes has no room .* a block takes 1 bytes, and 0 are left.*8192"
+        r" tokens \(max_num_batched_tokens is 8192, max_num_seqs 256\), take 300, other processes 150, reserved are 0;"
+        r" lower max_num_batched_tokens or max_num_seqs, or raise memory_fraction",
+    ):
+        left(memory_fraction=0.45)
+
+
+def test_the_largest_step_needs_a_block_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=1000, free=650, reserved=200, peak=300)
+    assert left(bytes_of_block=450) == 450
+    with pytest.raises(ValueError, match="a block takes 451 bytes, and 450 are left"):
+        left(bytes_of_block=451)
+
+
+def test_a_step_that_a_gpu_does_not_hold_is_refused_with_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=1000, free=50, reserved=800, peak=0)
+    config = EngineConfig("model", device="cuda")
+    with (
+        pytest.raises(
+            ValueError,
+            match=r"the GPU's memory \(1000 bytes\) .* 8447 tokens \(max_num_batched_tokens is 8192, max_num_seqs 256\)"
+            r".* more than the 850 bytes that others leave; lower max_num_batched_tokens",
+        ),
+        shortage_explained(DEVICE, config, 8447),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_an_engine_whose_largest_step_does_not_fit_does_not_start(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    pretend(monkeypatch, total=1000, free=50, reserved=800, peak=0)
+    monkeypatch.setattr(ModelRunner, "_count_blocks", out_of_memory)
+    with pytest.raises(ValueError, match="lower max_num_batched_tokens"):
+        ModelRunner(EngineConfig(shapes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_seqs", "num_tokens"),
+    [
+        ({}, 64, 512),
+        ({"device": "cuda"}, 256, 8192),
+        ({"device": "cuda:1", "max_num_seqs": None, "max_num_batched_tokens": None}, 256, 8192),
+        ({"device": "cuda", "max_num_seqs": 16}, 16, 8192),
+        ({"device": "cuda", "max_num_seqs": 9000}, 9000, 9000),
+        ({"max_num_batched_tokens": 32}, 32, 32),
+    ],
+)
+def test_steps_are_as_large_as_the_device_wants(settings: dict[str, Any], num_seqs: int, num_tokens: int) -> None:
+    config = EngineConfig("model", **settings)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (num_seqs, num_tokens)
 
 
 @pytest.mark.parametrize("has_items", [False, True])

@@ -1,0 +1,132 @@
+"""All that a day on a GPU should tell, in one go and in less than 25 minutes, the most telling first.
+
+    python -m benchmarks.gpu_day [--parts NAME ...] [--minutes 25] [--output FILE]
+
+Each part is a process with a time limit of its own: one that crashes or hangs takes no other along, and the table has
+its error and the end of its output.
+
+- tests: the tests marked `gpu`, and which of them fail
+- decode: the decode engine with 1, 8, 64 and 256 sequences, against the bandwidth of a copy on this card
+- prefill: a long prompt, against the rate of a large matrix product on this card
+- tower: two vision towers, against the same rate
+- pipeline-llava, pipeline-qwen2_5_vl: the whole application on the card, TTFT and ITL beside pictures, with Encode and
+  Generate sharing the card and with the encoder inline; needs Ray
+- profile: where the time of a step goes
+
+Checkpoints have random weights, made on the GPU. Decode, prefill and profile have the language half of a 7B LLaVA; the
+pipelines' models are as wide, with a quarter of the layers, and the document says so. The results go into
+results/<name of the GPU>.json beside this file, or into --output, after each part. Parts that were not asked for stay
+in that file as they were. With `--device cpu --tiny` every part runs on the CPU with shapes of which no figure means
+anything, to try the program itself; it then writes a file only where --output names one.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.document import publish, save
+from benchmarks.parts import TREE, Document, Outcome, Part, run_part
+
+PARTS = (
+    Part("tests", ("-m", "benchmarks.gpu_tests"), 450),
+    Part("decode", ("-m", "benchmarks.llm_cuda", "decode"), 200),
+    Part("prefill", ("-m", "benchmarks.llm_cuda", "prefill"), 110),
+    Part("tower", ("-m", "benchmarks.encoder_cuda"), 90),
+    Part("pipeline-llava", ("-m", "benchmarks.gpu_pipeline", "llava"), 260, needs=("ray",)),
+    Part("pipeline-qwen2_5_vl", ("-m", "benchmarks.gpu_pipeline", "qwen2_5_vl"), 260, needs=("ray",)),
+    Part("profile", ("-m", "benchmarks.step_profile"), 120),
+)
+RESULTS = Path(__file__).parent / "results"
+_DEVICE_NAME = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+"""In a process of its own: this one holds none of the GPU's memory."""
+_WIDTH = 22
+
+
+def chosen_parts(names: list[str] | None, device: str, *, tiny: bool) -> list[Part]:
+    """Returns the parts with their arguments for the device, in the order of PARTS."""
+    options = ("--device", device, *(("--tiny",) if tiny else ()))
+    return [
+        Part(part.name, (*part.arguments, *options), part.seconds, part.needs)
+        for part in PARTS
+        if names is None or part.name in names
+    ]
+
+
+def run_all(parts: list[Part], seconds: float, document: Document, output: Path | None) -> dict[str, Outcome]:
+    """Runs one part after the other, as long as there is time, and writes the document after each."""
+    deadline = time.monotonic() + seconds
+    outcomes: dict[str, Outcome] = {}
+    for part in parts:
+        left = deadline - time.monotonic()
+        print(f"{part.name} ...", flush=True)
+        outcome = run_part(part, left) if left > 0 else Outcome("skipped", reason="no time is left")
+        outcomes[part.name] = outcome
+        document["parts"][part.name] = {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", **outcome.shown()}
+        save(document, output)
+    return outcomes
+
+
+def table(outcomes: dict[str, Outcome]) -> Iterator[str]:
+    """Yields the lines of the table: a part's result, its figures, and what went wrong."""
+    for name, outcome in outcomes.items():
+        yield f"{name:<{_WIDTH}}{outcome.state:<10}{outcome.seconds:>7.1f} s  {outcome.reason}".rstrip()
+        for measured, figures in outcome.document.get("measured", {}).items():
+            yield from rows(measured, figures)
+        yield from (f"  | {line}" for line in outcome.last_lines)
+
+
+def rows(name: str, figures: Any) -> Iterator[str]:
+    """Yields a line of plain figures, and one for each entry of a list."""
+    if not isinstance(figures, dict):
+        yield f"  {name:<{_WIDTH - 2}}{figures}"
+        return
+    lists = {key: value for key, value in figures.items() if isinstance(value, list)}
+    plain = [f"{key} {value}" for key, value in figures.items() if key not in lists]
+    yield f"  {name:<{_WIDTH - 2}}{'  '.join(plain)}"
+    for entries in lists.values():
+        yield from ("    " + "  ".join(str(value) for value in entry.values()) for entry in entries)
+
+
+def device_name(device: str) -> str:
+    """Returns the name of the device, "" where PyTorch sees no GPU."""
+    if device == "cpu":
+        return "cpu"
+    asked = subprocess.run([sys.executable, "-c", _DEVICE_NAME], capture_output=True, text=True, cwd=TREE, check=False)
+    return asked.stdout.strip()
+
+
+def file_name(device: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", device) + ".json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="default: all")
+    parser.add_argument("--minutes", type=float, default=25.0, help="for all parts together (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes: tries the program, measures nothing")
+    parser.add_argument("--output", type=Path, help="where the document goes")
+    options = parser.parse_args()
+    name = device_name(options.device)
+    if not name:
+        parser.exit(1, "benchmarks.gpu_day needs a CUDA GPU, and PyTorch sees none\n")
+    output = options.output or (None if options.tiny or name == "cpu" else RESULTS / file_name(name))
+    known = json.loads(output.read_text()) if output is not None and output.exists() else {}
+    document: Document = {"device": name, "parts": known.get("parts", {})}
+    outcomes = run_all(
+        chosen_parts(options.parts, options.device, tiny=options.tiny), options.minutes * 60, document, output
+    )
+    print("\n".join(table(outcomes)))
+    publish(document, output)
+    return 0 if all(outcome.state in ("ok", "skipped") for outcome in outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

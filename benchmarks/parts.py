@@ -1,0 +1,101 @@
+"""Runs parts of a long benchmark, each as a process of its own with a time limit. A part that crashes or hangs takes no
+other along, and what it has written of its document until then counts."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+TREE = Path(__file__).resolve().parent.parent
+END_SECONDS = 15.0
+"""How long a part that is too slow may take to stop what it has started."""
+_NUM_LINES = 15
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`arguments` are Python's; `--output` and a file for the document come behind them. `seconds`: its time limit.
+    `needs`: modules without which it is skipped."""
+
+    name: str
+    arguments: tuple[str, ...]
+    seconds: float
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a part. `document` is as much as there is, `last_lines` the end of its output where it failed."""
+
+    state: Literal["ok", "failed", "timed out", "skipped"]
+    seconds: float = 0.0
+    reason: str = ""
+    document: Document = field(default_factory=dict)
+    last_lines: list[str] = field(default_factory=list)
+
+    def shown(self) -> Document:
+        """Returns the fields that say something."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", [], {})}
+
+
+def run_part(part: Part, seconds: float | None = None) -> Outcome:
+    """Runs the part for as long as its limit says, and no longer than `seconds`."""
+    for module in part.needs:
+        if importlib.util.find_spec(module) is None:
+            return Outcome("skipped", reason=f"{module} cannot be imported")
+    limit = part.seconds if seconds is None else min(part.seconds, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        output, log = Path(folder, "document.json"), Path(folder, "log")
+        started = time.monotonic()
+        status = _run([sys.executable, *part.arguments, "--output", str(output)], log, limit)
+        taken = round(time.monotonic() - started, 1)
+        document = _read(output)
+        if status == 0:
+            return Outcome("ok", taken, document=document)
+        lines = log.read_text(errors="replace").splitlines()[-_NUM_LINES:]
+    if status is None:
+        return Outcome("timed out", taken, f"took more than {limit:.0f} s", document, lines)
+    reason = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+    return Outcome("failed", taken, reason, document, lines)
+
+
+def _run(command: list[str], log: Path, seconds: float) -> int | None:
+    """Returns the command's status, None where it took too long."""
+    with log.open("w") as lines:
+        process = subprocess.Popen(
+            command, cwd=TREE, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupts the process, so that it stops what it has started, and kills what is left of its group."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(output: Path) -> Document:
+    if not output.exists():
+        return {}
+    document: Document = json.loads(output.read_text())
+    return document

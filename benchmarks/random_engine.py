@@ -1,0 +1,166 @@
+"""An engine with the language half of LLaVA 1.5 7B, of random weights that are made on the device."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import AutoConfig, AutoProcessor, PreTrainedModel
+
+from benchmarks.gpu_limits import dtype_of
+from checkpoints import BUNDLED_MODEL
+from llm.attention import ATTENTION_NAME, register_paged_attention
+from llm.config import DtypeName, EngineConfig
+from llm.engine import LLMEngine
+from llm.models.family import LanguageFamily
+from llm.parallel import ProcessGroup
+from llm.sampling_params import SamplingParams
+from modeling.families import load_family
+from preprocess.schema import ProcessedPrompt
+
+Prompts = list[list[int]]
+
+_LLAVA_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 32064,
+    "max_position_embeddings": 8192,
+}
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 768,
+    "max_position_embeddings": 1024,
+}
+_MEMORY_SHARE = 0.8
+"""Of a GPU, for weights and the KV cache; activations and graphs have the rest."""
+_DTYPE_NAMES: dict[torch.dtype, DtypeName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A language model, and what is asked of it: `batches` are numbers of sequences that decode together."""
+
+    text: dict[str, int]
+    dtype: torch.dtype
+    batches: tuple[int, ...]
+    batch_positions: int
+    """Positions of all prompts of a batch together, as far as each has no more than `prompt_tokens`."""
+    prompt_tokens: int
+    new_tokens: int
+    long_prompt_tokens: int
+
+    @classmethod
+    def of(cls, device: torch.device, *, tiny: bool) -> "Shape":
+        """Returns a shape with the batches whose KV cache the device's memory holds."""
+        if tiny:
+            return cls(_TINY, dtype_of(device), (1, 4), 256, 32, 8, 128)
+        full = cls(_LLAVA_7B, dtype_of(device), (1, 8, 64, 256), 2**15, 512, 64, 4096)
+        if device.type == "cpu":
+            return full
+        room = torch.cuda.mem_get_info(device)[1] * _MEMORY_SHARE - full.num_weights * full.dtype.itemsize
+        fitting = [one for one in full.batches if full.num_positions(one) * full.position_bytes <= room]
+        return full.with_batches(fitting)
+
+    def with_batches(self, batches: Iterable[int]) -> "Shape":
+        """Returns the shape with other batches. For fewer sequences an engine starts sooner: with fewer graphs."""
+        return replace(self, batches=tuple(batches))
+
+    def prompt_length(self, batch: int) -> int:
+        return min(self.prompt_tokens, self.batch_positions // batch)
+
+    def num_positions(self, batch: int) -> int:
+        """Returns the positions of the KV cache that a batch takes at its end."""
+        return batch * (self.prompt_length(batch) + self.new_tokens)
+
+    @property
+    def position_bytes(self) -> int:
+        """Returns the bytes of keys and values of one position, over all layers."""
+        numbers = 2 * self.text["num_hidden_layers"] * self.text["num_key_value_heads"] * self.text["head_dim"]
+        return numbers * self.dtype.itemsize
+
+    @property
+    def num_weights(self) -> int:
+        """Returns how many weights the model's matrices have."""
+        hidden = self.text["hidden_size"]
+        layer = 4 * hidden**2 + 3 * hidden * self.text["intermediate_size"]
+        return self.text["num_hidden_layers"] * layer + 2 * self.num_head_weights
+
+    @property
+    def num_multiplied(self) -> int:
+        """Returns how many weights every token that decodes is multiplied with: all but the embeddings, of which a step
+        reads a few rows."""
+        return self.num_weights - self.num_head_weights
+
+    @property
+    def num_head_weights(self) -> int:
+        return self.text["vocab_size"] * self.text["hidden_size"]
+
+
+def make_engine(shape: Shape, device: torch.device) -> LLMEngine:
+    """Returns an engine whose cache holds the largest batch, and two long prompts. Steps have the engine's own size."""
+    num_tokens = max(*map(shape.num_positions, shape.batches), 2 * shape.long_prompt_tokens)
+    with tempfile.TemporaryDirectory() as folder, patch("llm.model_runner.load_language_half", _random_half):
+        _save_settings(shape, Path(folder))
+        return LLMEngine(
+            EngineConfig(
+                folder,
+                dtype=_DTYPE_NAMES[shape.dtype],
+                device=str(device),
+                kv_cache_bytes=(num_tokens + 16 * max(shape.batches)) * shape.position_bytes,
+                max_num_seqs=max(shape.batches),
+                prefix_caching=False,
+                prompt_lookup=False,
+            )
+        )
+
+
+def _save_settings(shape: Shape, folder: Path) -> None:
+    """Writes a checkpoint without weights."""
+    config = AutoConfig.from_pretrained(BUNDLED_MODEL)
+    for name, value in shape.text.items():
+        setattr(config.text_config, name, value)
+    config.text_config.tie_word_embeddings = config.tie_word_embeddings = False
+    config.save_pretrained(folder)
+    AutoProcessor.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)
+
+
+@torch.no_grad()
+def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tuple[PreTrainedModel, LanguageFamily]:
+    """Stands in for `load_language_half`. Weights are spread so that hidden states keep their size."""
+    register_paged_attention()
+    family: LanguageFamily = load_family("llm", "llava")
+    hf_config = AutoConfig.from_pretrained(config.model)
+    with torch.device(config.device):
+        half = family.model_class._from_config(
+            hf_config, dtype=getattr(torch, config.dtype), attn_implementation={"text_config": ATTENTION_NAME}
+        )
+    generator = torch.Generator(config.device).manual_seed(0)
+    for parameter in half.parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
+    return half.eval().requires_grad_(False), family
+
+
+def make_prompts(count: int, num_tokens: int) -> Prompts:
+    tokens = torch.randint(10, 200, (count, num_tokens), generator=torch.Generator().manual_seed(1))
+    prompts: Prompts = tokens.tolist()
+    return prompts
+
+
+def add_requests(engine: LLMEngine, prompts: Prompts, num_new: int) -> None:
+    """Adds greedy requests of exactly `num_new` tokens, named 0, 1 and so on."""
+    params: Any = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], params)

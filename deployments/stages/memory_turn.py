@@ -1,0 +1,46 @@
+"""Lets the processes that share a GPU plan its memory one after the other.
+
+A stage measures what its largest step takes and what others leave. Beside a stage that is still loading or trying its
+own largest step, either would count memory that the other one is about to take, or about to give back."""
+
+import fcntl
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_SLOW_SECONDS = 1.0
+
+
+@contextmanager
+def memory_turn(device: str) -> Iterator[None]:
+    """Around all from a stage's first allocation on `device` until its memory is planned. Waits for the turns of other
+    processes on the same GPU. On the CPU there is no turn to wait for."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    identity = torch.cuda.get_device_properties(torch.device(device)).uuid
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    with turn(session / f"raylens-gpu-{identity}.lock"):
+        yield
+
+
+@contextmanager
+def turn(file: Path) -> Iterator[None]:
+    """Holds the file's lock. The system takes it back when the process ends, however it ends."""
+    started = time.monotonic()
+    with file.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (seconds := time.monotonic() - started) > _SLOW_SECONDS:
+            logger.info("waited %.1f s for another process that planned the memory of this GPU", seconds)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a fork would keep it
