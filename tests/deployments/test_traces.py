@@ -78,7 +78,7 @@ def test_the_stages_follow_each_other_without_a_gap(app_url: str, collector: Col
     process may have to wait between two stages, but not each time."""
     gaps, shares = [], []
     for number in range(20, 25):
-        traced = Traced(collector, Asked(app_url, large_picture(number, SIDE)), *OF_ITEM)
+        traced = Traced(collector, Asked(app_url, large_picture(number, SIDE)), *OF_ITEM, "item")
         spans = [traced.named(name) for name in OF_ITEM]
         queue, encode = traced.named("encode_queue"), traced.named("encode")
         assert abs(encode.start - queue.end) < 1e-6
