@@ -282,6 +282,7 @@ def total(samples: list[Sample], **labels: str) -> float:
     return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
 
+@pytest.mark.slow
 def test_equal_pictures_at_both_doors_are_encoded_once_and_a_dead_ingress_takes_only_its_own_streams(
     cluster: Cluster,
 ) -> None:
@@ -358,6 +359,7 @@ def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluste
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_second_up_brings_new_settings_and_restarts_nothing_else(cluster: Cluster) -> None:
     def raylets() -> list[str]:
         return [host.run("pgrep -f raylet/raylet").strip() for host in (cluster.head, cluster.worker)]

@@ -167,6 +167,7 @@ def test_a_hostile_grammar_is_its_clients_mistake(app_url: str) -> None:
     assert exported(app_url, "request_errors", stage="generate") == before
 
 
+@pytest.mark.slow
 def test_large_pictures_hold_up_no_small_one_and_leave_no_memory_behind(app_url: str) -> None:
     def ask(picture: Image.Image) -> int:
         url = data_url(encoded(picture, "WEBP"), "image/webp")

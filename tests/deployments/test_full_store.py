@@ -32,6 +32,7 @@ def server(tmp_path: Path) -> Iterator[tuple[OpenAI, int]]:
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), process.pid
 
 
+@pytest.mark.slow
 def test_a_full_store_costs_no_answer(server: tuple[OpenAI, int]) -> None:
     client, pid = server
     pictures = range(NUM_PICTURES)

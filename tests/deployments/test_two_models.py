@@ -184,6 +184,7 @@ class Asking(Background):
                 self.num_answers += len(answer) == NUM_TOKENS
 
 
+@pytest.mark.slow
 def test_when_a_model_s_stage_is_away_the_other_one_answers(client: OpenAI, app_url: str) -> None:
     (pid,), (other,) = replica_pids("Generate"), replica_pids("Generate-small%2Fqwen")
     body = {"model": "shapes", "prompt": "Hello", "max_tokens": 1}

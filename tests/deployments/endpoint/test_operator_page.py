@@ -131,6 +131,7 @@ def test_the_lines_grow(dashboard: Page) -> None:
     expect(line).to_have_attribute("d", re.compile(r"^M\S+ \S+h\.01(L\S+ \S+){2,}$"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_is_missed_and_found_again(dashboard: Page) -> None:
     silence, state = dashboard.locator("#silence"), dashboard.locator("#state")
     expect(silence).to_be_hidden()

@@ -85,7 +85,13 @@ def test_ranks_end_in_good_order(shapes: str, replica: Any) -> None:
     assert ray.get(replica.stop.remote(), timeout=20) == ([], [True])
 
 
-@pytest.mark.parametrize("when", ["llm.parallel.listen", "llm.model_runner.probe_layers"], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("llm.parallel.listen", id="before", marks=pytest.mark.slow),
+        pytest.param("llm.model_runner.probe_layers", id="after"),
+    ],
+)
 def test_a_rank_that_dies_before_or_after_the_ranks_have_met_ends_the_start(
     shapes: str, replica: Any, when: str
 ) -> None:

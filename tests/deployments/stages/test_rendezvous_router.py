@@ -516,7 +516,7 @@ def test_calls_without_a_key_avoid_the_busy_replica(worker: DeploymentHandle[Any
     home, deadline = who(worker, "busy"), time.monotonic() + 1.5
     busy = [worker.options(session_id="busy").who.remote(1.5) for _ in range(MAX_ONGOING - 1)]
     time.sleep(0.3)
-    quick = []
+    quick: list[str] = []
     while len(quick) < 20:
         found = worker.who.remote().result(timeout_s=TIMEOUT)
         if time.monotonic() > deadline:  # on a busy machine it may have gone to a replica that is busy no more
