@@ -29,6 +29,7 @@ import torch
 
 from benchmarks.document import publish, this_machine
 from benchmarks.encoder import make_checkpoint, make_engine, qwen_items
+from benchmarks.two_trees import add_old_option, trees_of
 from cpu_kernels.library import kernel_library
 from encoder.engine import EncoderEngine
 from preprocess.schema import ItemTensors
@@ -127,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often each engine does everything")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
-    parser.add_argument("--old", type=Path, help="another checkout, to compare with")
+    add_old_option(parser)
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     parser.add_argument("--measure", metavar="CHECKPOINT", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -135,7 +136,7 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure(options.measure)))
         return
-    trees = {"new": Path(__file__).parents[1]} | ({"old": options.old.resolve()} if options.old else {})
+    trees = trees_of(options)
     rounds: dict[str, list[dict[str, dict[str, Any]]]] = {name: [] for name in trees}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = make_checkpoint("qwen2_vl", Path(folder))

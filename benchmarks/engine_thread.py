@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import at_most, publish, this_machine
-from benchmarks.per_token import commit_of
+from benchmarks.two_trees import add_old_option, commit_of, trees_of
 
 STREAMS, WAITS = (64, 256), (1, 10)
 WAIT_SECONDS = 0.004
@@ -126,14 +126,12 @@ def measure(sides: dict[str, Side], rounds: int) -> dict[str, dict[str, Figures]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", type=Path, help="a tree of this project to compare with")
+    add_old_option(parser)
     parser.add_argument("--intervals", type=float, nargs="*", default=[], help="other switch intervals, in seconds")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
-    paths = {"new": Path(__file__).resolve().parent.parent}
-    if options.old is not None:
-        paths["old"] = options.old.resolve()
+    paths = trees_of(options)
     with ExitStack() as stack:
         sides = {name: Side(stack.enter_context(running_replica(path))) for name, path in paths.items()}
         for interval in options.intervals:

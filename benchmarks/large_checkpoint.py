@@ -8,19 +8,21 @@ import torch
 from benchmarks.gpu_limits import dtype_of
 from benchmarks.random_checkpoint import Scale, make_checkpoint, make_qwen_checkpoint
 
-LANGUAGE_LAYERS = {"llava": {"language": 8, "of": 32}, "qwen2_5_vl": {"language": 7, "of": 28}}
-"""By the model: how many layers the language half has here, and how many that of the 7B model has."""
-
-_LLAVA_TEXT: dict[str, Any] = {
+LLAVA_7B = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
+    "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
     "head_dim": 128,
     "vocab_size": 32064,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
 }
+"""Of the language half of LLaVA 1.5 7B, but for the positions."""
+LANGUAGE_LAYERS = {"llava": {"language": 8, "of": 32}, "qwen2_5_vl": {"language": 7, "of": 28}}
+"""By the model: how many layers the language half has here, and how many that of the 7B model has."""
+
+_LLAVA_TEXT: dict[str, Any] = LLAVA_7B | {"max_position_embeddings": 4096, "tie_word_embeddings": False}
 _CLIP_L: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,

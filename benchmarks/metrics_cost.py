@@ -123,9 +123,10 @@ def measure(server: Server, kind: Kind, rounds: int, seconds: float) -> dict[str
         for name in sorted(ways, reverse=turn % 2 == 1):
             server.record(is_recording=name == "recording")
             with ThreadPoolExecutor(1) as reader:
-                if name == "recording":
-                    reader.submit(server.metrics)
+                reading = reader.submit(server.metrics) if name == "recording" else None
                 ways[name].run(kind, seconds)
+            if reading is not None:
+                reading.result()  # raises what kept the metrics from being read
     server.record(is_recording=True)
     return compared(ways) | {"counted": server.num_counted() - before}
 

@@ -27,7 +27,6 @@ A ratio is that of the new tree over the old one, and for the step that of the n
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ from benchmarks.document import publish, this_machine
 from benchmarks.parallel_streams import stream_together
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import Server, cpu_seconds, replica_of, running_tree, thread_cpu_seconds
+from benchmarks.two_trees import add_old_option, commit_of, trees_of
 from benchmarks.vllm_cpu import MODEL, REPORT_SECONDS, StepCounts, count_prompt_tokens, new_content, step_alone
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
@@ -91,10 +91,6 @@ class ServedTree:
         threads = thread_cpu_seconds(self._generate)
         whole = {"ingress": cpu_seconds(self._ingress), "generate": cpu_seconds(self._generate)}
         return whole | {str(number): seconds for number, seconds in threads.items()}
-
-
-def commit_of(tree: Path) -> str:
-    return subprocess.check_output(["git", "-C", str(tree), "rev-parse", "HEAD"], text=True).strip()
 
 
 def write_config(checkpoint: Path, tree: Path, file: Path) -> Path:
@@ -150,13 +146,11 @@ def _ratio(sides: dict[str, Figures], key: str, other: str = "old") -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", type=Path, help="a built tree of this project to compare with")
+    add_old_option(parser)
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
-    paths = {"new": Path(__file__).resolve().parent.parent}
-    if options.old is not None:
-        paths["old"] = options.old.resolve()
+    paths = trees_of(options)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "checkpoint"
         make_checkpoint(checkpoint)

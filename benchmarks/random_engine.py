@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoProcessor, PreTrainedModel
 
 from benchmarks.gpu_limits import dtype_of
+from benchmarks.large_checkpoint import LLAVA_7B
 from checkpoints import BUNDLED_MODEL
 from llm.attention import ATTENTION_NAME, register_paged_attention
 from llm.config import DtypeName, EngineConfig
@@ -23,16 +24,6 @@ from preprocess.schema import ProcessedPrompt
 
 Prompts = list[list[int]]
 
-_LLAVA_7B = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "vocab_size": 32064,
-    "max_position_embeddings": 8192,
-}
 _TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -66,7 +57,7 @@ class Shape:
         """Returns a shape with the batches whose KV cache the device's memory holds."""
         if tiny:
             return cls(_TINY, dtype_of(device), (1, 4), 256, 32, 8, 128)
-        full = cls(_LLAVA_7B, dtype_of(device), (1, 8, 64, 256), 2**15, 512, 64, 4096)
+        full = cls(LLAVA_7B, dtype_of(device), (1, 8, 64, 256), 2**15, 512, 64, 4096)
         if device.type == "cpu":
             return full
         room = torch.cuda.mem_get_info(device)[1] * _MEMORY_SHARE - full.num_weights * full.dtype.itemsize

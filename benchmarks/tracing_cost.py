@@ -152,10 +152,11 @@ def compared(ways: dict[str, Total]) -> dict[str, Any]:
     """Returns the figures of two ways, and the ratios of the first to the second."""
     one, other = ways.values()
     ratios = [with_it / without for with_it, without in zip(one.cpu_ms, other.cpu_ms, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios
     return {
         "cpu_ms": {name: round(way.cpu_seconds / way.requests * 1e3, 3) for name, way in ways.items()},
         "cpu_ratio": round(one.cpu_seconds / one.requests / (other.cpu_seconds / other.requests), 4),
-        "spread": [round(ratio, 3) for ratio in statistics.quantiles(ratios, n=4)],
+        "spread": [round(ratio, 3) for ratio in quartiles],
         "throughput": {name: round(way.requests / way.seconds, 1) for name, way in ways.items()},
         "throughput_ratio": round(one.requests / one.seconds / (other.requests / other.seconds), 4),
         "requests": {name: way.requests for name, way in ways.items()},

@@ -93,9 +93,9 @@ class ModelRunner:
         calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
         layers = cache_shapes(calls)
         with shortage_explained(self._device, config, self._max_step_tokens):
-            if self._device.type == "cuda" and self.lora_layers is None:
-                self._merge_linear_layers()
             if self._device.type == "cuda":
+                if self.lora_layers is None:
+                    self._merge_linear_layers()
                 with missing_tools_named():
                     self._compile_layers(layers, config)
             self.num_blocks = self._count_blocks(layers, config)

@@ -141,8 +141,9 @@ class Generate:
                 prompt = await self._rendered(prompt)
                 times.append(prompt.render_time(process_name()))
             items = prompt.placed(items)
-            count_bytes, stage = self._metrics.remote_bytes.inc, self._engine.stage_embeddings
-            hand_over = HandOver(items, prompt.rendered_at, count_bytes, stage)
+            hand_over = HandOver(
+                items, prompt.rendered_at, self._metrics.remote_bytes.inc, self._engine.stage_embeddings
+            )
             embeddings = await hand_over.ready()
             pieces_of = await self._piece_maker(prompt, params)
             sender = AnswerSender(
