@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-# With each new token at most so many tokens are decoded, as long as each token completes a character.
 MAX_DECODED_TOKENS = 16
+"""At most so many tokens and the newest one are decoded together. Of tokens that complete no character so many are
+held back."""
+_WINDOW_TOKENS = 4
+"""So many are decoded again with each new one while each completes a character. Fewer save no more time."""
 
 Decode = Callable[[list[int]], str]
 
@@ -105,11 +108,12 @@ class Detokenizer:
         num_held = len(self._token_ids) - self._boundary
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not final and num_held <= MAX_DECODED_TOKENS:
             return ""
-        if len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS and text == told:
+        is_long = len(self._token_ids) - self._anchor > _WINDOW_TOKENS
+        if is_long and text == told:
             # Tokens without text, such as skipped special tokens, must not become the new anchor. Some decoders drop
             # the blank at the beginning of a text, and the next word would become such a beginning.
             del self._token_ids[self._boundary :]
-        elif len(self._token_ids) - self._anchor > MAX_DECODED_TOKENS:
+        elif is_long:
             # The new anchor is the last boundary, never a token inside a character: some decoders would spoil the whole
             # character.
             self._anchor = self._boundary
