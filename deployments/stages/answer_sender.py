@@ -47,8 +47,9 @@ class AnswerSender:
         if self._first_times is not None:
             pieces[0].times.extend(self._first_times())
             self._first_times = None
-        known = [one for piece in pieces for one in piece.times]
+        known: list[StageTime] = []
         for piece in pieces:
+            known += piece.times
             self._num_unfinished -= piece.finish_reason is not None
         is_last = self._num_unfinished == 0
         if is_last:

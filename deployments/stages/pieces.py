@@ -42,7 +42,7 @@ class PieceMaker:
         self._tokenizer.token_bytes(0)
 
     def __call__(self, outputs: "Sequence[RequestOutput]") -> list[GeneratedText]:
-        """Returns one piece for each answer from the outputs of several steps, in the order of the outputs."""
+        """Returns one piece for each answer from the outputs of several steps, in the order of the answers' indices."""
         if len(outputs) == 1:  # as most often
             return [self._merge(outputs)]
         by_index: dict[int, list[RequestOutput]] = {}
@@ -51,13 +51,11 @@ class PieceMaker:
         return [self._merge(by_index[index]) for index in sorted(by_index)]
 
     def _merge(self, outputs: "Sequence[RequestOutput]") -> GeneratedText:
-        last = outputs[-1]
-        token_ids = [token_id for output in outputs for token_id in output.token_ids]
-        prompt_logprobs = [self._scored(one) for output in outputs for one in output.prompt_logprobs]
-        first = self._first_prompt_token
-        if first is not None and last.index == 0 and last.num_output_tokens == len(token_ids):
-            prompt_logprobs.insert(0, ScoredToken(first, self._tokenizer.token_bytes(first), None, []))
-        scored = [one for output in outputs for one in output.logprobs]
+        last, token_ids, scored = outputs[-1], outputs[-1].token_ids, outputs[-1].logprobs
+        if len(outputs) > 1:
+            token_ids = [token_id for output in outputs for token_id in output.token_ids]
+            scored = [one for output in outputs for one in output.logprobs]
+        is_beginning = last.index == 0 and last.num_output_tokens == len(token_ids)
         text, offsets = self._text(last, token_ids, tells_offsets=bool(scored))
         return GeneratedText(
             text=text,
@@ -69,9 +67,16 @@ class PieceMaker:
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
             times=_stage_times(last, len(token_ids)) if last.index == 0 else [],
             index=last.index,
-            logprobs=[self._scored(one, offset) for one, offset in zip(scored, offsets, strict=True)],
-            prompt_logprobs=prompt_logprobs,
+            logprobs=list(map(self._scored, scored, offsets)),
+            prompt_logprobs=self._prompt_logprobs(outputs[0]) if is_beginning else [],
         )
+
+    def _prompt_logprobs(self, first: "RequestOutput") -> list[ScoredToken]:
+        """Returns what the first output of the first answer tells of the prompt's tokens."""
+        told = [self._scored(one) for one in first.prompt_logprobs]
+        if (token_id := self._first_prompt_token) is None:
+            return told
+        return [ScoredToken(token_id, self._tokenizer.token_bytes(token_id), None, []), *told]
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
         """Returns the text that `token_ids`, the answer's next ones up to `last`, add, and the character in which each
