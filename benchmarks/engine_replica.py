@@ -35,7 +35,7 @@ from deployments.stages import generate_stage as stage
 from deployments.stages.piece_connection import PieceAddress
 from deployments.stages.piece_messages import read_message
 from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
-from deployments.tracing import Spans
+from deployments.tracing.spans import Spans
 from llm import engine as llm_engine
 from llm.byte_tokenizer import ByteTokenizer
 from llm.detokenizer import Detokenizer, decoder_of

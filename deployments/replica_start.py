@@ -4,7 +4,8 @@ from deployments.config import AppConfig
 from deployments.metrics.definitions import ReplicaMetrics
 from deployments.metrics.recording import record_metrics
 from deployments.server_log import join_server_log, process_name
-from deployments.tracing import Spans, spans_of
+from deployments.tracing.export import spans_of
+from deployments.tracing.spans import Spans
 
 
 def start_replica(stage: str, config: AppConfig) -> Spans:

@@ -15,7 +15,7 @@ from deployments.endpoint.gate import Gate
 from deployments.endpoint.ingress import REQUESTS
 from deployments.endpoint.request_traces import RequestTraces
 from deployments.stages.work_scaling import PendingWork
-from deployments.tracing import Spans
+from deployments.tracing.spans import Spans
 from tests.local_ledger import LocalLedger
 
 

@@ -26,7 +26,7 @@ PACKAGES = (
 ROOMS = ("summary", "stages", "shared", "pipeline", "api", "endpoint", "top", "app")
 """The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
 GROUND = ("config", "metrics", "replica_start", "request_context", "running_server", "server_log", "tracing")
-"""Files and one folder of deployments that every room may import, and that import none."""
+"""Files and two folders of deployments that every room may import, and that import none."""
 _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = ("modeling.families", "modeling.model_configs", "modeling.wemm_config", _TORCHVISION)
 """The files of modeling that preprocess may import: it needs what a model is called and set to, not its layers."""

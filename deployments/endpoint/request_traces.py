@@ -15,7 +15,8 @@ from deployments.endpoint.accounting import RequestAccount
 from deployments.endpoint.errors import error_kind
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
-from deployments.tracing import Attribute, OpenSpan, Spans, trace_headers
+from deployments.tracing.records import Attribute, OpenSpan
+from deployments.tracing.spans import Spans, trace_headers
 from preprocess.schema import StageTime, Stopwatch
 
 _MOST_SPANS = 500
@@ -144,7 +145,7 @@ class RequestTraces:
         self._spans.record(span.context, [one for one in times if one.place == here])
         told = traced.attributes() | {"http.response.status_code": status}
         if (route := getattr(scope.get("route"), "path", None)) is not None:
-            span.name(f"{scope['method']} {route}")
+            span.name = f"{scope['method']} {route}"
             told["http.route"] = route
         if ticket is not None and ticket.caller.name is not None:
             told["raylens.api_key"] = ticket.caller.name

@@ -30,7 +30,8 @@ from deployments.shared.item_states import (
 from deployments.shared.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
 from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import ITEM, EmbeddingInfo, ItemJob
-from deployments.tracing import OpenSpan, Spans
+from deployments.tracing.records import OpenSpan
+from deployments.tracing.spans import Spans
 from preprocess.cache import ItemCache
 from preprocess.schema import ItemInfo, Stopwatch
 

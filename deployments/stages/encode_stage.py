@@ -23,7 +23,7 @@ from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import PendingWork
-from deployments.tracing import Spans
+from deployments.tracing.spans import Spans
 from preprocess.schema import Stopwatch
 
 if TYPE_CHECKING:

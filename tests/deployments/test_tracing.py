@@ -2,9 +2,11 @@
 
 import socket
 import time
+from typing import cast
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
@@ -12,7 +14,9 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from deployments.config import TracingConfig
 from deployments.local_cluster import free_port
 from deployments.request_context import NO_REQUEST, RequestContext
-from deployments.tracing import NANOSECONDS, Spans, is_configured, spans_of, trace_headers
+from deployments.tracing.export import is_configured, spans_of
+from deployments.tracing.records import NANOSECONDS, RecordExporter, SpanRecord
+from deployments.tracing.spans import Spans, trace_headers
 from preprocess.schema import StageTime
 from tests.otlp_collector import collecting
 from tests.waiting import wait_until
@@ -29,10 +33,11 @@ class Recorded:
 
     def __init__(self, ratio: float = 1.0) -> None:
         self._exporter = InMemorySpanExporter()
-        provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
-        processor = SimpleSpanProcessor(self._exporter)
-        provider.add_span_processor(processor)
-        self.spans = Spans(provider, processor)
+        self._processor = SimpleSpanProcessor(RecordExporter(self._exporter, Resource.create({"a": "b"})))
+        self.spans = Spans(self._collect, ParentBasedTraceIdRatio(ratio))
+
+    def _collect(self, record: SpanRecord) -> None:
+        self._processor.on_end(cast("ReadableSpan", record))
 
     @property
     def ended(self) -> tuple[ReadableSpan, ...]:

@@ -22,7 +22,7 @@ from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
 from deployments.stages.piece_connection import PieceAddress, PieceConnections
 from deployments.stages.stage_handles import StageHandles
 from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
-from deployments.tracing import Spans
+from deployments.tracing.spans import Spans
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (

@@ -18,7 +18,7 @@ from deployments.shared.in_the_making import Announce
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
 from deployments.stages.stage_handles import StageHandles
-from deployments.tracing import Spans
+from deployments.tracing.spans import Spans
 from llm.sampling_params import SamplingParams
 from preprocess.data_url import data_url
 from preprocess.schema import (

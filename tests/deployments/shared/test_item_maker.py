@@ -14,7 +14,7 @@ from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, StoredItem
 from deployments.shared.stage_calls import StageCalls, StageUnavailableError
 from deployments.stages.stage_handles import StageHandles
-from deployments.tracing import Spans
+from deployments.tracing.spans import Spans
 from preprocess.schema import StageTime
 
 SUFFIXES = ("", "-second")

@@ -1,0 +1,87 @@
+"""Where the spans of this process go: to the collector that the configuration or OpenTelemetry's variables name."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from deployments.config import TracingConfig
+from deployments.tracing.records import RecordExporter, SpanRecord
+from deployments.tracing.spans import Spans
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.sampling import Sampler
+
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"
+_DELAY_MS = 1000.0
+"""How long spans wait to be sent together. What a replica has not sent when it ends is lost."""
+_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+_SELDOM_SECONDS = 60.0
+
+
+def spans_of(config: TracingConfig, process: str) -> Spans:
+    """Returns what makes this process's spans. `process`: its name. Raises RuntimeError where tracing is configured,
+    but not possible."""
+    if not is_configured(config):
+        return Spans()
+    protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "grpc")
+    if protocol != "grpc":
+        raise RuntimeError(f"traces are sent by OTLP over gRPC only (port 4317), not {protocol}")
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    own = {
+        "service.name": os.environ.get("OTEL_SERVICE_NAME", "raylens"),
+        "service.instance.id": process,
+        "raylens.deployment": process.partition("#")[0],
+        "host.name": socket.gethostname(),
+    }
+    resource = Resource.create(own)
+    exporter = RecordExporter(
+        OTLPSpanExporter(endpoint=config.endpoint), _OneResource(resource.attributes, resource.schema_url)
+    )
+    logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
+    delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
+    processor = BatchSpanProcessor(exporter, schedule_delay_millis=delay)
+    # The processor asks a span for its `context` only, which records have.
+    collect = cast("Callable[[SpanRecord], None]", processor.on_end)
+    # The provider is for the sampler that OpenTelemetry's variables ask for.
+    return Spans(collect, TracerProvider(sampler=_sampler(config)).sampler)
+
+
+class _Seldom(logging.Filter):
+    """Lets one record pass in a while. While the collector is away, the exporter complains every second."""
+
+    _next_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        passes = record.levelno >= logging.ERROR and time.monotonic() >= self._next_at
+        if passes:
+            self._next_at = time.monotonic() + _SELDOM_SECONDS
+        return passes
+
+
+def is_configured(config: TracingConfig) -> bool:
+    return config.endpoint is not None or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+
+
+def _sampler(config: TracingConfig) -> "Sampler | None":
+    """Returns None for what OpenTelemetry's own variables say."""
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    return None if config.sample_ratio is None else ParentBasedTraceIdRatio(config.sample_ratio)
+
+
+class _OneResource(Resource):
+    """The resource of all spans of this process. OpenTelemetry's own has a hash of its JSON, and the exporter asks for
+    it with each span: a third of the time in which it encodes one."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__

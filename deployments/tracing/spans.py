@@ -1,0 +1,117 @@
+"""The spans of this process, for OpenTelemetry. Where no collector is configured, nothing is made.
+
+Stages measure their times anyway (`preprocess.schema.StageTime`). Spans are made of these figures afterwards, so that
+both agree, and nothing happens while a stage works. Only what others are children of begins as a span."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, Sampler
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.request_context import RequestContext, in_request
+from deployments.server_log import FIELDS
+from deployments.tracing.records import Attribute, OpenSpan, SpanRecord, StageSpans, span_context
+from preprocess.schema import StageTime
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_W3C = TraceContextTextMapPropagator()
+_IDS = RandomIdGenerator()
+_MOST_CHARS = 512
+"""W3C's limit of both headers."""
+
+TraceHeaders = dict[str, list[str]]
+"""The headers `traceparent` and `tracestate` of a request, each with all its values."""
+
+
+def trace_headers(values: Mapping[str, list[str]]) -> TraceHeaders:
+    """Returns those that can be read. W3C: a trace that cannot be read is not the request's, and is no error."""
+    parents, states = values["traceparent"], values["tracestate"]
+    if len(parents) != 1 or len(parents[0]) > _MOST_CHARS:
+        return {}
+    return {"traceparent": parents} | ({"tracestate": states} if sum(map(len, states)) <= _MOST_CHARS - 32 else {})
+
+
+class Spans:
+    """Makes the spans of this process. `collect`: takes the record of each span; without it none is made, and contexts
+    are only handed on. `sampler`: decides which requests are collected, with all that belongs to them."""
+
+    def __init__(self, collect: Callable[[SpanRecord], None] | None = None, sampler: Sampler | None = None) -> None:
+        self._collect = collect
+        self._sampler = sampler
+
+    @contextmanager
+    def root(
+        self, request_id: str, headers: TraceHeaders, name: str, attributes: Mapping[str, Attribute]
+    ) -> Iterator[OpenSpan]:
+        """A span for a request of a client that lasts as long as the block. It belongs to the client's trace if the
+        `headers` name one. A request that is not collected has the ids of a trace nevertheless."""
+        given = _W3C.extract(headers)
+        parent = _parent_in(given)
+        trace_id = _IDS.generate_trace_id() if parent is None else parent.trace_id
+        state = TraceState() if parent is None else parent.trace_state
+        flags = TraceFlags.RANDOM_TRACE_ID if parent is None else parent.trace_flags & TraceFlags.RANDOM_TRACE_ID
+        own = dict(attributes)
+        if self._sampler is not None:
+            result = self._sampler.should_sample(given, trace_id, name, SpanKind.SERVER, attributes)
+            state, own = result.trace_state or state, {**own, **result.attributes}
+            flags |= TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else 0
+        traceparent = f"00-{trace_id:032x}-{_IDS.generate_span_id():016x}-{flags:02x}"
+        context = RequestContext(request_id, traceparent, state.to_header())
+        span = OpenSpan(context, context.is_sampled, name, parent, SpanKind.SERVER, own)
+        try:
+            yield span
+        finally:
+            self._end(span)
+
+    @contextmanager
+    def span(
+        self, name: str, context: RequestContext, attributes: Mapping[str, Attribute] | None = None
+    ) -> Iterator[OpenSpan]:
+        """A span that lasts as long as the block, and fails with it."""
+        if self._collect is None or not context.is_sampled:
+            yield OpenSpan(context)
+            return
+        traceparent = f"{context.traceparent[:36]}{_IDS.generate_span_id():016x}{context.traceparent[52:]}"
+        own = RequestContext(context.request_id, traceparent, context.tracestate)
+        span = OpenSpan(own, True, name, span_context(context), attributes=dict(attributes or {}))
+        try:
+            yield span
+        except Exception as error:
+            span.note_error(error)
+            raise
+        finally:
+            self._end(span)
+
+    def _end(self, span: OpenSpan) -> None:
+        if span.is_recorded and self._collect is not None:
+            self._collect(span.ended())
+
+    def record(
+        self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
+    ) -> None:
+        """Makes a span of each of the `times`, a child of the context's. The log has them, too, if it is to have all
+        (`--log-level debug`)."""
+        if not times:
+            return
+        if logger.isEnabledFor(logging.DEBUG):
+            with in_request(context):
+                for one in times:
+                    fields = {"stage": one.stage, "seconds": one.seconds}
+                    logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
+        if self._collect is not None and context.is_sampled:
+            self._collect(StageSpans(context, times, attributes or {}))
+
+
+def _parent_in(given: "Context") -> SpanContext | None:
+    parent = trace.get_current_span(given).get_span_context()
+    return parent if parent.is_valid else None
