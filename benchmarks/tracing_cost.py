@@ -10,10 +10,10 @@ the checks leave it out. Clients decide by the header
 pair in the other order than the last one.
 
 `cpu_ms` is the processor time of all replicas for a request, in milliseconds, over all rounds, and `cpu_ratio` that of
-traced ones to others: on a busy server throughput falls as it grows. Other work on the machine moves it much less than
-it moves `throughput`, in requests per second over all rounds, and `throughput_ratio`. `spread` has the quartiles of the
-ratios of neighbours' processor times. The collector's own work counts in the throughput, since it runs here, and not in
-the processor time.
+traced ones to others. Other work on the machine moves it much less than it moves `throughput`, in requests per second
+over all rounds, and `throughput_ratio`. A request that is open when its round ends counts there by the share of its
+time that has passed. `cpu_spread` and `throughput_spread` have the quartiles of the ratios of neighbours. The
+collector's own work counts in the throughput, since it runs here, and not in the processor time.
 
 `record_us` is the time in which an ingress makes the record of a request for `raylens trace`, in microseconds. The
 check has it as a share of the processor time of a request. The last line is one JSON document.
@@ -102,65 +102,69 @@ def new_body(kind: Kind, rng: random.Random) -> dict[str, Any]:
     return {"model": "shapes", "messages": [message], "max_tokens": kind.tokens, "ignore_eos": True}
 
 
-async def ask_for(url: str, kind: Kind, seconds: float, *, is_traced: bool) -> int:
-    """Returns how many requests `CLIENTS` clients, that always have one open, had answered."""
-    rng, num_done = random.Random(), 0
+async def ask_for(url: str, kind: Kind, seconds: float, *, is_traced: bool) -> list[float]:
+    """Has `CLIENTS` clients ask, who always have a request open until `seconds` are over. Returns which share of each
+    request's time had passed then."""
+    rng, shares = random.Random(), list[float]()
     flag = "01" if is_traced else "00"
     deadline = time.perf_counter() + seconds
 
     async def ask_forever(session: aiohttp.ClientSession) -> None:
-        nonlocal num_done
-        while time.perf_counter() < deadline:
+        while (asked := time.perf_counter()) < deadline:
             headers = {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{flag}"}
             body = new_body(kind, rng)
             async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
                 answer.raise_for_status()
                 await answer.read()
-            num_done += 1
+            shares.append(min(1.0, (deadline - asked) / (time.perf_counter() - asked)))
 
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(ask_forever(session) for _ in range(CLIENTS)))
-    return num_done
+    return shares
 
 
 @dataclass
 class Total:
-    """What rounds of one way on the server at `url` took, and the processor time of a request in each of them, in
-    milliseconds. `cpu` returns the processor seconds of the server so far. After a round it has `rest_seconds` for what
-    it does later."""
+    """What rounds of one way on the server at `url` took: the `requests`, and in each of the rounds the processor time
+    of a request in milliseconds and the requests per second. `cpu` returns the processor seconds of the server so far.
+    After a round it has `rest_seconds` for what it does later."""
 
     url: str
     cpu: Callable[[], float]
     rest_seconds: float = 0.0
     requests: int = 0
-    seconds: float = 0.0
     cpu_seconds: float = 0.0
     cpu_ms: list[float] = field(default_factory=list)
+    throughput: list[float] = field(default_factory=list)
 
     def run(self, kind: Kind, seconds: float, *, is_traced: bool = False) -> None:
-        started, cpu = time.perf_counter(), self.cpu()
-        number = asyncio.run(ask_for(self.url, kind, seconds, is_traced=is_traced))
-        self.seconds += time.perf_counter() - started
+        cpu = self.cpu()
+        shares = asyncio.run(ask_for(self.url, kind, seconds, is_traced=is_traced))
         time.sleep(self.rest_seconds)
         own_cpu = self.cpu() - cpu
-        self.requests += number
+        self.requests += len(shares)
         self.cpu_seconds += own_cpu
-        self.cpu_ms.append(own_cpu / number * 1e3)
+        self.cpu_ms.append(own_cpu / len(shares) * 1e3)
+        self.throughput.append(sum(shares) / seconds)
 
 
 def compared(ways: dict[str, Total]) -> dict[str, Any]:
     """Returns the figures of two ways, and the ratios of the first to the second."""
     one, other = ways.values()
-    ratios = [with_it / without for with_it, without in zip(one.cpu_ms, other.cpu_ms, strict=True)]
-    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios
     return {
         "cpu_ms": {name: round(way.cpu_seconds / way.requests * 1e3, 3) for name, way in ways.items()},
         "cpu_ratio": round(one.cpu_seconds / one.requests / (other.cpu_seconds / other.requests), 4),
-        "spread": [round(ratio, 3) for ratio in quartiles],
-        "throughput": {name: round(way.requests / way.seconds, 1) for name, way in ways.items()},
-        "throughput_ratio": round(one.requests / one.seconds / (other.requests / other.seconds), 4),
+        "cpu_spread": _quartiles(one.cpu_ms, other.cpu_ms),
+        "throughput": {name: round(statistics.mean(way.throughput), 1) for name, way in ways.items()},
+        "throughput_ratio": round(statistics.mean(one.throughput) / statistics.mean(other.throughput), 4),
+        "throughput_spread": _quartiles(one.throughput, other.throughput),
         "requests": {name: way.requests for name, way in ways.items()},
     }
+
+
+def _quartiles(one: list[float], other: list[float]) -> list[float]:
+    ratios = [with_it / without for with_it, without in zip(one, other, strict=True)]
+    return [round(ratio, 3) for ratio in (statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios)]
 
 
 def replicas_cpu_seconds() -> float:
