@@ -57,16 +57,23 @@ class Collector(TraceServiceServicer):
         self._tell = tell
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-        for resource in request.resource_spans:
-            host = context.peer().split(":")[1]  # ipv4:127.0.0.1:4711
-            for span in (span for scope in resource.scope_spans for span in scope.spans):
-                received = _received(span, _attributes(resource.resource.attributes), host)
-                self.spans.append(received)
-                self._tell(received)
+        for span in received(request, host=context.peer().split(":")[1]):  # ipv4:127.0.0.1:4711
+            self.spans.append(span)
+            self._tell(span)
         return ExportTraceServiceResponse()
 
     def of_trace(self, trace_id: str) -> list[Received]:
         return [span for span in self.spans if span.trace_id == trace_id]
+
+
+def received(request: Any, host: str) -> list[Received]:
+    """Returns the spans of a message of the protocol."""
+    return [
+        _received(span, _attributes(resource.resource.attributes), host)
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 from deployments.config import TracingConfig
-from deployments.tracing.records import RecordExporter, SpanRecord
+from deployments.tracing.records import SpanRecord
 from deployments.tracing.spans import Spans
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
     protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "grpc")
     if protocol != "grpc":
         raise RuntimeError(f"traces are sent by OTLP over gRPC only (port 4317), not {protocol}")
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from deployments.tracing.otlp import RecordExporter
 
     own = {
         "service.name": os.environ.get("OTEL_SERVICE_NAME", "raylens"),
@@ -43,10 +44,7 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         "raylens.deployment": process.partition("#")[0],
         "host.name": socket.gethostname(),
     }
-    resource = Resource.create(own)
-    exporter = RecordExporter(
-        OTLPSpanExporter(endpoint=config.endpoint), _OneResource(resource.attributes, resource.schema_url)
-    )
+    exporter = RecordExporter(config.endpoint, Resource.create(own).attributes)
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
     processor = BatchSpanProcessor(exporter, schedule_delay_millis=delay)
@@ -77,11 +75,3 @@ def _sampler(config: TracingConfig) -> "Sampler | None":
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
     return None if config.sample_ratio is None else ParentBasedTraceIdRatio(config.sample_ratio)
-
-
-class _OneResource(Resource):
-    """The resource of all spans of this process. OpenTelemetry's own has a hash of its JSON, and the exporter asks for
-    it with each span: a third of the time in which it encodes one."""
-
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__

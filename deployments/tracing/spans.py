@@ -4,23 +4,20 @@ Stages measure their times anyway (`preprocess.schema.StageTime`). Spans are mad
 both agree, and nothing happens while a stage works. Only what others are children of begins as a span."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace import SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import FIELDS
-from deployments.tracing.records import Attribute, OpenSpan, SpanRecord, StageSpans, span_context
+from deployments.tracing.records import Attribute, EndedSpan, OpenSpan, SpanRecord, StageSpans
 from preprocess.schema import StageTime
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -56,18 +53,20 @@ class Spans:
         """A span for a request of a client that lasts as long as the block. It belongs to the client's trace if the
         `headers` name one. A request that is not collected has the ids of a trace nevertheless."""
         given = _W3C.extract(headers)
-        parent = _parent_in(given)
-        trace_id = _IDS.generate_trace_id() if parent is None else parent.trace_id
-        state = TraceState() if parent is None else parent.trace_state
-        flags = TraceFlags.RANDOM_TRACE_ID if parent is None else parent.trace_flags & TraceFlags.RANDOM_TRACE_ID
-        own = dict(attributes)
+        parent = trace.get_current_span(given).get_span_context()
+        trace_id, flags, parent_id = parent.trace_id, parent.trace_flags & TraceFlags.RANDOM_TRACE_ID, ""
+        if parent.is_valid:
+            parent_id = f"{parent.span_id:016x}"
+        else:
+            trace_id, flags = _IDS.generate_trace_id(), TraceFlags.RANDOM_TRACE_ID
+        state, own = parent.trace_state, dict(attributes)
         if self._sampler is not None:
             result = self._sampler.should_sample(given, trace_id, name, SpanKind.SERVER, attributes)
             state, own = result.trace_state or state, {**own, **result.attributes}
             flags |= TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else 0
         traceparent = f"00-{trace_id:032x}-{_IDS.generate_span_id():016x}-{flags:02x}"
         context = RequestContext(request_id, traceparent, state.to_header())
-        span = OpenSpan(context, context.is_sampled, name, parent, SpanKind.SERVER, own)
+        span = OpenSpan(context, context.is_sampled, name, parent_id, is_server=True, attributes=own)
         try:
             yield span
         finally:
@@ -83,7 +82,7 @@ class Spans:
             return
         traceparent = f"{context.traceparent[:36]}{_IDS.generate_span_id():016x}{context.traceparent[52:]}"
         own = RequestContext(context.request_id, traceparent, context.tracestate)
-        span = OpenSpan(own, True, name, span_context(context), attributes=dict(attributes or {}))
+        span = OpenSpan(own, True, name, context.span_id, attributes=dict(attributes or {}))
         try:
             yield span
         except Exception as error:
@@ -94,7 +93,7 @@ class Spans:
 
     def _end(self, span: OpenSpan) -> None:
         if span.is_recorded and self._collect is not None:
-            self._collect(span.ended())
+            self._collect(EndedSpan(span, time.time_ns()))
 
     def record(
         self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
@@ -110,8 +109,3 @@ class Spans:
                     logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
         if self._collect is not None and context.is_sampled:
             self._collect(StageSpans(context, times, attributes or {}))
-
-
-def _parent_in(given: "Context") -> SpanContext | None:
-    parent = trace.get_current_span(given).get_span_context()
-    return parent if parent.is_valid else None

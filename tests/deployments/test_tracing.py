@@ -2,23 +2,20 @@
 
 import socket
 import time
-from typing import cast
 
 import pytest
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from deployments.config import TracingConfig
 from deployments.local_cluster import free_port
 from deployments.request_context import NO_REQUEST, RequestContext
 from deployments.tracing.export import is_configured, spans_of
-from deployments.tracing.records import NANOSECONDS, RecordExporter, SpanRecord
+from deployments.tracing.otlp import export_request
+from deployments.tracing.records import Attribute, SpanRecord
 from deployments.tracing.spans import Spans, trace_headers
 from preprocess.schema import StageTime
-from tests.otlp_collector import collecting
+from tests.otlp_collector import Received, collecting, received
 from tests.waiting import wait_until
 
 TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
@@ -32,16 +29,12 @@ class Recorded:
     """Spans, and what became of them."""
 
     def __init__(self, ratio: float = 1.0) -> None:
-        self._exporter = InMemorySpanExporter()
-        self._processor = SimpleSpanProcessor(RecordExporter(self._exporter, Resource.create({"a": "b"})))
-        self.spans = Spans(self._collect, ParentBasedTraceIdRatio(ratio))
-
-    def _collect(self, record: SpanRecord) -> None:
-        self._processor.on_end(cast("ReadableSpan", record))
+        self._records: list[SpanRecord] = []
+        self.spans = Spans(self._records.append, ParentBasedTraceIdRatio(ratio))
 
     @property
-    def ended(self) -> tuple[ReadableSpan, ...]:
-        return self._exporter.get_finished_spans()
+    def ended(self) -> list[Received]:
+        return received(export_request(self._records, {"service.name": "raylens"}), host="")
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +47,11 @@ def test_a_stage_time_becomes_a_span_of_the_same_moments() -> None:
     recorded = Recorded()
     recorded.spans.record(SAMPLED, [StageTime("encode", 1_795_690_140.25, 0.125, detail="seen")], {"n": 2})
     (span,) = recorded.ended
-    assert (span.name, span.start_time) == ("encode", int(1_795_690_140.25 * NANOSECONDS))
-    assert span.end_time is not None
-    assert span.start_time is not None
-    assert span.end_time - span.start_time == 0.125 * NANOSECONDS
-    assert dict(span.attributes or {}) == {"n": 2, "raylens.detail": "seen"}
-    assert span.parent is not None
-    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE_ID, SPAN_ID)
+    assert (span.name, span.seconds) == ("encode", 0.125)
+    assert span.start == pytest.approx(1_795_690_140.25, abs=1e-6)
+    assert span.attributes == {"n": 2, "raylens.detail": "seen"}
+    assert (span.trace_id, span.parent_id, span.tracestate) == (TRACE_ID, SPAN_ID, "vendor=1")
+    assert len(span.span_id) == 16
 
 
 def test_children_hang_below_a_span_that_fails_with_its_block() -> None:
@@ -79,11 +70,9 @@ def test_children_hang_below_a_span_that_fails_with_its_block() -> None:
     assert (context.request_id, context.trace_id, context.tracestate) == ("r", TRACE_ID, "vendor=1")
     assert context.span_id != SPAN_ID
     child, item = recorded.ended
-    assert child.parent is not None
-    assert item.context is not None
-    assert child.parent.span_id == item.context.span_id
-    assert not item.status.is_ok
-    assert [event.name for event in item.events] == ["exception"]
+    assert (child.parent_id, item.span_id) == (context.span_id, context.span_id)
+    assert (child.status, item.status) == (0, Status.STATUS_CODE_ERROR)
+    assert item.events == ["exception"]
 
 
 @pytest.mark.parametrize("context", [UNSAMPLED, NO_REQUEST])
@@ -94,7 +83,7 @@ def test_what_nobody_collects_is_not_made(context: RequestContext) -> None:
         span.describe({"a": 1})
         span.link(SAMPLED)
         recorded.spans.record(context, [StageTime("encode", 1.0, 1.0)])
-    assert recorded.ended == ()
+    assert recorded.ended == []
 
 
 def test_without_a_collector_a_request_has_the_ids_of_a_trace_nevertheless() -> None:
@@ -115,6 +104,36 @@ def test_the_ratio_decides_where_the_client_has_not(ratio: float) -> None:
         assert span.context.is_sampled == bool(ratio)
     with recorded.spans.root("r", HEADERS, "POST", {}) as span:
         assert span.context.is_sampled, "its client has decided"
+
+
+def test_what_a_message_cannot_carry_costs_no_other_span() -> None:
+    """Half a surrogate pair, which JSON of a client may contain, and an error may quote."""
+    recorded = Recorded()
+    with recorded.spans.span("item", SAMPLED, {"model": "caf\u00e9 \ud800", "tags": ["\ud800", "b"]}) as span:
+        span.note_error(ValueError("no \ud800"))
+    (item,) = recorded.ended
+    assert item.attributes == {"model": "café ?", "tags": ["?", "b"]}
+    assert item.events == ["exception"]
+
+
+def test_attributes_keep_their_types() -> None:
+    recorded = Recorded()
+    attributes: dict[str, Attribute] = {
+        "text": "a",
+        "yes": True,
+        "no": False,
+        "number": 2**40,
+        "share": 0.5,
+        "list": ["a", "b"],
+    }
+    with recorded.spans.span("item", SAMPLED, attributes) as span:
+        span.describe({"late": 1})
+        span.link(RequestContext("other", f"00-{TRACE_ID}-{'ef' * 8}-01"))
+        span.link(UNSAMPLED)
+    (item,) = recorded.ended
+    assert item.attributes == {**attributes, "late": 1}
+    assert [type(value) for value in item.attributes.values()] == [str, bool, bool, int, float, list, int]
+    assert item.links == ["ef" * 8]
 
 
 def test_headers_that_cannot_be_read_are_none() -> None:
