@@ -10,10 +10,11 @@ the checks leave it out. Clients decide by the header
 pair in the other order than the last one.
 
 `cpu_ms` is the processor time of all replicas for a request, in milliseconds, over all rounds, and `cpu_ratio` that of
-traced ones to others. Other work on the machine moves it much less than it moves `throughput`, in requests per second
-over all rounds, and `throughput_ratio`. A request that is open when its round ends counts there by the share of its
-time that has passed. `cpu_spread` and `throughput_spread` have the quartiles of the ratios of neighbours. The
-collector's own work counts in the throughput, since it runs here, and not in the processor time.
+traced ones to others. `throughput` is in requests per second, the median of all rounds. A request that is open when its
+round ends counts there by the share of its time that has passed. `throughput_ratio` is the median of the ratios of
+neighbours, because other work on the machine may spoil a whole round. `cpu_spread` and `throughput_spread` have the
+quartiles of these ratios. The collector's own work counts in the throughput, since it runs here, and not in the
+processor time.
 
 `record_us` is the time in which an ingress makes the record of a request for `raylens trace`, in microseconds. The
 check has it as a share of the processor time of a request. The last line is one JSON document.
@@ -155,16 +156,20 @@ def compared(ways: dict[str, Total]) -> dict[str, Any]:
         "cpu_ms": {name: round(way.cpu_seconds / way.requests * 1e3, 3) for name, way in ways.items()},
         "cpu_ratio": round(one.cpu_seconds / one.requests / (other.cpu_seconds / other.requests), 4),
         "cpu_spread": _quartiles(one.cpu_ms, other.cpu_ms),
-        "throughput": {name: round(statistics.mean(way.throughput), 1) for name, way in ways.items()},
-        "throughput_ratio": round(statistics.mean(one.throughput) / statistics.mean(other.throughput), 4),
+        "throughput": {name: round(statistics.median(way.throughput), 1) for name, way in ways.items()},
+        "throughput_ratio": round(statistics.median(_ratios(one.throughput, other.throughput)), 4),
         "throughput_spread": _quartiles(one.throughput, other.throughput),
         "requests": {name: way.requests for name, way in ways.items()},
     }
 
 
 def _quartiles(one: list[float], other: list[float]) -> list[float]:
-    ratios = [with_it / without for with_it, without in zip(one, other, strict=True)]
+    ratios = _ratios(one, other)
     return [round(ratio, 3) for ratio in (statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios)]
+
+
+def _ratios(one: list[float], other: list[float]) -> list[float]:
+    return [with_it / without for with_it, without in zip(one, other, strict=True)]
 
 
 def replicas_cpu_seconds() -> float:
