@@ -124,10 +124,15 @@ class RequestAccount:
         num_output_tokens = sum(piece.num_output_tokens for piece in pieces.values())
         return _usage(firsts, num_output_tokens)
 
+    @property
+    def time_to_first_token(self) -> float:
+        """Returns seconds since the request came."""
+        return (self._first_token or self._last_token) - self._arrival
+
     def timings(self) -> StageTimings:
         return StageTimings(
             seconds=self._stage_seconds(),
-            time_to_first_token=(self._first_token or self._last_token) - self._arrival,
+            time_to_first_token=self.time_to_first_token,
             total=self._last_token - self._arrival,
             processor_cache_hits=sum(request.trace.num_processor_cache_hits for request in self.requests),
             embedding_cache_hits=sum(request.trace.num_embedding_cache_hits for request in self.requests),

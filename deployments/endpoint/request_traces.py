@@ -69,7 +69,7 @@ class TracedRequest:
             "gen_ai.usage.output_tokens": usage.completion_tokens,
         }
         if account.has_begun:
-            told["gen_ai.latency.time_to_first_token"] = account.timings().time_to_first_token
+            told["gen_ai.latency.time_to_first_token"] = account.time_to_first_token
             told["gen_ai.response.finish_reasons"] = account.finish_reasons
         return told
 
