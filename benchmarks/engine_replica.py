@@ -30,12 +30,12 @@ from transformers import AutoTokenizer
 
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
+from deployments.replica_start import Spans  # type: ignore[attr-defined]  # where older trees have it, too
 from deployments.request_context import NO_REQUEST
 from deployments.stages import generate_stage as stage
 from deployments.stages.piece_connection import PieceAddress
 from deployments.stages.piece_messages import read_message
 from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
-from deployments.tracing.spans import Spans
 from llm import engine as llm_engine
 from llm.byte_tokenizer import ByteTokenizer
 from llm.detokenizer import Detokenizer, decoder_of
@@ -104,6 +104,9 @@ class WaitingEngine:
         times = SequenceTimes()
         times.first_scheduled = time.perf_counter()
         self._streams[request_id] = RequestOutput(request_id, 0, [], (), (), 8, 0, 0, None, False, times)
+
+    stage_embeddings = None
+    """There are none."""
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
         raise AssertionError("the prompts have no items")
