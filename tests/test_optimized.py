@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REFUSALS = {
     "sampling": "from llm.sampling_params import SamplingParams; SamplingParams(n=1000)",
     "structured output": "from llm.structured_output import StructuredOutput; StructuredOutput(choice=())",
@@ -42,6 +44,7 @@ ResponsesRequest(input="Hello", tool_choice="required")""",
 }
 
 
+@pytest.mark.slow
 def test_user_input_is_refused_without_assertions() -> None:
     """All in one process: the libraries have no compiled files for -O, so that each process would compile them."""
     code = f"""

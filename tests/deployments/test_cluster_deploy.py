@@ -101,6 +101,7 @@ def deploy(tmp_path: Path, ray_port: int) -> Iterator[Deploy]:
     end_app(APP_NAME)
 
 
+@pytest.mark.slow
 def test_it_tells_each_change_until_all_is_ready_and_new_settings_come_the_same_way(
     deploy: Deploy, ray_port: int, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_another_user_reaches_none_of_its_sockets(app_url: str) -> None:
     assert is_refused_to_nobody(lambda: (Path.home() / ".ray" / "auth_token").read_text())
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, of Debian's util-linux")
 def test_another_user_may_start_a_server_beside_it(app_url: str, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_every_route_is_described(app_url: str) -> None:
 
 
 def test_generated_requests_never_fail_the_server(app_url: str, client: OpenAI) -> None:
-    send_generated(app_url, client, 300)
+    send_generated(app_url, client, 150)
 
 
 @pytest.mark.slow
