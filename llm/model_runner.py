@@ -322,9 +322,9 @@ class ModelRunner:
         prompt."""
         return self._family.layout(self._model, prompt)
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput:
-        """Computes the chunks, of which decode chunks come first, and returns their outputs."""
-        step = self._builder.build(chunks)
+    def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepOutput:
+        """Computes the chunks, of which decode chunks come first. `chosen`: see `StepBuilder.build`."""
+        step = self._builder.build(chunks, chosen)
         return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
 
     def run_step(self, step: StepInput) -> StepOutput:
