@@ -47,9 +47,9 @@ def prefill_mask(
             # The span may begin before the chunk, in cached blocks that were computed with the whole of an equal span.
             assert span.end <= end, "a bidirectional span was split"
             members = np.array(span.members)
-            # The host chooses the rows: to count them on the device it would wait for that.
+            # The host would wait for the device to count the rows there, and to assign a number of its own.
             rows = send(members[members >= start] - start, device)
-            mask[rows[:, None], send(members, device)] = True
+            mask.index_put_((rows[:, None], send(members, device)), mask.new_ones(()))
     if windows_cut_spans and window is not None:
         mask &= in_window
     return mask

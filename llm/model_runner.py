@@ -415,7 +415,7 @@ class ModelRunner:
         if not levels and not self._family.takes_item_mask:
             return {}
         item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=self._device)
-        item_mask[0, step.embed_rows] = True
+        item_mask.index_fill_(1, step.embed_rows, True)  # by an assignment the host would wait for the device
         if self._family.takes_item_mask:
             return {"item_mask": item_mask}
         return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}
