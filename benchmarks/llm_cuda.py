@@ -4,10 +4,11 @@
 
 The language half of LLaVA 1.5 7B with random weights in bfloat16, made on the GPU. Each step of decoding has to read
 the weights and the KV cache once; `decode` says for 1, 8, 64 and 256 sequences how near a step's time comes to that of
-so many bytes at the bandwidth of a plain copy. Batches whose cache the GPU does not hold are left out. `prefill` says
-how near a prompt of 4,096 tokens comes to the rate of a large matrix product. `generate` runs the same model on the
-same prompts of 1 and 64 sequences, as it is and with its static cache, which it compiles; tokens a second are those
-behind the first of each answer. Without a name all three run. The last line is one JSON document.
+so many bytes at the bandwidth of a plain copy, and how long a step takes without asynchronous scheduling. Batches whose
+cache the GPU does not hold are left out. `prefill` says how near a prompt of 4,096 tokens comes to the rate of a large
+matrix product. `generate` runs the same model on the same prompts of 1 and 64 sequences, as it is and with its static
+cache, which it compiles; tokens a second are those behind the first of each answer. Without a name all three run. The
+last line is one JSON document.
 """
 
 import copy
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -67,7 +69,7 @@ def decode_steps(engine: LLMEngine, prompts: Prompts, num_new: int) -> tuple[lis
         is_prefill = any(len(answer) == 0 for answer in answers)
         num_positions = sum(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
         start = time.perf_counter()
-        outputs = engine.step()  # it hands out tokens: nothing is left to wait for
+        outputs = engine.step()  # it waits for the tokens that it hands out
         seconds = time.perf_counter() - start
         for output in outputs:
             answers[int(output.request_id)] += output.token_ids
@@ -87,11 +89,14 @@ def best_steps(bench: Bench, batch: int) -> tuple[list[tuple[float, int]], Promp
 def measure_decode(bench: Bench, batch: int) -> Figures:
     steps, _ = best_steps(bench, batch)
     seconds = sum(own for own, _ in steps)
+    with mock.patch.object(bench.engine, "_goes_ahead", False):
+        in_turn, _ = best_steps(bench, batch)
     weight_bytes = bench.shape.num_multiplied * bench.shape.dtype.itemsize
     num_bytes = sum(weight_bytes + num_positions * bench.shape.position_bytes for _, num_positions in steps)
     return {
         "tokens_per_second": round(batch * len(steps) / seconds, 1),
         "step_ms": round(seconds / len(steps) * 1e3, 3),
+        "synchronous_step_ms": round(sum(own for own, _ in in_turn) / len(in_turn) * 1e3, 3),
         "gb_per_second": round(num_bytes / seconds / 1e9, 1),
         "share_of_limit": round(num_bytes / bench.limits.bandwidth / seconds, 3),
     }

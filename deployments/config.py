@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from llm.config import NO_INT8_ON_GPU, DtypeName, EngineSettings
+from llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
 from preprocess.media import MediaLimits
 from preprocess.media_fetch import FetchPolicy
 
@@ -274,6 +274,8 @@ class GenerateConfig(ScaledConfig):
             raise ValueError("engine.quantization: weights divided among ranks cannot be quantized")
         if self.engine.max_loras > 0:
             raise ValueError("engine.max_loras: a model divided among ranks serves no adapters")
+        if self.engine.async_scheduling:
+            raise ValueError(f"engine.async_scheduling: {NO_ASYNC_WITH_RANKS}")
         if not self.num_cpus and not self.num_gpus:
             raise ValueError("ranks are placed by what they reserve: num_cpus or num_gpus must be above 0")
         if 0 < self.num_gpus <= 0.5:

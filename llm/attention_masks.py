@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
+from llm.host_values import send
 from llm.prompt_layout import BidirectionalSpan
 from llm.step_input import StepInput
 
@@ -44,8 +46,10 @@ def prefill_mask(
         if start < span.end and span.start < end:
             # The span may begin before the chunk, in cached blocks that were computed with the whole of an equal span.
             assert span.end <= end, "a bidirectional span was split"
-            members = torch.tensor(span.members, device=device)
-            mask[(members[members >= start] - start)[:, None], members] = True
+            members = np.array(span.members)
+            # The host would wait for the device to count the rows there, and to assign a number of its own.
+            rows = send(members[members >= start] - start, device)
+            mask.index_put_((rows[:, None], send(members, device)), mask.new_ones(()))
     if windows_cut_spans and window is not None:
         mask &= in_window
     return mask

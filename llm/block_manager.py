@@ -86,9 +86,23 @@ class BlockManager:
             sequence.block_table.append(block_id)
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
 
+    def note_computed(self, sequence: Sequence, end: int) -> None:
+        """Notes that the cache holds the sequence up to `end`, and makes blocks findable that this fills."""
+        num_full = sequence.num_nameable_tokens // self.block_size
+        sequence.num_computed_tokens = end
+        if sequence.num_nameable_tokens // self.block_size > num_full:
+            self.commit(sequence)
+
+    def note_known(self, sequence: Sequence) -> None:
+        """Notes that the host knows another token of the sequence, and makes the block findable that this fills where
+        the token has been computed already."""
+        if sequence.num_nameable_tokens % self.block_size == 0:
+            self.commit(sequence)
+
     def commit(self, sequence: Sequence) -> None:
-        """Makes the full blocks of the sequence findable. Call this when blocks of it have been filled."""
-        num_full = sequence.num_computed_tokens // self.block_size
+        """Makes the full blocks of the sequence findable whose tokens are all known. Call this when blocks of it have
+        been filled, or tokens in them have become known."""
+        num_full = sequence.num_nameable_tokens // self.block_size
         extend_block_hashes(sequence, self.block_size)
         for index in range(num_full - 1, -1, -1):
             block_id, block_hash = sequence.block_table[index], sequence.block_hashes[index]

@@ -22,6 +22,12 @@ NO_INT8_ON_GPU = (
 )
 """Why `quantization: int8` is refused there."""
 
+NO_ASYNC_WITH_RANKS = (
+    "a model divided among ranks waits for each token, which rank 0 tells the others with the next step; take null or"
+    " false"
+)
+"""Why `async_scheduling: true` is refused there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class EngineSettings:
@@ -64,6 +70,14 @@ class EngineSettings:
         Field(
             description="guess an answer's next tokens from what followed the same tokens before, and compute several"
             " in one step where few sequences decode; answers stay the same; null: on the CPU with Raylens' kernels"
+        ),
+    ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        Field(
+            description="launch each step before the last one's tokens are read, so that a GPU need not wait for the"
+            " host between two steps; answers stay the same; not beside guessed tokens; null: on a GPU where one"
+            " process computes the model"
         ),
     ] = None
     num_threads: Annotated[

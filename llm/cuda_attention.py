@@ -11,6 +11,7 @@ from llm.attention import AttentionCall, LayerShape
 from llm.attention_masks import chunk_masks
 from llm.cache_slots import write_slots
 from llm.decode_kernels import PagedContexts, count_splits, paged_decode
+from llm.host_values import send
 from llm.prefill_chunks import PrefillChunks, prefill_chunks
 from llm.step_input import StepInput
 
@@ -79,12 +80,12 @@ class CudaAttention:
         return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
 
     def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:
-        # One array holds lengths and tables, so that one copy brings both to the device.
+        # One array holds lengths and tables, and one copy brings both to the device.
         rows = np.zeros((len(lengths), 1 + max(map(len, block_tables), default=0)), dtype=np.int32)
         rows[:, 0] = lengths
         for row, blocks in zip(rows, block_tables, strict=True):
             row[1 : 1 + len(blocks)] = blocks
-        on_device = torch.from_numpy(rows).to(self._device)
+        on_device = send(rows, self._device)
         return PagedContexts(on_device[:, 1:], on_device[:, 0])
 
 

@@ -6,11 +6,13 @@ read one buffer of inputs. A step takes the smallest graph that holds it and fil
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from llm.attention import AttentionBackend
 from llm.cuda_attention import CudaAttention
 from llm.decode_kernels import PagedContexts
+from llm.host_values import HostValues
 from llm.step_input import StepInput
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -53,11 +55,10 @@ class DecodeGraphs:
         self._num_rope_axes = num_rope_axes
         self._table_start = _NUM_FIXED + num_rope_axes
         num_columns = self._table_start + -(-max_length // attention.block_size)
-        # Each sequence has one row, so that one copy brings all rows of a batch to the device.
-        self._host = torch.zeros(max_num_seqs, num_columns, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._rows = self._host.numpy()
+        # Each sequence has one row. Here the host puts them together; the device never reads this memory itself.
+        self._rows = np.zeros((max_num_seqs, num_columns), dtype=np.int32)
         self._pad(slice(None))
-        self._inputs = self._host.to(device)
+        self._inputs = torch.from_numpy(self._rows.copy()).to(device)
         self._logits_rows = torch.arange(max_num_seqs, device=device)
         # The largest is recorded first: the smaller ones reuse the memory that it took.
         self._replays = {size: capture(self._computation(size)) for size in reversed(batch_sizes(max_num_seqs))}
@@ -76,12 +77,22 @@ class DecodeGraphs:
 
     def run(self, step: StepInput) -> Outputs:
         """Returns the hidden states and logits that `forward` gives for a step that fits. The step's tensors are on the
-        CPU. The outputs are valid until the next run."""
+        CPU. The outputs are valid until the next run.
+
+        The device may still run the step before. The host waits for nothing of it, and overwrites nothing that it
+        reads: the rows go to the device by memory of this run alone. What overwrites the graphs' inputs and outputs is
+        the device itself, in the order of its stream, behind all that reads them."""
         num_seqs = len(step.query_lengths)
         size = min(size for size in self._replays if size >= num_seqs)
         self._fill(step, num_seqs)
         self._pad(slice(num_seqs, size))
-        self._inputs[:size].copy_(self._host[:size])
+        values = HostValues(self._inputs.device)
+        rows = values.add(self._rows[:size])
+        feed = None if step.fed is None else step.fed.plan(values)
+        values.upload()
+        self._inputs[:size].copy_(values[rows])
+        if feed is not None:
+            feed(self._inputs[:size, _TOKEN])
         hidden, logits = self._replays[size]()
         return hidden[:num_seqs], logits[:num_seqs]
 
@@ -95,7 +106,7 @@ class DecodeGraphs:
             row[self._table_start : self._table_start + len(blocks)] = blocks
 
     def _pad(self, rows: slice) -> None:
-        """Makes each of these rows of the host's buffer a sequence of one token in the padding block."""
+        """Makes each of these rows of the host a sequence of one token in the padding block."""
         padding = self._rows[rows]
         padding[:, : self._table_start] = 0
         padding[:, _SLOT] = self._attention.padding_block * self._attention.block_size

@@ -1,28 +1,27 @@
 """The LLM engine: call `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread.
 
 A step schedules chunks, runs the model over them, samples tokens, and makes an output for each sequence with a token.
+With asynchronous scheduling it launches all that, and makes the outputs of the step that was launched before.
 """
 
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import accumulate, islice
 
 import torch
 from transformers import AutoTokenizer
 
+from llm.answers import Answers
 from llm.block_manager import BlockManager
 from llm.byte_tokenizer import ByteTokenizer
-from llm.config import EngineConfig
+from llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
 from llm.detokenizer import Detokenizer, decoder_of
 from llm.excluded_tokens import ExcludedTokens
 from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
 from llm.grammar import GrammarCompiler
-from llm.late_masks import LateMasks, Sampling
-from llm.logprobs import TokenLogprobs
 from llm.lora_adapters import LoraAdapters
-from llm.lora_request import LoraError, LoraRequest
+from llm.lora_request import LoraRequest
 from llm.model_runner import ModelRunner
 from llm.outputs import EngineStats, RequestOutput
 from llm.parallel import ProcessGroup, RankDiedError
@@ -30,16 +29,19 @@ from llm.prefix_cache import private_root, shared_root
 from llm.prompt_lookup import PromptLookup
 from llm.request import AnswerState, Request, make_items
 from llm.request_checks import check_embeddings, check_room, check_spans
-from llm.sampler import SampledToken, sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import FinishReason, Sequence
+from llm.sequence import Sequence
 from llm.step_budget import StepBudget
 from llm.step_clock import StepClock
-from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from llm.step_in_flight import StepInFlight, StepLauncher
+from preprocess.schema import ProcessedPrompt
 
 logger = logging.getLogger(__name__)
+
+_FATAL = (torch.AcceleratorError, RankDiedError)
+"""The device itself or another rank has failed: every later step would, too."""
 
 _MAX_DRAFT_ROWS = 8
 """On the CPU, a step of up to so many rows reads the weights about as fast as a step of one."""
@@ -51,6 +53,7 @@ class LLMEngine:
     def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
         """With a `group` this engine is rank 0 of several ranks, see `ModelRunner`."""
         self._config = config
+        self._goes_ahead = _goes_ahead(config, group)
         self._runner = ModelRunner(config, group)
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
         self._looks_up = self._runner.has_kernels if config.prompt_lookup is None else config.prompt_lookup
@@ -70,13 +73,14 @@ class LLMEngine:
         self._default_sampling = default_sampling(generation)
         self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._eos_token_ids)
         self.grammar_compiler = GrammarCompiler(self.byte_tokenizer)
-        self._requests: dict[str, Request] = {}
-        self._late_masks = LateMasks()
+        self._clock = StepClock()
+        self._answers = Answers(self._scheduler, self._block_manager)
+        self._launcher = StepLauncher(self._runner, self._block_manager, self._answers, self._clock)
+        self._in_flight: StepInFlight | None = None
+        """The step that is launched and not read."""
         layers = self._runner.lora_layers
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
-        self._clock = StepClock()
-        self._num_draft_tokens = self._num_accepted_tokens = 0
         self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
         self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
         self._check_largest_item()
@@ -119,7 +123,7 @@ class LLMEngine:
         `max_loras` is 0. A grammar that `grammar_compiler` has compiled before takes no time here. Any thread may use
         that compiler.
         """
-        if request_id in self._requests:
+        if request_id in self._answers.requests:
             raise ValueError(f"request {request_id} is in the engine already")
         if lora is not None and self._adapters is None:
             raise ValueError(f"no adapters are served, as {lora.name!r}: max_loras is 0")
@@ -146,7 +150,7 @@ class LLMEngine:
                 state, self.make_detokenizer(params, prompt) if params.stop else None
             )
             self._scheduler.add(sequence)
-        self._requests[request_id] = request
+        self._answers.requests[request_id] = request
         self._is_stalled = False
 
     def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
@@ -173,20 +177,18 @@ class LLMEngine:
         done or unknown.
 
         Raises InvalidRequestError for a wrong shape. The request then still waits for the embeddings."""
-        if request_id not in self._requests:
+        request = self._answers.requests.get(request_id)
+        if request is None:
             return
-        request = self._requests[request_id]
         check_embeddings(index, request.prompt.placeholders[index], embeddings, self._runner.embedding_size)
         request.items[index].embeddings = embeddings
         self._is_stalled = False
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees all that it holds. Does nothing for a request that is done or unknown."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._finish_all(request, FinishReason.ABORT)
+        if self._answers.abort(request_id):
             self._is_stalled = False
-            self._check_nothing_is_left()
+            self._rest_if_idle()
 
     def has_unfinished(self) -> bool:
         return self._scheduler.has_unfinished()
@@ -216,13 +218,13 @@ class LLMEngine:
             num_decoded_sequences=self._scheduler.num_decoded_sequences,
             num_prefix_queries=self._scheduler.num_prefix_queries,
             num_prefix_hits=self._scheduler.num_prefix_hits,
-            num_draft_tokens=self._num_draft_tokens,
-            num_accepted_tokens=self._num_accepted_tokens,
+            num_draft_tokens=self._launcher.num_draft_tokens,
+            num_accepted_tokens=self._launcher.num_accepted_tokens,
         )
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns its outputs. A step that fails ends the requests in it with `ERROR`, and the other
-        requests go on.
+        requests go on. With asynchronous scheduling this launches a step and returns the outputs of the one before.
 
         Raises torch.AcceleratorError and RankDiedError, after which no step can succeed. Steps are somewhat faster on a
         thread that is in `torch.inference_mode` all the time.
@@ -231,26 +233,63 @@ class LLMEngine:
             with torch.inference_mode():
                 return self.step()
         self._clock.start()
-        failed = [] if self._adapters is None else self._place_adapters(self._adapters)
+        outputs = [] if self._adapters is None else self._place_adapters(self._adapters)
         with self._clock.part("schedule"):
             chunks = self._scheduler.schedule()
-        self._late_masks.forget_gone()
-        self._is_stalled = not chunks and not self._late_masks
+        late_masks = self._launcher.late_masks
+        late_masks.forget_gone()
+        before, self._in_flight = self._in_flight, None
+        self._is_stalled = not (chunks or late_masks or before)
         if self._is_stalled:
-            return failed
-        late = self._late_masks.sequences
-        try:
-            outputs = self._run(chunks)
-        except (torch.AcceleratorError, RankDiedError):
-            raise  # the device itself or another rank has failed: every later step would, too
-        except Exception:
-            request_ids = [one.request_id for one in [*(chunk.sequence for chunk in chunks), *late]]
-            logger.exception("step failed for requests %s", request_ids)
-            outputs = [output for request_id in request_ids for output in self._fail(request_id)]
-        self._check_nothing_is_left()
+            return outputs
+        launched, failed = self._launch(chunks, before)
+        if before is not None:
+            outputs += self._read(before)
+        outputs += self._answers.fail_all(failed)
+        if launched is not None:
+            outputs += self._choose(launched)
+        self._rest_if_idle()
         self._clock.end()
-        self._scheduler.note_step(chunks, self._clock.step_seconds)
-        return failed + outputs
+        return outputs
+
+    def _launch(
+        self, chunks: list[ScheduledChunk], before: StepInFlight | None
+    ) -> tuple[StepInFlight | None, list[Sequence]]:
+        """Launches a step, unless there is nothing to do but to read `before`. Where that fails, returns the sequences
+        that have to fail with it."""
+        if not chunks and before is not None:
+            return None, []
+        try:
+            return self._launcher.launch(chunks, self._scheduler.num_decodes, before), []
+        except _FATAL:
+            raise
+        except Exception:
+            return None, _told([chunk.sequence for chunk in chunks])
+
+    def _choose(self, step: StepInFlight) -> list[RequestOutput]:
+        """Has the step's tokens chosen, and reads them if the next step cannot be launched before."""
+        late = self._launcher.late_masks.sequences
+        try:
+            self._launcher.choose(step)
+        except _FATAL:
+            raise
+        except Exception:
+            return self._answers.fail_all(_told([*step.sequences, *late]))
+        if self._goes_ahead and not step.must_be_read:
+            self._in_flight = step
+            return []
+        return self._read(step)
+
+    def _read(self, step: StepInFlight) -> list[RequestOutput]:
+        try:
+            outputs = self._launcher.read(step)
+        except _FATAL:
+            raise
+        except Exception:
+            outputs = self._answers.fail_all(_told(step.sequences))
+        seconds = self._clock.note_read(step.launched_at)
+        self._scheduler.note_step(step.chunks, step.num_decodes, seconds)
+        return outputs
 
     def _place_adapters(self, adapters: LoraAdapters) -> list[RequestOutput]:
         """Gives waiting sequences their adapters. Ends the requests whose adapter cannot be read, and returns their
@@ -259,98 +298,22 @@ class LLMEngine:
         if not failures:
             return []
         failed = {one.request_id: failures[one.lora] for one in self._scheduler.waiting if one.lora in failures}
-        return [output for request_id, error in failed.items() for output in self._fail(request_id, error)]
+        return [output for request_id, error in failed.items() for output in self._answers.fail(request_id, error)]
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when a block of the KV cache was lost, or when its reference count is wrong."""
         self._block_manager.check_integrity([*self._scheduler.running, *self._scheduler.waiting])
 
-    def _check_nothing_is_left(self) -> None:
-        """Raises RuntimeError when no sequence is unfinished and yet a block or a request is held. The check is cheap
-        enough for every step."""
-        if not self._scheduler.has_unfinished() and (self._block_manager.usage or self._requests):
+    def _rest_if_idle(self) -> None:
+        """Where no sequence is unfinished, forgets the step in flight, for which nobody waits. Raises RuntimeError when
+        yet a block or a request is held. The check is cheap enough for every step."""
+        if self._scheduler.has_unfinished():
+            return
+        self._in_flight = None
+        if self._block_manager.usage or self._answers.requests:
             raise RuntimeError(
-                f"idle with {self._block_manager.usage:.1%} of the KV cache, {len(self._requests)} requests"
+                f"idle with {self._block_manager.usage:.1%} of the KV cache, {len(self._answers.requests)} requests"
             )
-
-    def _run(self, chunks: list[ScheduledChunk]) -> list[RequestOutput]:
-        sampling, logits = self._compute(chunks)
-        outputs = [self._end_without_tokens(chunk.sequence) for chunk in chunks if chunk.is_last and not chunk.samples]
-        if logits is None or not any(chunk.draft for chunk in chunks):
-            return outputs + self._sample(*self._late_masks.exchange(sampling, logits))
-        first_rows = _first_rows(chunks)
-        outputs += self._sample(*self._late_masks.exchange(sampling, logits[list(first_rows.values())]))
-        return outputs + self._check_drafts([(chunk, row) for chunk, row in first_rows.items() if chunk.draft], logits)
-
-    def _sample(self, sampling: Sampling, logits: torch.Tensor | None) -> list[RequestOutput]:
-        """Chooses the next token of each answer, by `logits` (answers, vocab), float32."""
-        if logits is None:
-            return []
-        outputs = []
-        with self._clock.part("sample"):
-            tokens = sample(logits, [answer.sampler_state for _, answer in sampling])
-        for (sequence, answer), token in zip(sampling, tokens, strict=True):
-            if token is None:
-                outputs += self._fail(sequence.request_id, answer.sampler_state.failure)
-            elif sequence.finish_reason is None:
-                outputs.append(self._advance(sequence, answer, token))
-        return outputs
-
-    def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> list[RequestOutput]:
-        """Goes on with the answers whose sampled token is the guessed one, whose successor has been computed, too.
-
-        `drafted`: the chunks with guesses, each with the row in `logits` of the token before the guesses."""
-        outputs, right, depth = [], drafted, 0
-        while right:
-            right = [
-                (chunk, row)
-                for chunk, row in right
-                if depth < len(chunk.draft)
-                and chunk.sequence.finish_reason is None
-                and chunk.sequence.token_ids[-1] == chunk.draft[depth]
-            ]
-            depth += 1
-            self._num_accepted_tokens += len(right)
-            for chunk, _ in right:
-                self._note_computed(chunk.sequence, chunk.end + depth)
-            sampling = [(chunk.sequence, self._answer(chunk.sequence)) for chunk, _ in right]
-            outputs += self._sample(sampling, logits[[row + depth for _, row in right]] if right else None)
-        for chunk, _ in drafted:
-            self._num_draft_tokens += len(chunk.draft)
-            if chunk.sequence.lookup is not None and chunk.sequence.finish_reason is None:
-                chunk.sequence.lookup.learn(len(chunk.draft), chunk.sequence.num_computed_tokens - chunk.end)
-        return outputs
-
-    def _compute(self, chunks: list[ScheduledChunk]) -> tuple[Sampling, torch.Tensor | None]:
-        """Computes the chunks and returns the answers to sample a token for. The logits, (rows, vocab), float32, have a
-        row for each of them, and behind it one for each guess."""
-        if not chunks:
-            return [], None
-        with self._clock.part("model"):
-            result = self._runner.run(chunks)
-        if result.prompt_logprobs:
-            self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
-        for chunk in chunks:
-            self._note_computed(chunk.sequence, chunk.end)
-        sampling = [(chunk.sequence, self._answer(chunk.sequence)) for chunk in chunks if chunk.samples]
-        return sampling, result.logits
-
-    def _note_computed(self, sequence: Sequence, end: int) -> None:
-        """Notes that the cache holds the sequence up to `end`."""
-        num_full = sequence.num_computed_tokens // self._config.block_size
-        sequence.num_computed_tokens = end
-        if end // self._config.block_size > num_full:
-            self._block_manager.commit(sequence)
-
-    def _keep_prompt_logprobs(self, chunks: list[ScheduledChunk], prompt_logprobs: list[TokenLogprobs]) -> None:
-        told = iter(prompt_logprobs)
-        for chunk in chunks:
-            if scored := chunk.scored_tokens:
-                self._answer(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
-                chunk.sequence.num_scored_tokens = chunk.start + scored.stop
-
-    def _answer(self, sequence: Sequence) -> AnswerState:
-        return self._requests[sequence.request_id].answers[sequence]
 
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
         wanted = params.structured_output
@@ -373,53 +336,20 @@ class LLMEngine:
         unset = {name: value for name, value in self._default_sampling.items() if getattr(params, name) is None}
         return replace(params, **unset)
 
-    def _advance(self, sequence: Sequence, answer: AnswerState, token: SampledToken) -> RequestOutput:
-        """Appends a sampled token, ends the sequence where it is complete, and returns the output for the token."""
-        sequence.append_token(token.token_id)
-        is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
-        reason = None
-        if is_stop_token or answer.is_complete_with(token.token_id):
-            reason = FinishReason.STOP
-        elif sequence.num_tokens >= sequence.max_num_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._scheduler.finish(sequence, reason)
-            self._forget(sequence)
-        output = RequestOutput.of(sequence, token, has_stop_token=is_stop_token)
-        if output.num_output_tokens == 1:
-            output.prompt_logprobs = answer.prompt_logprobs
-        return output
 
-    def _end_without_tokens(self, sequence: Sequence) -> RequestOutput:
-        """Ends a sequence that was to compute its prompt only, and returns its output."""
-        prompt_logprobs = self._answer(sequence).prompt_logprobs
-        self._scheduler.finish(sequence, FinishReason.LENGTH)
-        self._forget(sequence)
-        return replace(RequestOutput.of(sequence, None), prompt_logprobs=prompt_logprobs)
+def _goes_ahead(config: EngineConfig, group: ProcessGroup | None) -> bool:
+    """Returns whether steps are launched before the ones in front of them are read."""
+    if config.async_scheduling is None:
+        return config.device.startswith("cuda") and group is None
+    if config.async_scheduling and group is not None:
+        raise ValueError(f"async_scheduling: {NO_ASYNC_WITH_RANKS}")
+    return config.async_scheduling
 
-    def _forget(self, sequence: Sequence) -> None:
-        answers = self._requests[sequence.request_id].answers
-        del answers[sequence]
-        if not answers:
-            del self._requests[sequence.request_id]
 
-    def _fail(self, request_id: str, error: InvalidRequestError | LoraError | None = None) -> list[RequestOutput]:
-        """Ends all answers of a request with `ERROR` and returns their outputs, or none for a request that has ended.
-
-        `error` says what the client has to change, where the request itself has caused the failure, or what is wrong
-        with its adapter."""
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return []
-        for sequence in request.answers:
-            self._block_manager.disown(sequence)
-        outputs = self._finish_all(request, FinishReason.ERROR)
-        return [replace(output, error=error) for output in outputs]
-
-    def _finish_all(self, request: Request, reason: FinishReason) -> list[RequestOutput]:
-        for sequence in request.answers:
-            self._scheduler.finish(sequence, reason)
-        return [RequestOutput.of(sequence, None) for sequence in request.answers]
+def _told(sequences: list[Sequence]) -> list[Sequence]:
+    """Logs the exception that these sequences end with."""
+    logger.exception("step failed for requests %s", [sequence.request_id for sequence in sequences])
+    return sequences
 
 
 def _step_budget(config: EngineConfig, runner: ModelRunner) -> StepBudget:
@@ -428,10 +358,3 @@ def _step_budget(config: EngineConfig, runner: ModelRunner) -> StepBudget:
         target_seconds=None if config.target_step_ms is None else config.target_step_ms / 1e3,
         num_threads=runner.num_prompt_threads,
     )
-
-
-def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:
-    """Returns the row of the logits behind each chunk that samples. The rows behind its guesses follow."""
-    sampling = [chunk for chunk in chunks if chunk.samples]
-    ends = accumulate(1 + len(chunk.draft) for chunk in sampling)
-    return {chunk: end - 1 - len(chunk.draft) for chunk, end in zip(sampling, ends, strict=True)}

@@ -1,4 +1,5 @@
-"""Brings values of the host to a device, all of a step in one copy."""
+"""Carries values between the host and a device without waiting: a step's arrays to the device in one copy, and what the
+device has made back to the host."""
 
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy.typing as npt
 import torch
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
-_ALIGNMENT = 8
-"""Bytes. Each value begins at a multiple, as its numbers have to."""
+_ALIGNMENT = 16
+"""Bytes. Each value begins at a multiple. A compiled kernel may be for such addresses only, which tensors of their own
+have."""
 
 
 class HostValues:
@@ -16,7 +18,8 @@ class HostValues:
     each of them on the device.
 
     A copy costs the host some ten microseconds however small it is, and from memory that is not pinned the host also
-    waits until the device has done all that it was given before."""
+    waits until the device has done all that it was given before. So each upload takes pinned memory of its own, which
+    nobody writes to afterwards: the device may read it long after `upload` has returned."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,3 +51,32 @@ class HostValues:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._tensors[index]
+
+
+def send(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Returns the array on the device. The host does not wait, and may change the array at once."""
+    values = HostValues(device)
+    index = values.add(array)
+    values.upload()
+    return values[index]
+
+
+class HostCopy:
+    """A tensor on its way to the host. `read` waits until the device has made it, but for nothing that the device was
+    given later."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = tensor
+        self._is_there: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_there.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> list[Any]:
+        """Returns the tensor's numbers, in lists within each other as its axes are."""
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        numbers: list[Any] = self._host.tolist()
+        return numbers

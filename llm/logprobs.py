@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from llm.host_values import HostCopy, send
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,29 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
 
+class LogprobsCopy:
+    """Log-probabilities of one token of each row, and of the row's likeliest tokens, on their way to the host."""
+
+    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> None:
+        """Has the device compute them from `logits` (num_rows, vocab), float32, and `token_ids` (num_rows,), int64.
+        There is a row at least, and `num_top` is how many of its likeliest tokens to name."""
+        logprobs = logits.log_softmax(dim=-1)
+        ids, num_logits = token_ids[:, None], logits.shape[1]
+        chosen = logprobs.gather(1, ids.clamp(max=num_logits - 1)).masked_fill(ids >= num_logits, -torch.inf)
+        ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
+        values, indices = logprobs.topk(min(max(num_top), num_logits), dim=-1)
+        self._num_top = num_top
+        self._logprobs = HostCopy(torch.cat([chosen, values], dim=-1))
+        self._integers = HostCopy(torch.cat([ids, ranks, indices], dim=-1))
+
+    def read(self) -> list[TokenLogprobs]:
+        rows = zip(self._logprobs.read(), self._integers.read(), self._num_top, strict=True)
+        return [
+            TokenLogprobs(token_id, logprob, rank, list(zip(top_ids, top_logprobs, strict=True))[:wanted])
+            for (logprob, *top_logprobs), (token_id, rank, *top_ids), wanted in rows
+        ]
+
+
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     """Returns the log-probabilities of each row's token and of the row's `num_top` likeliest tokens.
 
@@ -30,16 +56,4 @@ def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequ
     """
     if not token_ids:
         return []
-    logprobs = logits.log_softmax(dim=-1)
-    ids = torch.tensor(token_ids, device=logits.device)[:, None]
-    num_logits = logits.shape[1]
-    chosen = logprobs.gather(1, ids.clamp(max=num_logits - 1)).masked_fill(ids >= num_logits, -torch.inf)
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    values, indices = logprobs.topk(min(max(num_top), num_logits), dim=-1)
-    tops = [list(zip(ids, row, strict=True)) for ids, row in zip(indices.tolist(), values.tolist(), strict=True)]
-    return [
-        TokenLogprobs(token_id, logprob, rank, top[:wanted])
-        for token_id, logprob, rank, top, wanted in zip(
-            token_ids, chosen[:, 0].tolist(), ranks.tolist(), tops, num_top, strict=True
-        )
-    ]
+    return LogprobsCopy(logits, send(np.array(token_ids, dtype=np.int64), logits.device), num_top).read()

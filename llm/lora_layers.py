@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from llm.host_values import send
 from llm.lora_adapter import LinearShape, LoraDelta
 from llm.lora_request import NO_SLOT
 
@@ -146,7 +147,7 @@ class LoraLayers:
         active.is_foreign = None
         if len(all_slots) > 1:
             owners = torch.arange(active.ranks.start, active.ranks.stop, device=self._device) // self.max_rank
-            active.is_foreign = owners != row_slots.to(self._device).unsqueeze(1)
+            active.is_foreign = owners != send(row_slots.numpy(), self._device).unsqueeze(1)
 
     def _ranks(self, start: int, stop: int) -> slice:
         return slice(start * self.max_rank, stop * self.max_rank)

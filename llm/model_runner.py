@@ -322,9 +322,9 @@ class ModelRunner:
         prompt."""
         return self._family.layout(self._model, prompt)
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> StepOutput:
-        """Computes the chunks, of which decode chunks come first, and returns their outputs."""
-        step = self._builder.build(chunks)
+    def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepOutput:
+        """Computes the chunks, of which decode chunks come first. `chosen`: see `StepBuilder.build`."""
+        step = self._builder.build(chunks, chosen)
         return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
 
     def run_step(self, step: StepInput) -> StepOutput:
@@ -415,7 +415,7 @@ class ModelRunner:
         if not levels and not self._family.takes_item_mask:
             return {}
         item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=self._device)
-        item_mask[0, step.embed_rows] = True
+        item_mask.index_fill_(1, step.embed_rows, True)  # by an assignment the host would wait for the device
         if self._family.takes_item_mask:
             return {"item_mask": item_mask}
         return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}

@@ -12,6 +12,7 @@ import torch
 from llm.attention import AttentionCall
 from llm.cache_slots import read_slots
 from llm.chunk_attention import attend_chunk
+from llm.host_values import send
 from llm.step_input import StepInput, slots_of
 from modeling.varlen_attention import attend_causally, has_kernel
 
@@ -88,8 +89,8 @@ def prefill_chunks(
                 rows,
                 queries,
                 ends,
-                torch.from_numpy(np.concatenate(slots)).to(device),
-                torch.from_numpy(starts).to(device),
+                send(np.concatenate(slots), device),
+                send(starts, device),
                 [masks[index - step.num_decodes] for index in members],
             )
         )

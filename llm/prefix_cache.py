@@ -29,14 +29,14 @@ def private_root() -> bytes:
 
 
 def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
-    """Extends `sequence.block_hashes` to all blocks that the sequence's tokens fill.
+    """Extends `sequence.block_hashes` to all blocks that the sequence's known tokens fill.
 
     A block's hash covers the hash of the block before it (for the first block `sequence.prefix_root`), its token ids,
     and for each item in it the hash of the item's content and the position where the item starts. So blocks of equal
     ids have different hashes if their pictures or their tenants differ. The hash is cryptographic, because a client
     could search for collisions.
     """
-    for index in range(len(sequence.block_hashes), sequence.num_tokens // block_size):
+    for index in range(len(sequence.block_hashes), len(sequence.token_ids) // block_size):
         parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.prefix_root
         start, end = index * block_size, (index + 1) * block_size
         content = np.array(sequence.token_ids[start:end], dtype=np.int64).tobytes()

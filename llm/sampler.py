@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from cpu_kernels.library import kernel_library
-from llm.host_values import HostValues
+from llm.host_values import HostCopy, HostValues, send
 from llm.kernel_sampler import choose_by_kernels
 from llm.logits_processors import plan_edits
-from llm.logprobs import TokenLogprobs, token_logprobs
+from llm.logprobs import LogprobsCopy, TokenLogprobs
 from llm.sampler_state import SamplerState
 from llm.truncation import plan_truncation
 
@@ -25,38 +26,101 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
-def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[SampledToken | None]:
-    """Chooses one token for each row of `logits` (len(states), vocab), float32, and appends it to the row's state.
+class _Choice(Protocol):
+    """What has been chosen for each row."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Token ids (num_rows,), int64, where the logits are. A row without a token has any id of the vocabulary."""
+
+    def read(self) -> list[int | None]:
+        """Returns the tokens, or None for a row whose highest logit is not finite, before its settings or behind
+        them."""
+
+
+class ChosenTokens:
+    """The next token of each row, as the device chooses it. The next step can take the tokens by `token_ids` before the
+    host knows them. `read` tells the host, once."""
+
+    def __init__(self, states: Sequence[SamplerState], choice: _Choice, logprobs: LogprobsCopy | None) -> None:
+        """`logprobs`: of the rows that ask for them, in order."""
+        self._states = states
+        self._choice = choice
+        self._logprobs = logprobs
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return self._choice.token_ids
+
+    def read(self) -> list[SampledToken | None]:
+        """Waits for the tokens, appends each to its row's state, and returns them.
+
+        Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails: such a failure
+        concerns the row's sequence alone."""
+        sampled = [
+            None if token_id is None or not state.append(token_id) else SampledToken(token_id)
+            for state, token_id in zip(self._states, self._choice.read(), strict=True)
+        ]
+        if self._logprobs is not None:
+            for row, logprobs in zip(_wanting_logprobs(self._states), self._logprobs.read(), strict=True):
+                if (token := sampled[row]) is not None:
+                    token.logprobs = logprobs
+        return sampled
+
+
+def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens:
+    """Has one token chosen for each row of `logits` (len(states), vocab), float32.
 
     Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. Then a greedy row takes its
-    likeliest token. For any other row the temperature, `plan_truncation` and a draw follow.
+    likeliest token. For any other row the temperature, `plan_truncation` and a draw follow. May overwrite `logits`.
 
-    Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails: such a failure
-    concerns the row's sequence alone. May overwrite `logits`.
+    The host does not wait for the device, but for rows that `waits_for_device` names.
     """
-    if not states:
-        return []
-    wanting = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-    raw = logits[wanting] if wanting else logits
+    wanting = _wanting_logprobs(states)
+    rows = send(np.array(wanting), logits.device) if wanting else None
+    raw = None if rows is None else logits[rows]
     library = kernel_library() if logits.device.type == "cpu" else None
-    token_ids = _choose(logits, states) if library is None else choose_by_kernels(library, logits, states)
-    sampled = [
-        None if token_id is None or not state.append(token_id) else SampledToken(token_id)
-        for state, token_id in zip(states, token_ids, strict=True)
-    ]
-    if wanting:
-        wanted = token_logprobs(
-            raw, [token_ids[row] or 0 for row in wanting], [_num_top(states[row]) for row in wanting]
-        )
-        for row, logprobs in zip(wanting, wanted, strict=True):
-            if (token := sampled[row]) is not None:
-                token.logprobs = logprobs
-    return sampled
+    choice: _Choice = (
+        _choose(logits, states) if library is None else _ChosenByKernels(choose_by_kernels(library, logits, states))
+    )
+    if rows is None or raw is None:
+        return ChosenTokens(states, choice, None)
+    num_top = [states[row].params.logprobs or 0 for row in wanting]
+    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids[rows], num_top))
 
 
-def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int | None]:
-    """Returns each row's next token, or None for a row whose highest logit is not finite, before its settings or behind
-    them. The host sends one array to the device, and waits for one."""
+def _wanting_logprobs(states: Sequence[SamplerState]) -> list[int]:
+    return [row for row, state in enumerate(states) if state.params.logprobs is not None]
+
+
+class _ChosenByKernels:
+    """A choice that the host has made."""
+
+    def __init__(self, tokens: list[int | None]) -> None:
+        self._tokens = tokens
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return torch.tensor([token_id or 0 for token_id in self._tokens])
+
+    def read(self) -> list[int | None]:
+        return self._tokens
+
+
+class _ChosenByDevice:
+    """A choice on its way to the host. `is_finite` (num_rows,): which rows have a token."""
+
+    def __init__(self, token_ids: torch.Tensor, is_finite: torch.Tensor) -> None:
+        self.token_ids = token_ids
+        self._told = HostCopy(torch.stack([token_ids, is_finite.long()]))
+
+    def read(self) -> list[int | None]:
+        told = zip(*self._told.read(), strict=True)
+        return [token_id if is_finite else None for token_id, is_finite in told]
+
+
+def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDevice:
+    """Does what `choose` does by PyTorch. The host sends one array to the device, and gets one."""
     values = HostValues(logits.device)
     edits = plan_edits(values, states)
     drawing = [row for row, state in enumerate(states) if not state.is_greedy]
@@ -69,12 +133,7 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int | 
     is_finite &= highest.isfinite()
     if draw is not None:
         draw(logits, token_ids)
-    told = zip(*torch.stack([token_ids, is_finite.long()]).tolist(), strict=True)
-    return [token_id if is_finite else None for token_id, is_finite in told]
-
-
-def _num_top(state: SamplerState) -> int:
-    return state.params.logprobs or 0
+    return _ChosenByDevice(token_ids, is_finite)
 
 
 def _plan_draw(

@@ -48,7 +48,8 @@ class SeenTokens:
 
 
 class SamplerState:
-    """The state of the sampler for one sequence. `sampler.sample` reads it and appends the token that it chooses."""
+    """The state of the sampler for one sequence. `sampler.choose` reads it. The token that it chooses is appended when
+    the host reads it, before the next one is chosen."""
 
     def __init__(
         self,

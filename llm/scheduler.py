@@ -36,7 +36,7 @@ class ScheduledChunk:
         self.num_tokens = num_tokens
         self.start = sequence.num_computed_tokens
         self.end = self.start + num_tokens
-        self.is_last = self.end == len(sequence.token_ids)
+        self.is_last = self.end == sequence.num_tokens
         self.samples = self.is_last and self.end < sequence.max_num_tokens
         self.draft = []
 
@@ -97,7 +97,8 @@ class Scheduler:
         self._short_prompt_share = short_prompt_share
         self._budget = 0
         self._arrival_credit = 0
-        self._num_decodes = 0
+        self.num_decodes = 0
+        """Of the chunks that `schedule` has returned last, how many decode. They come first."""
         self._num_arrived = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -122,32 +123,35 @@ class Scheduler:
     def schedule(self) -> list[ScheduledChunk]:
         """Chooses the next step's chunks, allocates their blocks and returns them, decode chunks (of one token) first.
 
-        The list is empty although sequences are unfinished only where all of them wait for embeddings.
+        The list is empty although sequences are unfinished only where all of them wait for embeddings, or for tokens
+        that the host has not read.
         """
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
         for sequence in [running for running in self.running if running.num_uncomputed_tokens == 1]:
-            if sequence.status is SequenceStatus.RUNNING and (num_tokens := self._chunk_size(sequence, chunks)):
+            if sequence.status is not SequenceStatus.RUNNING or sequence.awaits_last_token:
+                continue
+            if num_tokens := self._chunk_size(sequence, chunks):
                 self._take(sequence, num_tokens, chunks)
-        self._num_decodes = len(chunks)
-        if self.waiting or len(self.running) > self._num_decodes:
+        self.num_decodes = len(chunks)
+        if self.waiting or len(self.running) > self.num_decodes:
             self._take_up_prompts(chunks)
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         return list(chunks.values())
 
-    def note_step(self, chunks: list[ScheduledChunk], seconds: float) -> None:
-        """Takes how long the step took, whose chunks `schedule` has returned last."""
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        self.num_decoded_sequences += self._num_decodes
-        self.num_prefill_tokens += num_tokens - self._num_decodes
-        self._step_budget.note(self._num_decodes, num_tokens - self._num_decodes, seconds)
+    def note_step(self, chunks: list[ScheduledChunk], num_decodes: int, seconds: float) -> None:
+        """Takes how long the step of these chunks took, of which so many decoded."""
+        num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_decodes
+        self.num_decoded_sequences += num_decodes
+        self.num_prefill_tokens += num_prompt_tokens
+        self._step_budget.note(num_decodes, num_prompt_tokens, seconds)
 
     def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""
         prompts = [running for running in self.running if running.num_uncomputed_tokens > 1]
         prompts += [waiting for waiting in self.waiting if self._may_start(waiting)]
-        room = self._step_budget.prompt_tokens(self._num_decodes, self._budget) if prompts else 0
+        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget) if prompts else 0
         if room <= 0:
             return
         self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
@@ -242,8 +246,10 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Starts a waiting sequence if all its tokens have room now. With less room it would soon be preempted
-        again."""
-        if len(self.running) == self._max_num_seqs or not self._may_start(sequence):
+        again. One that was preempted keeps its place in front of others, but cannot start while a token is pending:
+        its last tokens are computed together, by their ids."""
+        is_full = len(self.running) == self._max_num_seqs
+        if is_full or sequence.num_pending_tokens or not self._may_start(sequence):
             return
         first = next(waiting for waiting in self.waiting if waiting is sequence or self._may_start(waiting))
         is_charged = sequence is not first and not self._has_room_beside(first)
@@ -276,9 +282,9 @@ class Scheduler:
         """Returns whether `sequence` may take room that `first` waits for, which comes before it by rank.
 
         Without a limit, a large prompt might never find room beside ever new small ones. Nobody overtakes a preempted
-        sequence whose client has read some of the answer."""
+        sequence that has begun to answer."""
         is_within = first.num_overtaking_tokens + self._num_lacking(sequence) <= first.num_tokens
-        return is_within and first.num_output_tokens == 0
+        return is_within and first.num_tokens == first.num_prompt_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
         self._block_manager.free(sequence)

@@ -76,7 +76,11 @@ class SequenceTimes:
 class Sequence:
     """One answer to a request, from its prompt's first token to its latest token.
 
-    The keys and values of the first `num_computed_tokens` positions are in the blocks of `block_table`, in order.
+    `token_ids`: the tokens that the host knows. `num_pending_tokens`: how many further ones have been launched: the
+    device chooses them, and the host has not read them yet. They have positions, and no ids. There is one at most, and
+    only while the next step is scheduled and launched. `pending_row`: its row among the tokens of its step.
+    The keys and values of the first `num_computed_tokens` positions are in the blocks of `block_table`, in order, as
+    soon as the device has done what it was given.
     `index`: the number of the answer in its request. All answers but the first have the first as their `parent` and
     share its prompt.
     `block_hashes`: names of the content of the full blocks, which start from `prefix_root`, see `prefix_cache`.
@@ -112,6 +116,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    pending_row: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     times: SequenceTimes = field(default_factory=SequenceTimes)
@@ -123,15 +129,27 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Returns how many positions the sequence has: those of known and of pending tokens."""
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
+        """Returns how many tokens of the answer are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_nameable_tokens(self) -> int:
+        """Returns how many positions of the cache hold known tokens, so that full blocks of them can have names."""
+        return min(self.num_computed_tokens, len(self.token_ids))
+
+    @property
+    def awaits_last_token(self) -> bool:
+        """Returns whether the last token that the sequence may have is pending: it ends when the host reads it."""
+        return self.num_pending_tokens > 0 and self.num_tokens >= self.max_num_tokens
 
     @property
     def awaits_embeddings(self) -> bool:
@@ -146,7 +164,7 @@ class Sequence:
         A preempted sequence needs them again, and the caller may still find that it cannot deliver them.
         """
         if self.num_computed_tokens >= self.num_prompt_tokens:
-            return len(self.token_ids)
+            return self.num_tokens
         awaited = (item.positions for item in self.items if item.embeddings is None)
         starts = [at[bisect_left(at, self.num_computed_tokens)] for at in awaited if at[-1] >= self.num_computed_tokens]
         return min(starts, default=self.num_prompt_tokens - 1 if self.awaits_embeddings else self.num_tokens)
@@ -175,6 +193,11 @@ class Sequence:
     def end_of_span(self, position: int) -> int:
         """Returns the end of the span that holds `position`, or the next position where no span holds it."""
         return next((span.end for span in self.layout.spans if span.start <= position < span.end), position + 1)
+
+    def add_pending_token(self, row: int) -> None:
+        """Notes that a token has been launched, in this row of what its step samples."""
+        self.num_pending_tokens += 1
+        self.pending_row = row
 
     def append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)

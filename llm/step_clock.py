@@ -15,19 +15,20 @@ class StepClock:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.step_seconds = 0.0
-        """Of the last step."""
+        self.started = 0.0
+        """When `start` was called last, in seconds of `time.perf_counter`."""
+        self._last_read = 0.0
         self._seconds = dict.fromkeys(get_args(StepPart), 0.0)
-        self._started = 0.0
         self._in_parts = 0.0
 
     def start(self) -> None:
+        """Begins the host's work of a step. `end` ends it."""
         self._in_parts = 0.0
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
 
     @contextmanager
     def part(self, name: StepPart) -> Iterator[None]:
-        """Counts the block as a part of the step that has been started."""
+        """Counts the block as a part of the work that has been started."""
         started = time.perf_counter()
         try:
             yield
@@ -37,9 +38,16 @@ class StepClock:
             self._in_parts += seconds
 
     def end(self) -> None:
-        self.step_seconds = time.perf_counter() - self._started
-        self._seconds["other"] += self.step_seconds - self._in_parts
+        self._seconds["other"] += time.perf_counter() - self.started - self._in_parts
+
+    def note_read(self, launched_at: float) -> float:
+        """Counts a step that has been read. Returns how many seconds it took: since its launch, or since the step
+        before it was read, where it was launched earlier than that."""
+        now = time.perf_counter()
+        seconds = now - max(launched_at, self._last_read)
+        self._last_read = now
         self.num_steps += 1
+        return seconds
 
     @property
     def seconds(self) -> Mapping[StepPart, float]:

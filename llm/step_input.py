@@ -1,14 +1,16 @@
 """One step's chunks as plain numbers and tensors on the CPU: all that any rank needs to run the model."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from llm.host_values import HostValues
 from llm.lora_request import NO_SLOT
 from llm.prompt_layout import BidirectionalSpan
 from llm.scheduler import ScheduledChunk
@@ -21,6 +23,29 @@ _TOKEN, _SLOT, _LOGITS, _NUM_FIXED = range(4)
 _CACHED_VIEWS = 256
 TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows")
 """The fields of a StepInput that are tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class FedTokens:
+    """Tokens of a step that the step before has chosen and that the host has not read: the token of `rows[i]` is
+    `chosen[sources[i]]`.
+
+    `chosen` (number of tokens that the step before samples,), int64, lies on the device, whose stream makes it before
+    it runs this step. `rows` and `sources` are the host's."""
+
+    chosen: torch.Tensor
+    rows: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int64]
+
+    def plan(self, values: HostValues) -> Callable[[torch.Tensor], None]:
+        """Adds to `values` which rows these are. Returns what puts the tokens into the token ids of all rows, once the
+        values are on the device."""
+        rows, sources = values.add(self.rows), values.add(self.sources)
+
+        def feed(token_ids: torch.Tensor) -> None:
+            token_ids[values[rows]] = self.chosen[values[sources]].to(token_ids.dtype)
+
+        return feed
 
 
 @dataclass(slots=True)
@@ -45,6 +70,7 @@ class StepInput:
     tokens whose logits give the next token's log-probability
 
     row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no token has one
+    fed: the tokens whose ids only the device knows; `token_ids` has 0 for them. None: the host knows all
     """
 
     token_ids: torch.Tensor
@@ -59,6 +85,7 @@ class StepInput:
     span_members: list[tuple[int, int, int]]
     scored: list[tuple[int, int, int]]
     row_slots: torch.Tensor | None = None
+    fed: FedTokens | None = None
 
     @property
     def num_decodes(self) -> int:
@@ -75,11 +102,26 @@ class StepInput:
         return [BidirectionalSpan.of(positions) for positions in members.values()]
 
     def to(self, device: torch.device) -> "StepInput":
-        """Returns the same step with its tensors on `device`."""
-        if device.type == "cpu":
+        """Returns the same step with its tensors on `device`, and with all token ids.
+
+        The host waits for no copy. The step's own memory is free for the next step at once."""
+        if device.type == "cpu" and self.fed is None:
             return self
-        tensors = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
-        return replace(self, **tensors, embeds=[piece.to(device, non_blocking=True) for piece in self.embeds])
+        values = HostValues(device)
+        indexes = {name: values.add(getattr(self, name).numpy()) for name in TENSORS}
+        feed = None if self.fed is None else self.fed.plan(values)
+        values.upload()
+        tensors: dict[str, Any] = {name: values[index] for name, index in indexes.items()}
+        if feed is not None:
+            feed(tensors["token_ids"])
+        return replace(self, **tensors, embeds=[_sent(piece, device) for piece in self.embeds], fed=None)
+
+
+def _sent(embeds: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns embeddings on the device. Mostly `ModelRunner.stage_embeddings` has pinned them already."""
+    if device.type == "cuda" and embeds.device.type == "cpu" and not embeds.is_pinned():
+        embeds = embeds.pin_memory()
+    return embeds.to(device, non_blocking=True)
 
 
 def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
@@ -127,14 +169,15 @@ class StepBuilder:
         self._scored: list[tuple[int, int, int]] = []
         self._embed_rows: list[int] = []
         self._embeds: list[torch.Tensor] = []
+        self._fed: list[tuple[int, int]] = []
 
-    def build(self, chunks: Sequence[ScheduledChunk]) -> StepInput:
-        """Returns the step of `chunks`, which have decode chunks first and at most `max_num_tokens` tokens."""
+    def build(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepInput:
+        """Returns the step of `chunks`, which have decode chunks first and at most `max_num_tokens` tokens. `chosen`:
+        what the step before has chosen, on the device, where tokens of it are pending."""
         self._start()
         for chunk in chunks:
             if chunk.decodes:
-                for position, token_id in enumerate([chunk.sequence.token_ids[-1], *chunk.draft], chunk.start):
-                    self._add_decode(chunk.sequence, position, token_id)
+                self._add_decodes(chunk)
             else:
                 self._add_prefill(chunk)
         assert self._num_tokens <= self._rows.shape[1], "a token has overwritten another's row"
@@ -153,6 +196,7 @@ class StepBuilder:
             span_members=self._span_members,
             scored=self._scored,
             row_slots=self._row_slots(chunks) if self._has_loras else None,
+            fed=self._fed_tokens(chosen) if self._fed else None,
         )
 
     def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
@@ -161,6 +205,17 @@ class StepBuilder:
         if len(positions) == 1:  # drops the stride between rows, for which compiled layers would be specialised
             positions = positions[0].unsqueeze(0)
         return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], positions
+
+    def _add_decodes(self, chunk: ScheduledChunk) -> None:
+        """Adds a generated token and the guesses behind it."""
+        sequence = chunk.sequence
+        if sequence.num_pending_tokens:
+            assert not chunk.draft, "guesses follow from the token before them"
+            self._fed.append((self._num_tokens, sequence.pending_row))
+            self._add_decode(sequence, chunk.start, 0)
+            return
+        for position, token_id in enumerate([sequence.token_ids[-1], *chunk.draft], chunk.start):
+            self._add_decode(sequence, position, token_id)
 
     def _add_decode(self, sequence: SequenceState, position: int, token_id: int) -> None:
         """Adds a generated or guessed token, which needs only its id, its slot and its position."""
@@ -215,6 +270,11 @@ class StepBuilder:
         if all(slot == NO_SLOT for slot in slots):
             return None
         return torch.from_numpy(np.repeat(slots, [chunk.num_tokens + len(chunk.draft) for chunk in chunks]))
+
+    def _fed_tokens(self, chosen: torch.Tensor | None) -> FedTokens:
+        assert chosen is not None, "a token is pending that no step has chosen"
+        rows, sources = np.array(self._fed, dtype=np.int64).T
+        return FedTokens(chosen, rows, sources)
 
     def _items(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Returns the rows of the items' embeddings, ascending, and the embeddings in that order. Only those of items

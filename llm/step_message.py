@@ -20,6 +20,7 @@ def pack(step: StepInput | None) -> torch.Tensor:
     the empty message, which means stop."""
     if step is None:
         return _STOP
+    assert step.fed is None, "the ranks get all tokens from rank 0's host"
     # Cloned, because a tensor of a single element counts as contiguous even with a stride that a view as bytes refuses.
     tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in _to_tensors(step)]
     header = json.dumps([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]).encode()

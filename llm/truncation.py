@@ -34,10 +34,19 @@ def plan_truncation(values: HostValues, states: Sequence[SamplerState]) -> list[
        TopPLogitsWarper does. The likeliest token always stays.
     """
     by_share = [row for row, state in enumerate(states) if state.params.min_p]
-    by_rank = [row for row, state in enumerate(states) if 0 < _top_k(state) < state.vocab_size]
-    by_mass = [row for row, state in enumerate(states) if row not in set(by_rank) and _top_p(state) < 1]
+    by_rank = [row for row, state in enumerate(states) if _is_cut_by_rank(state)]
+    by_mass = [row for row, state in enumerate(states) if not _is_cut_by_rank(state) and _top_p(state) < 1]
     plans = [(_cut_by_share, by_share), (_cut_by_rank, by_rank), (_cut_by_mass, by_mass)]
     return [plan(values, rows, [states[row] for row in rows]) for plan, rows in plans if rows]
+
+
+def waits_for_device(state: SamplerState) -> bool:
+    """Returns whether the host may look at the row's logits to decide how to cut them, and waits for them."""
+    return _top_p(state) < 1 and not _is_cut_by_rank(state) and state.vocab_size > NUCLEUS_PREFIX
+
+
+def _is_cut_by_rank(state: SamplerState) -> bool:
+    return 0 < _top_k(state) < state.vocab_size
 
 
 def _top_k(state: SamplerState) -> int:

@@ -68,6 +68,7 @@ def test_every_setting_is_described(name: str, field: Any) -> None:
         {"generate": {"tensor_parallel_size": 2, "num_cpus": 0}},
         {"generate": {"tensor_parallel_size": 2, "num_gpus": 0.5}},
         {"generate": {"tensor_parallel_size": 2, "engine": {"quantization": "int8"}}},
+        {"generate": {"tensor_parallel_size": 2, "engine": {"async_scheduling": True}}},
         {"generate": {"num_gpus": 0.5, "engine": {"quantization": "int8"}}},
         {"generate": {"tensor_parallel_size": 2, "engine": {"max_loras": 1}, "adapters_folder": "/adapters"}},
         {"generate": {"engine": {"max_loras": 1}}},

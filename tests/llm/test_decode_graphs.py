@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from llm.config import EngineConfig
 from llm.engine import LLMEngine
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
-from llm.step_input import StepInput
+from llm.step_input import FedTokens, StepInput
 from tests.llm.attention_reference import BLOCK_SIZE, make_builder
 from tests.llm.greedy_answers import answers
 from tests.small_models import NUM_TOKENS, make_checkpoint, small_requests, whole_class
@@ -24,7 +25,7 @@ from llm.decode_graphs import DecodeGraphs, batch_sizes
 from tests.llm.graph_recorder import DEVICE, MAX_LENGTH, MAX_NUM_SEQS, Recorder, with_graphs
 
 
-def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
+def make_engine(checkpoint: str, budget: int = 2048, *, is_ahead: bool = False) -> LLMEngine:
     return LLMEngine(
         EngineConfig(
             checkpoint,
@@ -34,6 +35,7 @@ def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
             max_num_batched_tokens=budget,
             block_size=BLOCK_SIZE,
             prompt_lookup=False,
+            async_scheduling=is_ahead,
         )
     )
 
@@ -46,22 +48,26 @@ def make_engine(checkpoint: str, budget: int = 2048) -> LLMEngine:
         ("gemma3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}),
     ],
 )
-def test_recorded_answers_equal_generate(tmp_path: Path, model_type: str, text_config: dict[str, object]) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+def test_recorded_answers_equal_generate(
+    tmp_path: Path, model_type: str, text_config: dict[str, object], is_ahead: bool
+) -> None:
     checkpoint = make_checkpoint(model_type, tmp_path, text_config)
     model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
     requests = small_requests(model_type, model)
-    engine, recorder = make_engine(checkpoint), Recorder()
+    engine, recorder = make_engine(checkpoint, is_ahead=is_ahead), Recorder()
     with_graphs(engine._runner, recorder)
     assert answers(engine, requests) == [one.expected for one in requests]
     # The first token of each answer is the prompt's.
     assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
 
 
-def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str, is_ahead: bool) -> None:
     """Some steps decode only, some compute a chunk as well, behind what the cache has of its prompt."""
     model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
     requests = small_requests("llava", model)
-    engine, recorder = make_engine(checkpoint, budget=11), Recorder()
+    engine, recorder = make_engine(checkpoint, budget=11, is_ahead=is_ahead), Recorder()
     with_graphs(engine._runner, recorder)
     for _ in range(2):  # the second time their beginnings are cached
         recorder.replayed.clear()
@@ -132,6 +138,21 @@ def test_padding_changes_nothing(decoding: Decoding) -> None:
         for own, expected in zip(*results, strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
         assert decoding.recorder.replayed[-1] == size
+
+
+def test_fed_tokens_reach_their_rows(decoding: Decoding) -> None:
+    """The same logits as with the ids that the device knows, and behind a step whose ids were others."""
+    runner, lengths = decoding.engine._runner, [7, 13, 20]
+    decoding.fill()
+    step = decoding.step(lengths)
+    expected = runner.run_step(step).logits.clone()
+    chosen = torch.tensor([1, step.token_ids[2].item(), 2, step.token_ids[0].item()], device=DEVICE)
+    runner.run_step(decoding.step([5, 5, 5], first_block=20))
+    decoding.fill()
+    step = decoding.step(lengths)
+    step.token_ids[[0, 2]] = 0
+    step.fed = FedTokens(chosen, np.array([0, 2]), np.array([3, 1]))
+    torch.testing.assert_close(runner.run_step(step).logits, expected, rtol=0, atol=0)
 
 
 def test_only_steps_that_just_decode_are_replayed(decoding: Decoding) -> None:

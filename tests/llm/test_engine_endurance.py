@@ -27,11 +27,13 @@ def resident_bytes() -> int:
 
 
 class Crowd:
-    """Adds requests of all kinds to an engine and aborts some; counts what comes of them."""
+    """Adds requests of all kinds to an engine and aborts some; counts what comes of them. `num_ahead`: how many steps
+    were launched before the one in front of them was read."""
 
     def __init__(self, engine: LLMEngine, num_requests: int) -> None:
         self.engine = engine
         self.num_requests = num_requests
+        self.num_ahead = 0
         self.random = random.Random(0)
         self.generator = torch.Generator().manual_seed(0)
         self.num_added = self.num_aborted = 0
@@ -58,7 +60,7 @@ class Crowd:
             n=self.random.choice([1, 1, 1, 3]),
             frequency_penalty=self.random.choice([0.0, 0.5]),
             logprobs=self.random.choice([None, 2]),
-            prompt_logprobs=self.random.choice([None, None, None, 1]),
+            prompt_logprobs=self.random.choice([*[None] * 19, 1]),
             stop=self.random.choice([(), ("a",)]),
         )
         self.engine.add_request(name, prompt, embeddings, params, cache_salt=self.random.choice(["", "tenant"]))
@@ -72,11 +74,13 @@ class Crowd:
                 self.engine.set_embeddings(name, 0, self.awaited.pop(name))
         if self.running and self.random.random() < 0.5:
             self.abort(self.random.choice(sorted(self.running)))
-        for output in self.engine.step():
+        outputs = self.engine.step()
+        self.num_ahead += self.engine._in_flight is not None
+        for output in outputs:
             if output.finish_reason is not None:
                 assert output.finish_reason in ("stop", "length")
                 self.finished[output.request_id] = self.finished.get(output.request_id, 0) + 1
-                if output.request_id not in self.engine._requests:
+                if output.request_id not in self.engine._answers.requests:
                     self.running.discard(output.request_id)
 
     def abort(self, name: str) -> None:
@@ -87,14 +91,15 @@ class Crowd:
 
 
 @pytest.mark.parametrize("num_requests", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, num_requests: int) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, num_requests: int, is_ahead: bool) -> None:
     """In a process of its own: what other tests have left there would come and go meanwhile."""
     checkpoint = make_checkpoint("llava", tmp_path)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=make_importable) as pool:
-        pool.submit(endure, checkpoint, num_requests).result()
+        pool.submit(endure, checkpoint, num_requests, is_ahead).result()
 
 
-def endure(checkpoint: str, num_requests: int) -> None:
+def endure(checkpoint: str, num_requests: int, is_ahead: bool) -> None:
     # Too few blocks for all that run: some are preempted.
     config = EngineConfig(
         checkpoint,
@@ -102,6 +107,8 @@ def endure(checkpoint: str, num_requests: int) -> None:
         max_num_seqs=24,
         max_num_batched_tokens=128,
         kv_cache_bytes=2**16,
+        async_scheduling=is_ahead,
+        prompt_lookup=not is_ahead,
     )
     engine = LLMEngine(config)
     crowd = Crowd(engine, num_requests)
@@ -114,10 +121,11 @@ def endure(checkpoint: str, num_requests: int) -> None:
         if crowd.num_added % 1000 == 0:
             engine.check_integrity()
     assert not engine.has_unfinished()
-    assert not engine._requests
+    assert not engine._answers.requests
     assert engine.stats.kv_cache_usage == 0
     assert engine.stats.num_preemptions > num_requests // 200
     assert crowd.num_aborted > num_requests // 50
+    assert (crowd.num_ahead > engine.stats.num_steps // 2) == is_ahead
     assert len(crowd.finished) > num_requests // 2
     engine.check_integrity()
     crowd.finished.clear()

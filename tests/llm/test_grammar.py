@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 
 from llm.byte_tokenizer import ByteTokenizer
 from llm.grammar import GrammarCompiler
-from llm.sampler import sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import InvalidRequestError
+from tests.llm.sampling import sample
 
 pytestmark = pytest.mark.usefixtures("with_kernels_and_without")
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,23 @@ def test_preempted_answers_equal_generate(small: Small) -> None:
     assert engine.stats.num_preemptions > 0
 
 
+def test_answers_of_steps_launched_ahead_equal_generate(small: Small) -> None:
+    """Alone, and together with few blocks: some are preempted while a token of theirs is pending."""
+    longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
+    block_bytes = KV_CACHE_BYTES // small.engine(block_size=4)._runner.num_blocks
+    engine = small.engine(
+        block_size=4,
+        kv_cache_bytes=-(-longest // 4) * block_bytes,
+        max_num_batched_tokens=max(7, small.longest_span + 6),
+        prompt_lookup=False,
+        async_scheduling=True,
+    )
+    assert answers(engine, small.requests[:1]) == expected(small)[:1]
+    for _ in range(2):  # the second time their beginnings are cached
+        assert answers(engine, small.requests) == expected(small)
+    assert engine.stats.num_preemptions > 0
+
+
 def test_answers_with_cached_beginnings_equal_generate(small: Small) -> None:
     engine = small.engine(block_size=4, max_num_batched_tokens=2048)
     for _ in range(2):
@@ -194,8 +212,8 @@ def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExec
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_answers_on_a_gpu_equal_generate(small: Small, has_graphs: bool) -> None:
-    for budget in (2048, max(7, small.longest_span + 6)):
-        engine = small.engine(device="cuda", max_num_batched_tokens=budget, block_size=4)
+    for budget, is_ahead in product((2048, max(7, small.longest_span + 6)), (True, False)):
+        engine = small.engine(device="cuda", max_num_batched_tokens=budget, block_size=4, async_scheduling=is_ahead)
         if not has_graphs:
             engine._runner._graphs = None
         for one in small.requests:

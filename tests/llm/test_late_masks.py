@@ -25,11 +25,18 @@ FORMED = SamplingParams(max_tokens=40, temperature=0.0, structured_output=FORM)
 FREE = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def engine(shapes: str) -> LLMEngine:
+@pytest.fixture(scope="module", params=[False, True], ids=["", "ahead"])
+def engine(shapes: str, request: pytest.FixtureRequest) -> LLMEngine:
     # Two answers of 40 tokens leave no room for a third: what waits for a mask is preempted, too.
     return LLMEngine(
-        EngineConfig(model=shapes, block_size=4, kv_cache_bytes=28 * 4 * 2048, max_num_seqs=4, prompt_lookup=False)
+        EngineConfig(
+            model=shapes,
+            block_size=4,
+            kv_cache_bytes=28 * 4 * 2048,
+            max_num_seqs=4,
+            prompt_lookup=False,
+            async_scheduling=request.param,
+        )
     )
 
 
@@ -74,7 +81,7 @@ def tokens(outputs: list[RequestOutput]) -> list[int]:
 def waiting_answer(engine: LLMEngine) -> tuple[Sequence, AnswerState]:
     """Of a sequence that is computed as far as it goes, and whose grammar's mask is not there."""
     add(engine, "formed", FORMED)
-    (answers,) = (request.answers for request in engine._requests.values())
+    (answers,) = (request.answers for request in engine._answers.requests.values())
     ((sequence, answer),) = answers.items()
     sequence.num_computed_tokens = len(sequence.token_ids)
     return sequence, answer

@@ -339,7 +339,7 @@ def test_requests_that_can_never_run_are_refused(
 def test_a_failing_step_ends_its_requests_and_nothing_else(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.add_request("bad", TEXT_PROMPT, [], SamplingParams(max_tokens=3))
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "run", lambda chunks: 1 / 0)
+        patch.setattr(engine._runner, "run", lambda *_: 1 / 0)
         (output,) = engine.step()
     assert (output.request_id, output.finish_reason) == ("bad", "error")
     assert ask(engine, SamplingParams(max_tokens=2, ignore_eos=True))[-1].finish_reason == "length"
@@ -350,9 +350,9 @@ def test_steps_run_in_inference_mode(engine: LLMEngine, monkeypatch: pytest.Monk
     """Compiled layers and recorded steps are bound to it."""
     compute, modes = engine._runner.run, []
 
-    def run(chunks: list[ScheduledChunk]) -> StepOutput:
+    def run(chunks: list[ScheduledChunk], chosen: torch.Tensor | None) -> StepOutput:
         modes.append(torch.is_inference_mode_enabled())
-        return compute(chunks)
+        return compute(chunks, chosen)
 
     monkeypatch.setattr(engine._runner, "run", run)
     with torch.inference_mode(is_entered):

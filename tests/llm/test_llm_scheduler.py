@@ -45,6 +45,36 @@ def run_step(scheduler: Scheduler) -> list[ScheduledChunk]:
     return chunks
 
 
+class Ahead:
+    """What the engine does with asynchronous scheduling: it reads a step's tokens when the next one is launched."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.pending: list[Sequence] = []
+
+    def run_step(self) -> list[ScheduledChunk]:
+        chunks = self._scheduler.schedule()
+        before, self.pending = self.pending, [chunk.sequence for chunk in chunks if chunk.samples]
+        for chunk in chunks:
+            is_known = chunk.end <= len(chunk.sequence.token_ids)
+            assert is_known or chunk.decodes, "only a decode chunk can take its token from the device"
+            self._scheduler._block_manager.note_computed(chunk.sequence, chunk.end)
+        for sampled in self.pending:
+            sampled.add_pending_token(row=0)
+        for sampled in before:
+            sampled.num_pending_tokens -= 1
+            if not sampled.is_finished:
+                self._append(sampled)
+        return chunks
+
+    def _append(self, sampled: Sequence) -> None:
+        sampled.append_token(1)
+        if len(sampled.token_ids) >= sampled.max_num_tokens:
+            self._scheduler.finish(sampled, FinishReason.LENGTH)
+        else:
+            self._scheduler._block_manager.note_known(sampled)
+
+
 def sizes(chunks: list[ScheduledChunk]) -> dict[str, int]:
     return {chunk.sequence.request_id: chunk.num_tokens for chunk in chunks}
 
@@ -114,6 +144,42 @@ def test_the_least_urgent_is_preempted_however_old() -> None:
     assert list(scheduler.waiting) == [patient, waiting]
 
 
+def test_a_sequence_whose_last_token_is_pending_is_not_scheduled() -> None:
+    scheduler = make()
+    ahead, one = Ahead(scheduler), sequence("one", 4, 3)
+    scheduler.add(one)
+    assert [sizes(ahead.run_step()) for _ in range(4)] == [{"one": 4}, {"one": 1}, {"one": 1}, {}]
+    assert (one.is_finished, one.num_output_tokens) == (True, 3)
+
+
+def test_blocks_have_names_as_far_as_tokens_are_known() -> None:
+    scheduler = make()
+    ahead, one = Ahead(scheduler), sequence("one", 6, 9)
+    scheduler.add(one)
+    known_and_named = []
+    for _ in range(6):
+        ahead.run_step()
+        assert one.num_tokens - len(one.token_ids) == 1
+        named = [scheduler._block_manager._hash_of[block_id] is not None for block_id in one.block_table]
+        known_and_named.append((len(one.token_ids), sum(named)))
+    assert known_and_named == [(6, 1), (7, 1), (8, 2), (9, 2), (10, 2), (11, 2)]
+
+
+def test_nobody_overtakes_one_that_was_preempted_with_its_first_token_pending() -> None:
+    scheduler = make(num_blocks=4, budget=16)
+    ahead, old, young, later = Ahead(scheduler), sequence("old", 8, 3), sequence("young", 4, 9), sequence("later", 3, 1)
+    scheduler.add(old)
+    scheduler.add(young)
+    ahead.run_step()
+    scheduler.add(later)
+    assert sizes(ahead.run_step()) == {"old": 1}
+    assert list(scheduler.waiting) == [young, later]
+    assert (young.num_output_tokens, young.num_pending_tokens) == (1, 0)
+    while scheduler.has_unfinished():
+        ahead.run_step()
+    assert (old.num_output_tokens, young.num_output_tokens, later.num_output_tokens) == (3, 9, 1)
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request of a random run: times are steps."""
@@ -166,12 +232,14 @@ def answers(name: str, arrival: Arrival) -> list[Sequence]:
     num_blocks=st.integers(10, 30),
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(13, 40),
+    is_ahead=st.booleans(),
 )
 def test_everything_ends_within_budget(
-    arrivals: list[Arrival], num_blocks: int, max_num_seqs: int, budget: int
+    arrivals: list[Arrival], num_blocks: int, max_num_seqs: int, budget: int, is_ahead: bool
 ) -> None:
     manager = BlockManager(num_blocks, BLOCK_SIZE)
     scheduler = Scheduler(manager, max_num_seqs, budget)
+    ahead = Ahead(scheduler)
     requests = [(arrival, answers(str(i), arrival)) for i, arrival in enumerate(arrivals)]
     sequences = [one for _, group in requests for one in group]
     for step in range(2000):
@@ -188,8 +256,9 @@ def test_everything_ends_within_budget(
                         scheduler.finish(one, FinishReason.ABORT)
         if step > 25 and not scheduler.has_unfinished():
             break
-        chunks = run_step(scheduler)
-        assert chunks or step <= 25 or not scheduler.has_unfinished()
+        awaits_tokens = bool(ahead.pending)
+        chunks = ahead.run_step() if is_ahead else run_step(scheduler)
+        assert chunks or step <= 25 or awaits_tokens or not scheduler.has_unfinished()
         if sum(chunk.num_tokens for chunk in chunks) > budget:
             longer = [chunk for chunk in chunks if chunk.num_tokens > 1]
             assert len(longer) == 1, "a span that is longer than the budget goes alone"

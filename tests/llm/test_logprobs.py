@@ -5,9 +5,9 @@ import math
 import torch
 
 from llm.logprobs import token_logprobs
-from llm.sampler import sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
+from tests.llm.sampling import sample
 
 VOCAB = 50
 LOGITS = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0)) * 3

@@ -115,6 +115,13 @@ def test_preempted_answers_equal_those_of_merged_weights(served: Served) -> None
     assert engine.stats.num_preemptions > 0
 
 
+def test_answers_of_steps_launched_ahead_equal_those_of_merged_weights(served: Served) -> None:
+    """With more adapters than places: an adapter may be read where a dropped row's was."""
+    engine = served.engine(max_loras=2, max_num_batched_tokens=64, prompt_lookup=False, async_scheduling=True)
+    for _ in range(2):
+        assert answers(engine, served.mixed) == expected(served.mixed)
+
+
 def test_no_adapter_takes_up_the_prefixes_of_another(served: Served) -> None:
     engine = served.engine(block_size=4, max_num_batched_tokens=2048)
     for _ in range(2):

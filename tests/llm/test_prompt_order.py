@@ -116,10 +116,10 @@ class Steps:
         return DECODE_SECONDS * (1 + num_decodes / 100) + self.seconds_per_token * num_prompt_tokens
 
     def note(self, scheduler: Scheduler, chunks: list[ScheduledChunk]) -> tuple[int, int, float]:
-        num_decodes = scheduler._num_decodes
+        num_decodes = scheduler.num_decodes
         num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_decodes
         seconds = self.seconds(num_decodes, num_prompt_tokens)
-        scheduler.note_step(chunks, seconds)
+        scheduler.note_step(chunks, num_decodes, seconds)
         return num_decodes, num_prompt_tokens, seconds
 
 

@@ -7,10 +7,10 @@ import torch
 
 from cpu_kernels.library import VARIABLE
 from llm.host_values import HostValues
-from llm.sampler import sample
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from tests.llm.operations import SENDING, WAITING, Operations
+from tests.llm.sampling import sample
 
 VOCAB = 2000
 OF_QWEN = SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)

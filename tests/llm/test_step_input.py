@@ -37,6 +37,27 @@ def test_chunks_lie_one_behind_the_other() -> None:
     assert (step.query_lengths, step.context_lengths, step.num_decodes) == ([1, 3, 3], [6, 3, 9], 1)
 
 
+def test_pending_tokens_are_fed_where_the_device_has_them() -> None:
+    """Three decode, two of them behind a token that nobody has read; a prompt follows."""
+    decoding = [prompt(5) for _ in range(3)]
+    for one in decoding:
+        one.num_computed_tokens = 5
+    decoding[0].add_pending_token(row=2)
+    decoding[1].append_token(60)
+    decoding[2].add_pending_token(row=0)
+    builder = StepBuilder(max_num_tokens=32, block_size=4, num_rope_axes=1, keeps_tokens=False)
+    chosen = torch.tensor([70, 71, 72])
+    chunks = [*(ScheduledChunk(one, 1) for one in decoding), ScheduledChunk(prompt(3), 3)]
+    step = builder.build(chunks, chosen)
+    assert step.token_ids.tolist() == [0, 60, 0, 0, 1, 2]
+    assert step.positions.tolist() == [[5, 5, 5, 0, 1, 2]]
+    fed = step.to(torch.device("cpu"))
+    builder.build([ScheduledChunk(prompt(6), 6)])  # the next step takes the same memory
+    assert fed.token_ids.tolist() == [72, 60, 70, 0, 1, 2]
+    assert (fed.slot_mapping.tolist(), fed.logits_rows.tolist()) == ([13, 13, 13, 28, 29, 30], [0, 1, 2, 5])
+    assert fed.fed is None
+
+
 def test_items_that_alternate_are_put_in_order() -> None:
     items = [PromptItem("h", (0, 2), torch.tensor([[0.0, 0], [2, 2]])), PromptItem("i", (1, 3), torch.ones(2, 2))]
     one = Sequence("a", [IMAGE] * 4 + [5], 5, items, 100, block_table=[0, 1])

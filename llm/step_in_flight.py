@@ -1,0 +1,199 @@
+"""Steps between their launch and the reading of their tokens.
+
+With asynchronous scheduling the host schedules and launches a step while a GPU still computes the one before. These two
+take turns:
+
+    host: launch step 2   read step 1   choose step 2   launch step 3   read step 2   choose step 3
+    GPU:  step 1 ....................   step 2 ......................   step 3 ......................
+
+`launch` has the model computed. It takes the tokens of the step before where that has left them on the device. `read`
+then waits for these tokens, and goes on with their answers. `choose` has the next tokens chosen, so that a choice knows
+all tokens before it, as penalties and grammars need. Nothing of this waits for the step that has just been launched.
+
+A sequence may end with a token that is read, or be aborted, when its row of the next step is launched already. No token
+is chosen or read for such a row. The sequence's blocks are free at once, and soon another sequence's, although the
+device has yet to write to them. This is safe:
+
+- The device runs what it is given in order. What other sequences write to the blocks comes later, and they read no
+  position that they have not written.
+- The row writes to the one position behind the sequence's end. The block that holds it has no name in the prefix cache:
+  blocks get names as far as tokens are known, and only of sequences that go on.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+
+import numpy as np
+import torch
+
+from llm.answers import Answers
+from llm.block_manager import BlockManager
+from llm.host_values import send
+from llm.late_masks import LateMasks, Sampling
+from llm.logprobs import TokenLogprobs
+from llm.model_runner import ModelRunner
+from llm.outputs import RequestOutput
+from llm.sampler import ChosenTokens, choose
+from llm.scheduler import ScheduledChunk
+from llm.sequence import Sequence
+from llm.step_clock import StepClock
+from llm.truncation import waits_for_device
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A step that has been launched.
+
+    `chunks`: what it computes, of which the first `num_decodes` decode. `launched_at`: when its scheduling began, in
+    seconds of `time.perf_counter`. `is_scored`: whether it has told log-probabilities of prompts, for which the host
+    has waited.
+    `logits`, (rows, vocab), float32: a row for each chunk that samples, and behind it one for each of its guesses; None
+    where nothing depends on them any more, or there are no chunks.
+    `sampling`: the answers for which tokens have been chosen, and `tokens` theirs, in this order. None: not yet.
+    """
+
+    chunks: list[ScheduledChunk]
+    num_decodes: int
+    launched_at: float
+    is_scored: bool
+    logits: torch.Tensor | None
+    sampling: Sampling = field(default_factory=list)
+    tokens: ChosenTokens | None = None
+
+    @property
+    def must_be_read(self) -> bool:
+        """Returns whether the host reads the step before it schedules the next one. It has to where the tokens behind
+        some are to be guessed, and may as well where it has waited for the step already."""
+        return self.is_scored or any(
+            sequence.lookup is not None or waits_for_device(answer.sampler_state) for sequence, answer in self.sampling
+        )
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*(chunk.sequence for chunk in self.chunks), *(sequence for sequence, _ in self.sampling)]
+
+
+class StepLauncher:
+    """Launches steps, and reads what they give."""
+
+    def __init__(self, runner: ModelRunner, block_manager: BlockManager, answers: Answers, clock: StepClock) -> None:
+        self._runner = runner
+        self._block_manager = block_manager
+        self._answers = answers
+        self._clock = clock
+        self.late_masks = LateMasks()
+        self.num_draft_tokens = self.num_accepted_tokens = 0
+
+    def launch(self, chunks: list[ScheduledChunk], num_decodes: int, before: StepInFlight | None) -> StepInFlight:
+        """Has the chunks computed. `before`: the step whose tokens have been chosen and not read."""
+        step = StepInFlight(chunks, num_decodes, self._clock.started, is_scored=False, logits=None)
+        if not chunks:
+            return step
+        chosen = None if before is None or before.tokens is None else before.tokens.token_ids
+        with self._clock.part("model"):
+            result = self._runner.run(chunks, chosen)
+        step.logits = result.logits
+        if result.prompt_logprobs:
+            step.is_scored = True
+            self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
+        for chunk in chunks:
+            self._block_manager.note_computed(chunk.sequence, chunk.end)
+        return step
+
+    def choose(self, step: StepInFlight) -> None:
+        """Has the next token of each answer chosen that has not ended since the launch, and of those whose masks are
+        late no longer."""
+        rows = _first_rows(step.chunks)
+        going_on = {chunk: row for chunk, row in rows.items() if not chunk.sequence.is_finished}
+        has_drafts = any(chunk.draft for chunk in going_on)
+        logits = step.logits
+        if logits is not None and (has_drafts or len(going_on) < len(rows)):
+            logits = logits[send(np.array([*going_on.values()], dtype=np.int64), logits.device)]
+        if not has_drafts:
+            step.logits = None  # its memory is for the next step
+        sampling = [(chunk.sequence, self._answers.of(chunk.sequence)) for chunk in going_on]
+        step.sampling, logits = self.late_masks.exchange(sampling, logits)
+        step.tokens = self._choose(step.sampling, logits)
+
+    def read(self, step: StepInFlight) -> list[RequestOutput]:
+        """Waits for the step's tokens, and returns the outputs of its answers that have not been aborted meanwhile."""
+        outputs = self._take(step.sampling, step.tokens)
+        outputs += [
+            self._answers.end_without_tokens(chunk.sequence)
+            for chunk in step.chunks
+            if chunk.is_last and not chunk.samples and not chunk.sequence.is_finished
+        ]
+        if step.logits is not None:
+            drafted = [(chunk, row) for chunk, row in _first_rows(step.chunks).items() if chunk.draft]
+            outputs += self._check_drafts(drafted, step.logits)
+        return outputs
+
+    def _keep_prompt_logprobs(self, chunks: list[ScheduledChunk], prompt_logprobs: list[TokenLogprobs]) -> None:
+        told = iter(prompt_logprobs)
+        for chunk in chunks:
+            if scored := chunk.scored_tokens:
+                self._answers.of(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
+                chunk.sequence.num_scored_tokens = chunk.start + scored.stop
+
+    def _choose(self, sampling: Sampling, logits: torch.Tensor | None) -> ChosenTokens | None:
+        """Has the next token of each answer chosen, by `logits` (answers, vocab), float32. Without any answer, what
+        this returns still tells when the device has come so far: it never has more than two steps to do."""
+        if logits is None:
+            return None
+        with self._clock.part("sample"):
+            tokens = choose(logits, [answer.sampler_state for _, answer in sampling])
+        for row, (sequence, _) in enumerate(sampling):
+            sequence.add_pending_token(row)
+        return tokens
+
+    def _take(self, sampling: Sampling, tokens: ChosenTokens | None) -> list[RequestOutput]:
+        """Reads the tokens of these answers, and goes on with those that have not been aborted since they were
+        chosen."""
+        if tokens is None:
+            return []
+        outputs = []
+        with self._clock.part("sample"):
+            read = tokens.read()
+        for (sequence, answer), token in zip(sampling, read, strict=True):
+            sequence.num_pending_tokens -= 1
+            if sequence.is_finished:
+                continue
+            if token is None:
+                outputs += self._answers.fail(sequence.request_id, answer.sampler_state.failure)
+            else:
+                outputs.append(self._answers.advance(sequence, answer, token))
+        return outputs
+
+    def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> list[RequestOutput]:
+        """Goes on with the answers whose sampled token is the guessed one, whose successor has been computed, too.
+
+        `drafted`: the chunks with guesses, each with the row in `logits` of the token before the guesses."""
+        outputs, right, depth = [], drafted, 0
+        while right:
+            right = [
+                (chunk, row)
+                for chunk, row in right
+                if depth < len(chunk.draft)
+                and chunk.sequence.finish_reason is None
+                and chunk.sequence.token_ids[-1] == chunk.draft[depth]
+            ]
+            depth += 1
+            self.num_accepted_tokens += len(right)
+            for chunk, _ in right:
+                self._block_manager.note_computed(chunk.sequence, chunk.end + depth)
+            sampling = [(chunk.sequence, self._answers.of(chunk.sequence)) for chunk, _ in right]
+            rows = logits[[row + depth for _, row in right]] if right else None
+            outputs += self._take(sampling, self._choose(sampling, rows))
+        for chunk, _ in drafted:
+            self.num_draft_tokens += len(chunk.draft)
+            if chunk.sequence.lookup is not None and chunk.sequence.finish_reason is None:
+                chunk.sequence.lookup.learn(len(chunk.draft), chunk.sequence.num_computed_tokens - chunk.end)
+        return outputs
+
+
+def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:
+    """Returns the row of the logits behind each chunk that samples. The rows behind its guesses follow."""
+    sampling = [chunk for chunk in chunks if chunk.samples]
+    ends = accumulate(1 + len(chunk.draft) for chunk in sampling)
+    return {chunk: end - 1 - len(chunk.draft) for chunk, end in zip(sampling, ends, strict=True)}
