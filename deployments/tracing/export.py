@@ -48,10 +48,11 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
     processor = BatchSpanProcessor(exporter, schedule_delay_millis=delay)
+    # The provider has the sampler that OpenTelemetry's variables ask for, and sends what waits when the process ends.
+    provider = TracerProvider(sampler=_sampler(config))
+    provider.add_span_processor(processor)
     # The processor asks a span for its `context` only, which records have.
-    collect = cast("Callable[[SpanRecord], None]", processor.on_end)
-    # The provider is for the sampler that OpenTelemetry's variables ask for.
-    return Spans(collect, TracerProvider(sampler=_sampler(config)).sampler)
+    return Spans(cast("Callable[[SpanRecord], None]", processor.on_end), provider.sampler)
 
 
 class _Seldom(logging.Filter):
