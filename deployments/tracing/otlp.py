@@ -1,7 +1,7 @@
 """Sends records by OpenTelemetry's protocol (OTLP).
 
-The SDK would first make an object of its own of each span. To a message that way takes eight times as long, on a thread
-that shares the interpreter with the model's."""
+The SDK would first make an object of its own of each span. A message of such objects takes eight times as long to make,
+on a thread that shares the interpreter with the model's."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
