@@ -7,9 +7,10 @@ that its Python imports at its start turns all instruments off and on again, so 
 processes: two servers side by side differ by more than what is measured. Short rounds of both take turns. In each round
 that records, `/metrics` is read once.
 
-`throughput` is in requests per second over all rounds. `cpu_ms` is the processor time of all replicas for a request, in
-milliseconds, which other work on the machine moves less; the exporter's own is part of it. Ratios are those of the
-rounds that record to the silent ones. The last line is one JSON document.
+`cpu_ms` is the processor time of all replicas for a request, in milliseconds, over all rounds; the exporter's own is
+part of it. `throughput` is in requests per second, the median of all rounds, and `throughput_ratio` the median of the
+ratios of a round that records to the silent one beside it. `cpu_spread` and `throughput_spread` have the quartiles of
+such ratios. The last line is one JSON document.
 """
 
 import argparse
