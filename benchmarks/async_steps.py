@@ -30,12 +30,10 @@ from checkpoints import BUNDLED_MODEL
 from cpu_kernels.library import VARIABLE
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.host_values import HostValues
 from llm.sampler import ChosenTokens, SampledToken, choose
 from llm.sampler_state import SamplerState
 from llm.sampling_params import SamplingParams
 from llm.scheduler import ScheduledChunk
-from llm.step_input import TENSORS, StepInput
 from llm.step_output import StepOutput
 from preprocess.schema import ProcessedPrompt
 
@@ -61,7 +59,7 @@ class WaitingDevice:
 
     def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None) -> StepOutput:
         step = self._builder.build(chunks, chosen)
-        _pack(step)
+        step.sent(_CPU)  # as it would go to a GPU
         self._done_at = max(self._done_at, time.perf_counter()) + STEP_SECONDS
         return StepOutput(self._logits[: len(step.logits_rows)].clone(), [])
 
@@ -84,17 +82,6 @@ class LateTokens:
     def read(self) -> list[SampledToken | None]:
         self._device.wait_until(self._done_at)
         return self._tokens.read()
-
-
-def _pack(step: StepInput) -> None:
-    """Does what brings a step to a GPU."""
-    values = HostValues(_CPU)
-    for name in TENSORS:
-        values.add(getattr(step, name).numpy())
-    feed = None if step.fed is None else step.fed.plan(values)
-    values.upload()
-    if feed is not None:
-        feed(step.token_ids)
 
 
 def make_engine() -> LLMEngine:

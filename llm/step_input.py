@@ -105,8 +105,10 @@ class StepInput:
         """Returns the same step with its tensors on `device`, and with all token ids.
 
         The host waits for no copy. The step's own memory is free for the next step at once."""
-        if device.type == "cpu" and self.fed is None:
-            return self
+        return self if device.type == "cpu" and self.fed is None else self.sent(device)
+
+    def sent(self, device: torch.device) -> "StepInput":
+        """Does what `to` does, also where the step is on `device` already."""
         values = HostValues(device)
         indexes = {name: values.add(getattr(self, name).numpy()) for name in TENSORS}
         feed = None if self.fed is None else self.fed.plan(values)

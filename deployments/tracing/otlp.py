@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from deployments.request_context import RequestContext
 from deployments.tracing.records import NANOSECONDS, Attribute, EndedSpan, SpanRecord, StageSpans
 
-SCOPE = "raylens"
+_SCOPE = "raylens"
 _REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
@@ -34,7 +34,7 @@ def export_request(records: Iterable[SpanRecord], resource: Mapping[str, Attribu
     """Returns the message with the spans of all `records`. `resource`: the attributes of the process."""
     message = ExportTraceServiceRequest()
     of_resource = message.resource_spans.add(resource={"attributes": _attributes(resource)})
-    spans = of_resource.scope_spans.add(scope={"name": SCOPE}).spans
+    spans = of_resource.scope_spans.add(scope={"name": _SCOPE}).spans
     for record in records:
         if isinstance(record, StageSpans):
             _add_stages(spans, record)

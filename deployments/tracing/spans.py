@@ -98,8 +98,8 @@ class Spans:
     def record(
         self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
     ) -> None:
-        """Makes a span of each of the `times`, a child of the context's. The log has them, too, if it is to have all
-        (`--log-level debug`)."""
+        """Makes a span of each of the `times`, a child of the context's. It reads them later, so that they may not
+        change any more. The log has them, too, if it is to have all (`--log-level debug`)."""
         if not times:
             return
         if logger.isEnabledFor(logging.DEBUG):

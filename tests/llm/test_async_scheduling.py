@@ -1,8 +1,7 @@
 """Steps that are launched before the last one is read: they change no answer, and the device always has work."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from llm.sampler import ChosenTokens, choose
 from llm.sampling_params import SamplingParams
 from llm.structured_output import StructuredOutput
 from preprocess.schema import PlaceholderRange, ProcessedPrompt
+from tests.llm.answered import PROMPTS, Answered, add, answer, answered, steps
 from tests.llm.deferred_device import DeferredDevice
 from tests.llm.operations import noted
 
-PROMPTS = [[1, *(50 + i * (j % (7 + i)) for j in range(20 + 9 * i))] for i in range(5)]
 BYTES_PER_TOKEN = 2048
 NUM_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, temperature=0.0)
@@ -60,59 +59,14 @@ OTHERS = {
 ALL = SETTINGS | BY_IDENTITY | OTHERS
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What the client sees of one answer. Log-probabilities are compared as text."""
-
-    token_ids: list[int]
-    logprobs: str
-    finish_reason: str | None
-    ends_in_stop_token: bool
-    num_output_tokens: list[int]
-
-
 def make_engine(shapes: str, *, is_ahead: bool, **own: Any) -> LLMEngine:
     defaults = {"kv_cache_bytes": 2**24, "max_num_seqs": 12, "prompt_lookup": False}
     return LLMEngine(EngineConfig(shapes, async_scheduling=is_ahead, **{**defaults, **own}))
 
 
-def add(engine: LLMEngine, name: str, prompt: list[int], params: SamplingParams) -> None:
-    engine.add_request(name, ProcessedPrompt(prompt, [], []), [], params)
-
-
-def steps(engine: LLMEngine) -> Iterator[RequestOutput]:
-    while engine.has_unfinished():
-        yield from engine.step()
-        engine.check_integrity()
-    assert engine._in_flight is None
-    assert engine.stats.kv_cache_usage == 0
-
-
 def without_logprobs(answers: dict[str, Answered]) -> dict[str, Answered]:
     """Other chunks of a prompt give other last digits."""
     return {name: replace(own, logprobs="") for name, own in answers.items()}
-
-
-def answered(outputs: Iterator[RequestOutput]) -> dict[str, Answered]:
-    by_answer: dict[str, list[RequestOutput]] = {}
-    for output in outputs:
-        by_answer.setdefault(f"{output.request_id}.{output.index}", []).append(output)
-    return {
-        name: Answered(
-            [token_id for output in own for token_id in output.token_ids],
-            str([one for output in own for one in (*output.prompt_logprobs, *output.logprobs)]),
-            own[-1].finish_reason,
-            own[-1].has_stop_token,
-            [output.num_output_tokens for output in own],
-        )
-        for name, own in by_answer.items()
-    }
-
-
-def answer(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams) -> dict[str, Answered]:
-    for index, prompt in enumerate(prompts):
-        add(engine, str(index), prompt, params)
-    return answered(steps(engine))
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,8 @@ class Crowd:
         self.engine = engine
         self.num_requests = num_requests
         self.num_ahead = 0
+        # The host waits for the step of a scored prompt, before which no other is launched.
+        self.num_unscored = 19 if engine._goes_ahead else 3
         self.random = random.Random(0)
         self.generator = torch.Generator().manual_seed(0)
         self.num_added = self.num_aborted = 0
@@ -60,7 +62,7 @@ class Crowd:
             n=self.random.choice([1, 1, 1, 3]),
             frequency_penalty=self.random.choice([0.0, 0.5]),
             logprobs=self.random.choice([None, 2]),
-            prompt_logprobs=self.random.choice([*[None] * 19, 1]),
+            prompt_logprobs=self.random.choice([*[None] * self.num_unscored, 1]),
             stop=self.random.choice([(), ("a",)]),
         )
         self.engine.add_request(name, prompt, embeddings, params, cache_salt=self.random.choice(["", "tenant"]))

@@ -1,6 +1,5 @@
 """Guessed tokens change no answer: whatever is guessed, greedily, with seeds, with penalties, and where answers end."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,12 +8,11 @@ from hypothesis import strategies as st
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.outputs import RequestOutput
 from llm.prompt_lookup import PromptLookup
 from llm.sampling_params import SamplingParams
 from preprocess.schema import ProcessedPrompt
+from tests.llm.answered import PROMPTS, answer
 
-PROMPTS = [[1, *(50 + i * (j % (7 + i)) for j in range(20 + 9 * i))] for i in range(5)]
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 SETTINGS = {
     "greedy": GREEDY,
@@ -31,37 +29,8 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What the client sees of one answer. Logprobs are compared as text, because they hold NaN nowhere."""
-
-    token_ids: list[int]
-    logprobs: str
-    finish_reason: str | None
-    ends_in_stop_token: bool
-
-
 def make_engine(shapes: str, **own: Any) -> LLMEngine:
     return LLMEngine(EngineConfig(shapes, **{"kv_cache_bytes": 2**24, "max_num_seqs": 12, **own}))
-
-
-def answer(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams) -> dict[str, Answered]:
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], params)
-    outputs: dict[str, list[RequestOutput]] = {}
-    while engine.has_unfinished():
-        for output in engine.step():
-            outputs.setdefault(f"{output.request_id}.{output.index}", []).append(output)
-        engine.check_integrity()
-    return {
-        name: Answered(
-            [token_id for output in own for token_id in output.token_ids],
-            str([logprobs for output in own for logprobs in output.logprobs]),
-            own[-1].finish_reason,
-            own[-1].has_stop_token,
-        )
-        for name, own in outputs.items()
-    }
 
 
 @pytest.fixture(scope="module")
