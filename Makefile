@@ -82,6 +82,7 @@ bench: .venv/installed ## the pipeline, its stages and critical path, first toke
 	$(BIN)/python -m benchmarks.first_token
 	$(BIN)/python -m benchmarks.per_token
 	$(BIN)/python -m benchmarks.engine_thread
+	$(BIN)/python -m benchmarks.async_steps
 	$(BIN)/python -m benchmarks.text_under_pictures
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.plan_validation
