@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -457,7 +458,7 @@ def caller(ray_serve: None) -> DeploymentHandle[Any]:
     routing = rendezvous_routing(balance_factor=1.5, min_bound=2)
     options = worker_options(num_replicas=2, max_ongoing_requests=100, request_router_config=routing)
     bounded = serve.deployment(Worker, name="Bounded", **options).bind()
-    caller = serve.deployment(Caller, ray_actor_options={"num_cpus": 0.1})
+    caller = serve.deployment(Caller, max_ongoing_requests=100, ray_actor_options={"num_cpus": 0.1})
     return serve.run(caller.bind(worker, bounded), name="router", route_prefix=None)
 
 
@@ -512,26 +513,18 @@ def test_calls_without_a_key_go_anywhere(worker: DeploymentHandle[Any]) -> None:
     assert len({worker.who.remote().result(timeout_s=TIMEOUT) for _ in range(60)}) == 3
 
 
-def test_calls_without_a_key_avoid_the_busy_replica(worker: DeploymentHandle[Any]) -> None:
-    home, deadline = who(worker, "busy"), time.monotonic() + 1.5
-    busy = [worker.options(session_id="busy").who.remote(1.5) for _ in range(MAX_ONGOING - 1)]
-    time.sleep(0.3)
-    quick: list[str] = []
-    while len(quick) < 20:
-        found = worker.who.remote().result(timeout_s=TIMEOUT)
-        if time.monotonic() > deadline:  # on a busy machine it may have gone to a replica that is busy no more
-            break
-        quick.append(found)
-    assert quick
-    assert home not in quick
-    assert {call.result(timeout_s=TIMEOUT) for call in busy} == {home}
+def test_calls_without_a_key_avoid_the_busy_replica(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
+    home = who(worker, "busy")
+    with held(worker, "busy", MAX_ONGOING - 1, tmp_path):
+        assert held_by(tmp_path) == {home: MAX_ONGOING - 1}
+        assert home not in {worker.who.remote().result(timeout_s=TIMEOUT) for _ in range(20)}
 
 
-def test_a_full_replica_s_calls_spill_to_the_next(worker: DeploymentHandle[Any]) -> None:
+def test_a_full_replica_s_calls_spill_to_the_next(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
     ranked = rank("hot", set(placement_on(worker, 3).values()))
     time.sleep(0.1)  # the router hears of a call's end a little later than its caller
-    calls = [worker.options(session_id="hot").who.remote(0.5) for _ in range(2 * MAX_ONGOING + 1)]
-    counts = Counter(call.result(timeout_s=TIMEOUT) for call in calls)
+    with held(worker, "hot", 2 * MAX_ONGOING + 1, tmp_path):
+        counts = held_by(tmp_path)
     assert [counts[replica] for replica in ranked] == [MAX_ONGOING, MAX_ONGOING, 1]
 
 
@@ -556,27 +549,43 @@ def held_by(folder: Path) -> Counter[str]:
     return Counter(path.stem for path in folder.iterdir() if path.name != "release")
 
 
-def test_one_key_cannot_overload_a_replica_that_takes_more(caller: DeploymentHandle[Any]) -> None:
+@contextmanager
+def held(handle: DeploymentHandle[Any], key: str, number: int, folder: Path) -> Iterator[None]:
+    """Calls of `handle` that replicas have begun, and are busy with until the block is over."""
+    calls = []
+    try:
+        for _ in range(number):
+            calls.append(handle.options(session_id=key).hold.remote(str(folder)))
+            time.sleep(0.03)  # Ray's count of a replica's calls lags behind a burst
+        wait_until(lambda: held_by(folder).total() == number)
+        yield
+    finally:
+        (folder / "release").touch()
+    for call in calls:
+        call.result(timeout_s=TIMEOUT)
+
+
+def test_one_key_cannot_overload_a_replica_that_takes_more(caller: DeploymentHandle[Any], tmp_path: Path) -> None:
     handle = serve.get_deployment_handle("Bounded", "router")
     first, second = rank("hot", set(placement_on(handle, 2).values()))
-    calls = []
-    for _ in range(12):
-        time.sleep(0.03)  # Ray's count of a replica's calls lags behind a burst
-        calls.append(handle.options(session_id="hot").who.remote(1.5))
-    counts = Counter(call.result(timeout_s=TIMEOUT) for call in calls)
+    with held(handle, "hot", 12, tmp_path):
+        counts = held_by(tmp_path)
     # The last call may go to the first replica as long as that has less than 1.5 * 12 / 2 = 9.
     assert (counts[first], counts[second]) == (9, 3)
 
 
 def test_a_call_that_waits_hears_of_room_that_another_router_s_calls_leave(
-    caller: DeploymentHandle[Any], worker: DeploymentHandle[Any]
+    caller: DeploymentHandle[Any], worker: DeploymentHandle[Any], tmp_path: Path
 ) -> None:
-    others = caller.fan_out.remote([""] * 3 * MAX_ONGOING, 1.0)
-    time.sleep(0.5)
-    started = time.monotonic()
-    who(worker, "late")
-    assert 0.3 < time.monotonic() - started < 2.0
-    others.result(timeout_s=TIMEOUT)
+    others = [caller.hold.remote("", str(tmp_path)) for _ in range(3 * MAX_ONGOING)]
+    wait_until(lambda: held_by(tmp_path).total() == len(others))
+    late = worker.options(session_id="late").who.remote()
+    with pytest.raises(TimeoutError):
+        late.result(timeout_s=0.5)
+    (tmp_path / "release").touch()
+    late.result(timeout_s=TIMEOUT)
+    for call in others:
+        call.result(timeout_s=TIMEOUT)
 
 
 @pytest.mark.parametrize("keys", [KEYS[:16], ["one"] * 16, [""] * 16, (KEYS[:4] * 4)], ids=["all", "one", "no", "four"])
@@ -607,18 +616,15 @@ def test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on(cal
     assert ended >= 2.0
 
 
-def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any]) -> None:
-    busy = [worker.who.remote(2.0) for _ in range(3 * MAX_ONGOING)]
-    time.sleep(0.5)
-    waiting = [worker.options(session_id="late").who.remote() for _ in range(4)]
-    time.sleep(0.3)
-    for call in (waiting[0], waiting[2]):  # the one that asks for room, and one behind it
-        call.cancel()
-        started = time.monotonic()
-        with pytest.raises(RequestCancelledError):
-            call.result(timeout_s=TIMEOUT)
-        assert time.monotonic() - started < 1.0
-    for call in (*busy, waiting[1], waiting[3]):
+def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
+    with held(worker, "", 3 * MAX_ONGOING, tmp_path):
+        waiting = [worker.options(session_id="late").who.remote() for _ in range(4)]
+        time.sleep(0.3)
+        for call in (waiting[0], waiting[2]):  # the one that asks for room, and one behind it
+            call.cancel()
+            with pytest.raises(RequestCancelledError):
+                call.result(timeout_s=TIMEOUT)
+    for call in (waiting[1], waiting[3]):
         call.result(timeout_s=TIMEOUT)
 
 
