@@ -69,7 +69,7 @@ def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
         spent = time.perf_counter() - start
         return result
 
-    engine._runner.forward = timed_forward  # type: ignore[method-assign, assignment]
+    engine._runner.forward = timed_forward  # type: ignore[assignment]
     steps = []
     for index, prompt in enumerate(prompts):
         engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], PARAMS)
@@ -79,7 +79,7 @@ def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
         step = time.perf_counter() - start
         if len(outputs) == len(prompts) and outputs[0].num_output_tokens > 1:
             steps.append((step, spent))
-    engine._runner.forward = forward  # type: ignore[method-assign]
+    engine._runner.forward = forward
     return {
         "step_ms": round(statistics.median(step for step, _ in steps) * 1e3, 3),
         "forward_ms": round(statistics.median(own for _, own in steps) * 1e3, 3),

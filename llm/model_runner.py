@@ -4,27 +4,27 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from cpu_kernels.library import kernel_library
 from cpu_kernels.thread_backoff import ThreadBackoff
 from cpu_kernels.threads import set_num_threads, usable_cores
-from llm.attention import AttentionBackend, AttentionCall, LayerShape, PagedAttention, block_bytes
+from llm.attention import AttentionCall, LayerShape, PagedAttention, block_bytes
 from llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
 from llm.cache_slots import check_cache_dtype
 from llm.compiled_layers import compile_layers
 from llm.config import EngineConfig
 from llm.cpu_attention import CpuAttention
 from llm.first_steps import missing_tools_named, run_first_steps
+from llm.forward_pass import ForwardPass
 from llm.fused_check import agree
 from llm.fused_decoder import FusedDecoder, NotPlainError
-from llm.kernel_attention import KernelAttention, KernelStep, padded_shape
+from llm.kernel_attention import KernelAttention, padded_shape
 from llm.layer_probe import cache_shapes, probe_layers
 from llm.loader import load_language_half
 from llm.lockstep import run_on_all_ranks
-from llm.logprobs import TokenLogprobs, token_logprobs
 from llm.lora_adapter import LinearShape
 from llm.lora_layers import LoraLayers, linear_shapes
 from llm.parallel import ProcessGroup
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The logits that score a prompt are computed for so many of its tokens at once, because a vocabulary is large.
-_SCORED_AT_ONCE = 128
 _CPU_CACHE_BYTES = 512 * 2**20
 
 
@@ -78,8 +76,7 @@ class ModelRunner:
         text_config = self._model.config.get_text_config()
         self.max_position_embeddings: int = text_config.max_position_embeddings
         self.vocab_size: int = text_config.vocab_size
-        self._hidden_size: int = text_config.hidden_size
-        self._num_deepstack_levels = self._family.num_deepstack_levels(self._model.config)
+        self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers)
         self.max_span_tokens = self._count_span_tokens(config)
         # The longest span goes in one step together with one token of every other sequence.
         self._max_step_tokens = max(config.max_num_batched_tokens, self.max_span_tokens + config.max_num_seqs - 1)
@@ -90,7 +87,7 @@ class ModelRunner:
             keeps_tokens=self._family.adds_embeddings,
             has_loras=config.max_loras > 0,
         )
-        calls = probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=text_config.num_hidden_layers)
+        calls = self._probe_layers()
         layers = cache_shapes(calls)
         with shortage_explained(self._device, config, self._max_step_tokens):
             if self._device.type == "cuda":
@@ -104,7 +101,8 @@ class ModelRunner:
         max_threads = _max_threads(config, group)
         self._threads = StepThreads(max_threads) if has_kernels else None
         self._prompt_threads = ThreadBackoff(max_threads)
-        self._fused = self._fuse(calls, config) if has_kernels else None
+        if has_kernels:
+            self.forward.fused = self._fuse(calls, config)
         self._graphs: DecodeGraphs | None = None
         if self._device.type == "cuda":
             with missing_tools_named():
@@ -142,8 +140,8 @@ class ModelRunner:
             logger.info("the decoder's layers run one by one: it has %s", reason)
             return None
         is_same = agree(
-            lambda step: self._forward_fused(fused, step, attention.prepare(step), wants_all_hidden=True),
-            lambda step: self._forward_layers(step, attention.prepare(step)),
+            lambda step: self.forward.run_fused(fused, step, attention.prepare(step), wants_all_hidden=True),
+            lambda step: self.forward.run_layers(step, attention.prepare(step)),
             self._builder,
             num_slots=attention.num_slots,
             block_size=config.block_size,
@@ -153,11 +151,13 @@ class ModelRunner:
         return fused if is_same else None
 
     def _merge_linear_layers(self) -> None:
-        def run() -> None:
-            num_layers = self._model.config.get_text_config().num_hidden_layers
-            probe_layers(self._decoder, hidden_size=self._hidden_size, num_layers=num_layers)
+        merge_linear_layers(self._decoder, self._probe_layers)
 
-        merge_linear_layers(self._decoder, run)
+    def _probe_layers(self) -> list[AttentionCall]:
+        text_config = self._model.config.get_text_config()
+        return probe_layers(
+            self._decoder, hidden_size=text_config.hidden_size, num_layers=text_config.num_hidden_layers
+        )
 
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
         def run(num_tokens: int) -> None:
@@ -304,9 +304,8 @@ class ModelRunner:
 
     @property
     def embedding_size(self) -> int:
-        """Returns the size of the last axis of item embeddings: the hidden size, and once more for each deepstack
-        level."""
-        return self._hidden_size * (1 + self._num_deepstack_levels)
+        """Returns the size of the last axis of item embeddings."""
+        return self.forward.embedding_size
 
     @property
     def stages_embeddings(self) -> bool:
@@ -335,7 +334,7 @@ class ModelRunner:
         step = step.to(self._device)
         run = partial(self.forward, step, self._attention.prepare(step))
         hidden, logits = run() if self._threads is None else self._with_threads(self._threads, step, run)
-        return StepOutput(logits, self._score(hidden, step) if step.scored else [])
+        return StepOutput(logits, self.forward.score(hidden, step) if step.scored else [])
 
     def _with_threads(
         self, threads: StepThreads, step: StepInput, run: Callable[[], tuple[torch.Tensor, torch.Tensor]]
@@ -355,80 +354,6 @@ class ModelRunner:
         else:
             self._prompt_threads.note(seconds)
         return done
-
-    def forward(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
-        float32. Hidden states that no logits are made of may be anything."""
-        if step.row_slots is not None:
-            assert self.lora_layers is not None
-            with self.lora_layers.of(step.row_slots):
-                return self._forward_layers(step, attention)
-        if self._fused is not None and isinstance(attention, KernelStep):
-            done = self._forward_fused(self._fused, step, attention, wants_all_hidden=bool(step.scored))
-            if done is not None:
-                return done
-        return self._forward_layers(step, attention)
-
-    def _forward_fused(
-        self, fused: FusedDecoder, step: StepInput, attention: KernelStep, *, wants_all_hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Does what `forward` does in one call. Returns None for a step that has to go layer by layer: one with masks,
-        with inputs that only transformers' layers know, or with a position beyond the call's tables."""
-        if attention.masked:
-            return None
-        embeds = None
-        if len(step.embed_rows) or not fused.has_embedding:
-            inputs = self._embed(step)
-            if len(inputs) > 1:
-                return None
-            embeds = inputs["inputs_embeds"][0]
-        done = fused.run(attention.chunks, step, embeds, wants_all_hidden=wants_all_hidden)
-        if done is None:
-            return None
-        hidden, logits = done
-        return hidden, self._logits(hidden[step.logits_rows]) if logits is None else logits
-
-    def _forward_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
-        """Does what `forward` does by the decoder of transformers, layer by layer."""
-        hidden = self._decoder(
-            **self._embed(step),
-            position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
-            use_cache=False,
-            attention_metadata=attention,
-        ).last_hidden_state[0]
-        return hidden, self._logits(hidden[step.logits_rows])
-
-    def _embed(self, step: StepInput) -> dict[str, Any]:
-        """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
-        their placeholders, what else the decoder takes of items, and the family's `inputs_of_tokens`."""
-        embeds = self._family.embed_tokens(self._model, step.token_ids)
-        of_items = self._overlay(embeds, step) if len(step.embed_rows) else {}
-        further = self._family.inputs_of_tokens(self._model, step.token_ids)
-        return {"inputs_embeds": embeds.unsqueeze(0), **of_items, **further}
-
-    def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
-        """Puts the items' embeddings into the rows of `embeds`, in place. Returns the decoder's keyword arguments for
-        items: which rows these are, and the deepstack levels, which the decoder adds later."""
-        given = step.embeds[0] if len(step.embeds) == 1 else torch.cat(step.embeds)
-        own, *levels = torch.split(given.to(embeds), self._hidden_size, dim=-1)
-        embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
-        if not levels and not self._family.takes_item_mask:
-            return {}
-        item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=self._device)
-        item_mask.index_fill_(1, step.embed_rows, True)  # by an assignment the host would wait for the device
-        if self._family.takes_item_mask:
-            return {"item_mask": item_mask}
-        return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._family.logits(self._model, hidden).float()
-
-    def _score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:
-        scored: list[TokenLogprobs] = []
-        for start in range(0, len(step.scored), _SCORED_AT_ONCE):
-            rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
-            scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
-        return scored
 
 
 def _max_threads(config: EngineConfig, group: ProcessGroup | None) -> int:

@@ -41,7 +41,7 @@ def requests_of(engine: LLMEngine) -> list[Request]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_plain_decoders_run_in_one_call(variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="llm"):
-        fused = make_engine(variant, tmp_path)._runner._fused
+        fused = make_engine(variant, tmp_path)._runner.forward.fused
     said = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
     if variant in LAYER_BY_LAYER:
         assert fused is None
@@ -53,7 +53,7 @@ def test_plain_decoders_run_in_one_call(variant: str, tmp_path: Path, caplog: py
 
 @pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}])
 def test_only_float32_runs_in_one_call(settings: dict[str, str], tmp_path: Path) -> None:
-    assert make_engine("llava", tmp_path, **settings)._runner._fused is None
+    assert make_engine("llava", tmp_path, **settings)._runner.forward.fused is None
 
 
 @pytest.mark.parametrize("tokens_per_step", [7, 512])
@@ -63,7 +63,7 @@ def test_one_call_computes_every_step_of_a_plain_decoder(
     """Prompts, decoding and both together: transformers' layers run no more once the engine has started."""
     engine = make_engine("llava", tmp_path, max_num_batched_tokens=tokens_per_step, max_num_seqs=7)
     requests = requests_of(engine)
-    monkeypatch.setattr(engine._runner, "_forward_layers", None)
+    monkeypatch.setattr(engine._runner.forward, "run_layers", None)
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
@@ -73,7 +73,7 @@ def test_a_decoder_that_gives_something_else_runs_layer_by_layer(
     """As where a layer of transformers changes: here the table forgets what Gemma adds to the weights of its norms."""
     monkeypatch.setitem(fused_decoder._KINDS, "GemmaDecoderLayer", fused_decoder._PLAIN)
     engine = make_engine("paligemma", tmp_path)
-    assert engine._runner._fused is None
+    assert engine._runner.forward.fused is None
     assert "the decoder's layers run one by one: fused they are off by" in caplog.text
     requests = requests_of(engine)
     assert answers(engine, requests) == [one.expected for one in requests]

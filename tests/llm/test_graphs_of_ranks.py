@@ -77,7 +77,7 @@ def has_graphs(group: ProcessGroup, checkpoint: str, failing_rank: int) -> bool:
     recorder = CannotRecord() if group.rank == failing_rank else Recorder()
     with (
         patch("llm.model_runner.CudaCapture", lambda device: recorder.capture),
-        patch.object(ModelRunner, "forward", lambda *_: (torch.zeros(1, 1), torch.zeros(1, 1))),
+        patch.object(runner, "forward", lambda *_: (torch.zeros(1, 1), torch.zeros(1, 1))),
     ):
         return runner._capture_graphs(EngineConfig(checkpoint, max_num_seqs=2)) is not None
 

@@ -1,0 +1,115 @@
+"""The language half's forward pass over the tokens of one step: embeddings in, hidden states and logits out."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from llm.attention import AttentionBackend
+from llm.fused_decoder import FusedDecoder
+from llm.kernel_attention import KernelStep
+from llm.logprobs import TokenLogprobs, token_logprobs
+from llm.lora_layers import LoraLayers
+from llm.models.family import LanguageFamily
+from llm.step_input import StepInput
+
+# The logits that score a prompt are computed for so many of its tokens at once, because a vocabulary is large.
+_SCORED_AT_ONCE = 128
+
+
+class ForwardPass:
+    """Runs the `decoder` of a `model`, whose family's ways it follows. `lora_layers`: the adapters of requests, if any
+    may have one."""
+
+    def __init__(
+        self, model: PreTrainedModel, family: LanguageFamily, decoder: torch.nn.Module, lora_layers: LoraLayers | None
+    ) -> None:
+        self._model = model
+        self._family = family
+        self._decoder = decoder
+        self._lora_layers = lora_layers
+        self._hidden_size: int = model.config.get_text_config().hidden_size
+        self._num_deepstack_levels = family.num_deepstack_levels(model.config)
+        self.fused: FusedDecoder | None = None
+        """The same decoder in one call, where there is one."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Returns the size of the last axis of item embeddings: the hidden size, and once more for each deepstack
+        level."""
+        return self._hidden_size * (1 + self._num_deepstack_levels)
+
+    def __call__(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`, float32. Hidden
+        states that no logits are made of may be anything."""
+        if step.row_slots is not None:
+            assert self._lora_layers is not None
+            with self._lora_layers.of(step.row_slots):
+                return self.run_layers(step, attention)
+        if self.fused is not None and isinstance(attention, KernelStep):
+            done = self.run_fused(self.fused, step, attention, wants_all_hidden=bool(step.scored))
+            if done is not None:
+                return done
+        return self.run_layers(step, attention)
+
+    def run_fused(
+        self, fused: FusedDecoder, step: StepInput, attention: KernelStep, *, wants_all_hidden: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Does it in one call. Returns None for a step that has to go layer by layer: one with masks, with inputs that
+        only transformers' layers know, or with a position beyond the call's tables."""
+        if attention.masked:
+            return None
+        embeds = None
+        if len(step.embed_rows) or not fused.has_embedding:
+            inputs = self._embed(step)
+            if len(inputs) > 1:
+                return None
+            embeds = inputs["inputs_embeds"][0]
+        done = fused.run(attention.chunks, step, embeds, wants_all_hidden=wants_all_hidden)
+        if done is None:
+            return None
+        hidden, logits = done
+        return hidden, self._logits(hidden[step.logits_rows]) if logits is None else logits
+
+    def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
+        """Does it by the decoder of transformers, layer by layer."""
+        hidden = self._decoder(
+            **self._embed(step),
+            position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
+            use_cache=False,
+            attention_metadata=attention,
+        ).last_hidden_state[0]
+        return hidden, self._logits(hidden[step.logits_rows])
+
+    def score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:
+        """Returns the log-probabilities of the tokens that the step scores. `hidden`: its hidden states."""
+        scored: list[TokenLogprobs] = []
+        for start in range(0, len(step.scored), _SCORED_AT_ONCE):
+            rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
+            scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
+        return scored
+
+    def _embed(self, step: StepInput) -> dict[str, Any]:
+        """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
+        their placeholders, what else the decoder takes of items, and the family's `inputs_of_tokens`."""
+        embeds = self._family.embed_tokens(self._model, step.token_ids)
+        of_items = self._overlay(embeds, step) if len(step.embed_rows) else {}
+        further = self._family.inputs_of_tokens(self._model, step.token_ids)
+        return {"inputs_embeds": embeds.unsqueeze(0), **of_items, **further}
+
+    def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
+        """Puts the items' embeddings into the rows of `embeds`, in place. Returns the decoder's keyword arguments for
+        items: which rows these are, and the deepstack levels, which the decoder adds later."""
+        given = step.embeds[0] if len(step.embeds) == 1 else torch.cat(step.embeds)
+        own, *levels = torch.split(given.to(embeds), self._hidden_size, dim=-1)
+        embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
+        if not levels and not self._family.takes_item_mask:
+            return {}
+        item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
+        item_mask.index_fill_(1, step.embed_rows, True)  # by an assignment the host would wait for the device
+        if self._family.takes_item_mask:
+            return {"item_mask": item_mask}
+        return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._family.logits(self._model, hidden).float()
