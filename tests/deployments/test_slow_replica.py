@@ -23,7 +23,9 @@ def app_config(shapes: str) -> AppConfig:
     return AppConfig.model_validate({"model": shapes, "preprocess": two, "encode": two, "generate": two})
 
 
-@pytest.mark.parametrize("deployment", ["Preprocess", pytest.param("Encode", marks=pytest.mark.slow), "Generate"])
+@pytest.mark.parametrize(
+    "deployment", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("Preprocess", "Encode")), "Generate"]
+)
 def test_requests_go_past_a_replica_that_stands_still(client: OpenAI, deployment: str) -> None:
     wait_until(lambda: len(replica_pids(deployment)) == 2)
     victim = replica_pids(deployment)[0]

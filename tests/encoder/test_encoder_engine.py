@@ -191,11 +191,11 @@ def test_the_times_of_an_item_in_segments_add_up(engine: EncoderEngine, monkeypa
     outputs: list[EncodeOutput] = []
     while engine.has_unfinished():
         outputs += engine.step()
-        time.sleep(0.02)  # in which none is being encoded
+        time.sleep(0.1)  # in which none is being encoded
     (output,) = outputs
     assert len(seconds) == 3
-    assert sum(seconds) <= output.encode_seconds < sum(seconds) + 0.01
-    assert 0.04 <= output.queue_seconds <= time.perf_counter() - started - sum(seconds) - 0.02
+    assert sum(seconds) <= output.encode_seconds < sum(seconds) + 0.1
+    assert 0.2 <= output.queue_seconds <= time.perf_counter() - started - sum(seconds) - 0.1
     assert output.batch_size == 1
 
 

@@ -10,6 +10,7 @@ from deployments.endpoint import health
 from deployments.endpoint.health import StageMonitor
 from deployments.shared.stage_calls import StageUnavailableError
 from deployments.stages.stage_messages import Heartbeat
+from tests.virtual_time import in_virtual_time
 
 
 class Stage:
@@ -43,6 +44,7 @@ class _Replicas:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(health, "_LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))
 
 
 def monitor_of(stage: Stage, **options: Any) -> StageMonitor:
@@ -60,6 +62,7 @@ async def refusal(monitor: StageMonitor, seconds: float = 0.6) -> str | None:
     return None
 
 
+@in_virtual_time
 async def test_a_stage_that_answers_is_ready() -> None:
     monitor = monitor_of(Stage())
     assert monitor.states() == {"encode": "starting"}
@@ -70,6 +73,7 @@ async def test_a_stage_that_answers_is_ready() -> None:
 
 
 @pytest.mark.parametrize("fault", ["hangs", "has no replica"])
+@in_virtual_time
 async def test_requests_wait_for_a_stage_that_is_away_no_longer_than_they_are_told_to(fault: str) -> None:
     stage = Stage()
     monitor = monitor_of(stage)
@@ -88,6 +92,7 @@ async def test_requests_wait_for_a_stage_that_is_away_no_longer_than_they_are_to
     monitor.close()
 
 
+@in_virtual_time
 async def test_a_stage_that_is_away_for_a_moment_costs_no_request() -> None:
     stage = Stage()
     monitor = monitor_of(stage)
@@ -98,6 +103,7 @@ async def test_a_stage_that_is_away_for_a_moment_costs_no_request() -> None:
     monitor.close()
 
 
+@in_virtual_time
 async def test_a_long_step_of_the_engine_is_no_reason_to_give_up() -> None:
     stage = Stage()
     monitor = monitor_of(stage)
@@ -109,6 +115,7 @@ async def test_a_long_step_of_the_engine_is_no_reason_to_give_up() -> None:
     monitor.close()
 
 
+@in_virtual_time
 async def test_a_stage_at_rest_is_ready_and_is_not_woken() -> None:
     stage = Stage(num_replicas=0)
     monitor = monitor_of(stage, may_rest=["encode"])
@@ -119,6 +126,7 @@ async def test_a_stage_at_rest_is_ready_and_is_not_woken() -> None:
 
 
 @pytest.mark.parametrize("fault", ["no replica", "hangs"])
+@in_virtual_time
 async def test_nobody_waits_for_a_stage_whose_work_another_one_does(fault: str) -> None:
     stage = Stage()
     monitor = monitor_of(stage, dispensable=["encode"])
@@ -130,6 +138,7 @@ async def test_nobody_waits_for_a_stage_whose_work_another_one_does(fault: str) 
     monitor.close()
 
 
+@in_virtual_time
 async def test_a_timeout_of_the_block_s_own_stays_what_it_is() -> None:
     monitor = monitor_of(Stage())
     with pytest.raises(TimeoutError):
