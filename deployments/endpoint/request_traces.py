@@ -142,7 +142,7 @@ class RequestTraces:
         if not span.is_recorded:
             return
         here = process_name()
-        self._spans.record(span.context, [one for one in times if one.place == here])
+        self._spans.record_within(span, [one for one in times if one.place == here])
         told = traced.attributes() | {"http.response.status_code": status}
         if (route := getattr(scope.get("route"), "path", None)) is not None:
             span.name = f"{scope['method']} {route}"

@@ -152,7 +152,7 @@ class Generate:
                 params.n,
                 pieces_of,
                 lambda: [*times, hand_over.transfer] if items else times,
-                partial(self._spans.record, span.context),
+                partial(self._spans.record_within, span),
                 watch,
             )
             arrival = time.perf_counter()

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"
-_DELAY_MS = 1000.0
-"""How long spans wait to be sent together. What a replica has not sent when it ends is lost."""
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SELDOM_SECONDS = 60.0
 
@@ -46,8 +43,7 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
     }
     exporter = RecordExporter(config.endpoint, Resource.create(own).attributes)
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
-    delay = None if _DELAY_VARIABLE in os.environ else _DELAY_MS
-    processor = BatchSpanProcessor(exporter, schedule_delay_millis=delay)
+    processor = BatchSpanProcessor(exporter)
     # The provider has the sampler that OpenTelemetry's variables ask for, and sends what waits when the process ends.
     provider = TracerProvider(sampler=_sampler(config))
     provider.add_span_processor(processor)

@@ -13,6 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 
 from deployments.request_context import RequestContext
 from deployments.tracing.records import NANOSECONDS, Attribute, EndedSpan, SpanRecord, StageSpans
+from preprocess.schema import StageTime
 
 _SCOPE = "raylens"
 _REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
@@ -37,16 +38,18 @@ def export_request(records: Iterable[SpanRecord], resource: Mapping[str, Attribu
     spans = of_resource.scope_spans.add(scope={"name": _SCOPE}).spans
     for record in records:
         if isinstance(record, StageSpans):
-            _add_stages(spans, record)
+            _add_stages(spans, record.parent, record.times, record.attributes)
         else:
             _add_span(spans, record)
     return message
 
 
-def _add_stages(spans: Any, record: StageSpans) -> None:
-    ids, attributes = _ids(record.parent), _attributes(record.attributes)
+def _add_stages(
+    spans: Any, parent: RequestContext, times: Iterable[StageTime], own: Mapping[str, Attribute] | None = None
+) -> None:
+    ids, attributes = _ids(parent), _attributes(own or {})
     parent_id = ids.pop("span_id")
-    for one in record.times:
+    for one in times:
         start = int(one.started_at * NANOSECONDS)
         spans.add(
             **ids,
@@ -77,6 +80,7 @@ def _add_span(spans: Any, record: EndedSpan) -> None:
         ],
         status=None if one.failure is None else {"code": Status.STATUS_CODE_ERROR, "message": _text(one.failure)},
     )
+    _add_stages(spans, one.context, one.times)
 
 
 def _ids(context: RequestContext) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class SpanError:
 class OpenSpan:
     """A span that is not over. `context`: what its children get. Where `is_recorded` is False it stands for no span,
     and is only handed on. `parent_id`: 16 hex digits, or nothing. `failure`: why it failed. `started_at`: wall time in
-    nanoseconds."""
+    nanoseconds. `times`: of stages, each of which has a span below this one."""
 
     context: RequestContext
     is_recorded: bool = False
@@ -54,6 +54,7 @@ class OpenSpan:
     errors: list[SpanError] = field(default_factory=list)
     failure: str | None = None
     started_at: int = field(default_factory=time.time_ns)
+    times: list[StageTime] = field(default_factory=list)
 
     def describe(self, attributes: Mapping[str, Attribute]) -> None:
         self.attributes.update(attributes)

@@ -100,12 +100,21 @@ class Spans:
     ) -> None:
         """Makes a span of each of the `times`, a child of the context's. It reads them later, so that they may not
         change any more. The log has them, too, if it is to have all (`--log-level debug`)."""
-        if not times:
-            return
-        if logger.isEnabledFor(logging.DEBUG):
-            with in_request(context):
-                for one in times:
-                    fields = {"stage": one.stage, "seconds": one.seconds}
-                    logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
-        if self._collect is not None and context.is_sampled:
+        _log(context, times)
+        if times and self._collect is not None and context.is_sampled:
             self._collect(StageSpans(context, times, attributes or {}))
+
+    def record_within(self, span: OpenSpan, times: Sequence[StageTime]) -> None:
+        """The same for children of a span that is open: they go with it, which costs less."""
+        _log(span.context, times)
+        if span.is_recorded:
+            span.times += times
+
+
+def _log(context: RequestContext, times: Sequence[StageTime]) -> None:
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    with in_request(context):
+        for one in times:
+            fields = {"stage": one.stage, "seconds": one.seconds}
+            logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})

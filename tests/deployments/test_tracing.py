@@ -64,7 +64,7 @@ def test_children_hang_below_a_span_that_fails_with_its_block() -> None:
     def fail() -> None:
         with recorded.spans.span("item", SAMPLED) as span:
             contexts.append(span.context)
-            recorded.spans.record(span.context, [StageTime("encode", 1.0, 1.0)])
+            recorded.spans.record_within(span, [StageTime("encode", 1.0, 1.0)])
             raise ZeroDivisionError("no")
 
     with pytest.raises(ZeroDivisionError):
@@ -72,7 +72,7 @@ def test_children_hang_below_a_span_that_fails_with_its_block() -> None:
     (context,) = contexts
     assert (context.request_id, context.trace_id, context.tracestate) == ("r", TRACE_ID, "vendor=1")
     assert context.span_id != SPAN_ID
-    child, item = recorded.ended
+    item, child = recorded.ended
     assert (child.parent_id, item.span_id) == (context.span_id, context.span_id)
     assert (child.status, item.status) == (0, Status.STATUS_CODE_ERROR)
     assert item.events == ["exception"]
@@ -86,6 +86,7 @@ def test_what_nobody_collects_is_not_made(context: RequestContext) -> None:
         span.describe({"a": 1})
         span.link(SAMPLED)
         recorded.spans.record(context, [StageTime("encode", 1.0, 1.0)])
+        recorded.spans.record_within(span, [StageTime("encode", 1.0, 1.0)])
     assert recorded.ended == []
 
 
