@@ -27,7 +27,17 @@ from typing import Any
 
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.server_process import cpu_seconds, running_server
-from benchmarks.tracing_cost import CHECKED, KINDS, LEAST_THROUGHPUT, MOST_CPU, Kind, Total, ask_for, compared
+from benchmarks.tracing_cost import (
+    CHECKED,
+    KINDS,
+    LEAST_THROUGHPUT,
+    MOST_CPU,
+    WARM_UP_SECONDS,
+    Kind,
+    Total,
+    ask_while,
+    compared,
+)
 from deployments.local_cluster import APP_NAME, free_port
 from tests.replicas import children, worker_pids
 
@@ -118,7 +128,7 @@ def switched_server() -> Iterator[Server]:
 def measure(server: Server, kind: Kind, rounds: int, seconds: float) -> dict[str, Any]:
     """Returns the figures of one kind of requests."""
     ways = {name: Total(server.url, server.cpu_seconds) for name in ("recording", "silent")}
-    asyncio.run(ask_for(server.url, kind, 2 * seconds, is_traced=False))  # warms up
+    asyncio.run(ask_while(server.url, kind, asyncio.sleep(WARM_UP_SECONDS), is_traced=False))
     before = server.num_counted()
     for turn in range(rounds):
         for name in sorted(ways, reverse=turn % 2 == 1):

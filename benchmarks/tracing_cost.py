@@ -1,20 +1,20 @@
 """What it costs to trace requests: one server with tracing on against the same with tracing off.
 
-    python -m benchmarks.tracing_cost [--rounds 10] [--seconds 2.5] [--kinds text ...] [--output FILE]
+    python -m benchmarks.tracing_cost [--rounds 24] [--seconds 20] [--kinds text ...] [--output FILE]
 
 The bundled model on the server's defaults, with a collector of OpenTelemetry configured, which throws away what it
 gets. Clients ask one question after the other. `pictures` brings a new small picture with each question, `text` none,
 both with answers of 64 tokens. `short text` has answers of four, so that the work beside the model's weighs the most;
 the checks leave it out. Clients decide by the header
-`traceparent` whether a request is traced, so both ways run on the same processes. Short rounds of both take turns, each
-pair in the other order than the last one.
+`traceparent` whether a request is traced, so both ways run on the same processes. Rounds of both take turns, each pair
+in the other order than the last one. A round is measured once it has gone on for longer than spans wait to be sent, so
+that as many are sent meanwhile as are made, and none of the round before.
 
 `cpu_ms` is the processor time of all replicas for a request, in milliseconds, over all rounds, and `cpu_ratio` that of
-traced ones to others. `throughput` is in requests per second, the median of all rounds. A request that is open when its
-round ends counts there by the share of its time that has passed. `throughput_ratio` is the median of the ratios of
-neighbours, because other work on the machine may spoil a whole round. `cpu_spread` and `throughput_spread` have the
-quartiles of these ratios. The collector's own work counts in the throughput, since it runs here, and not in the
-processor time.
+traced ones to others. `throughput` is in requests per second, the median of all rounds. A request counts by the share
+of its time in which the round was measured. `throughput_ratio` is the median of the ratios of neighbours, because other
+work on the machine may spoil a whole round. `cpu_spread` and `throughput_spread` have the quartiles of these ratios.
+The collector's own work counts in the throughput, since it runs here, and not in the processor time.
 
 `record_us` is the time in which an ingress makes the record of a request for `raylens trace`, in microseconds. The
 check has it as a share of the processor time of a request. The last line is one JSON document.
@@ -28,12 +28,12 @@ import random
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import grpc
@@ -48,6 +48,8 @@ from preprocess.schema import StageTime
 from tests.pictures import encoded, user_message
 from tests.replicas import worker_pids
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -60,10 +62,10 @@ class Kind:
 KINDS = {"pictures": Kind(True, 64), "text": Kind(False, 64), "short text": Kind(False, 4)}
 CHECKED = ("pictures", "text")
 CLIENTS = 8
-TARGET = 0.98
-"""Throughput with what is measured, of that without."""
 MOST_CPU, LEAST_THROUGHPUT = 1.02, 0.98
-SEND_SECONDS = 1.2
+"""With what is measured, of that without."""
+WARM_UP_SECONDS = 5.0
+_LEAD_SECONDS = 6.0  # OpenTelemetry's processor sends spans every five seconds
 _SIDE = 64
 _NUM_SPANS = 16  # of a request with one picture
 
@@ -103,64 +105,82 @@ def new_body(kind: Kind, rng: random.Random) -> dict[str, Any]:
     return {"model": "shapes", "messages": [message], "max_tokens": kind.tokens, "ignore_eos": True}
 
 
-async def ask_for(url: str, kind: Kind, seconds: float, *, is_traced: bool) -> list[float]:
-    """Has `CLIENTS` clients ask, who always have a request open until `seconds` are over. Returns which share of each
-    request's time had passed then."""
-    rng, shares = random.Random(), list[float]()
-    flag = "01" if is_traced else "00"
-    deadline = time.perf_counter() + seconds
+Interval = tuple[float, float]
+"""Two times of `time.perf_counter`."""
+
+
+async def ask_while(url: str, kind: Kind, work: Awaitable[T], *, is_traced: bool) -> tuple[T, list[Interval]]:
+    """Has `CLIENTS` clients ask, who always have a request open until `work` has ended. Returns its result, and when
+    each request began and ended."""
+    rng, asked_for, flag = random.Random(), list[Interval](), "01" if is_traced else "00"
+    working = asyncio.ensure_future(work)
 
     async def ask_forever(session: aiohttp.ClientSession) -> None:
-        while (asked := time.perf_counter()) < deadline:
+        while not working.done():
             headers = {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{flag}"}
-            body = new_body(kind, rng)
+            body, asked = new_body(kind, rng), time.perf_counter()
             async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
                 answer.raise_for_status()
                 await answer.read()
-            shares.append(min(1.0, (deadline - asked) / (time.perf_counter() - asked)))
+            asked_for.append((asked, time.perf_counter()))
 
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(ask_forever(session) for _ in range(CLIENTS)))
-    return shares
+    return await working, asked_for
 
 
 @dataclass
 class Total:
     """What rounds of one way on the server at `url` took: the `requests`, and in each of the rounds the processor time
     of a request in milliseconds and the requests per second. `cpu` returns the processor seconds of the server so far.
-    After a round it has `rest_seconds` for what it does later."""
+    Of each round the first `lead_seconds` are not measured."""
 
     url: str
     cpu: Callable[[], float]
-    rest_seconds: float = 0.0
+    lead_seconds: float = 0.0
     requests: int = 0
     cpu_seconds: float = 0.0
+    measured_requests: float = 0.0
     cpu_ms: list[float] = field(default_factory=list)
     throughput: list[float] = field(default_factory=list)
 
     def run(self, kind: Kind, seconds: float, *, is_traced: bool = False) -> None:
-        cpu = self.cpu()
-        shares = asyncio.run(ask_for(self.url, kind, seconds, is_traced=is_traced))
-        time.sleep(self.rest_seconds)
-        own_cpu = self.cpu() - cpu
-        self.requests += len(shares)
-        self.cpu_seconds += own_cpu
-        self.cpu_ms.append(own_cpu / len(shares) * 1e3)
-        self.throughput.append(sum(shares) / seconds)
+        async def measure() -> tuple[Interval, float]:
+            await asyncio.sleep(self.lead_seconds)
+            started, cpu = time.perf_counter(), self.cpu()
+            await asyncio.sleep(seconds)
+            return (started, time.perf_counter()), self.cpu() - cpu
+
+        (window, cpu), requests = asyncio.run(ask_while(self.url, kind, measure(), is_traced=is_traced))
+        number = sum(_share(one, window) for one in requests)
+        self.requests += len(requests)
+        self.cpu_seconds += cpu
+        self.measured_requests += number
+        self.cpu_ms.append(cpu / number * 1e3)
+        self.throughput.append(number / (window[1] - window[0]))
+
+
+def _share(one: Interval, window: Interval) -> float:
+    """Returns which share of `one` is within the `window`."""
+    return max(0.0, min(one[1], window[1]) - max(one[0], window[0])) / (one[1] - one[0])
 
 
 def compared(ways: dict[str, Total]) -> dict[str, Any]:
     """Returns the figures of two ways, and the ratios of the first to the second."""
     one, other = ways.values()
     return {
-        "cpu_ms": {name: round(way.cpu_seconds / way.requests * 1e3, 3) for name, way in ways.items()},
-        "cpu_ratio": round(one.cpu_seconds / one.requests / (other.cpu_seconds / other.requests), 4),
+        "cpu_ms": {name: round(_all_cpu_ms(way), 3) for name, way in ways.items()},
+        "cpu_ratio": round(_all_cpu_ms(one) / _all_cpu_ms(other), 4),
         "cpu_spread": _quartiles(one.cpu_ms, other.cpu_ms),
         "throughput": {name: round(statistics.median(way.throughput), 1) for name, way in ways.items()},
         "throughput_ratio": round(statistics.median(_ratios(one.throughput, other.throughput)), 4),
         "throughput_spread": _quartiles(one.throughput, other.throughput),
         "requests": {name: way.requests for name, way in ways.items()},
     }
+
+
+def _all_cpu_ms(way: Total) -> float:
+    return way.cpu_seconds / way.measured_requests * 1e3
 
 
 def _quartiles(one: list[float], other: list[float]) -> list[float]:
@@ -181,14 +201,13 @@ def measure(url: str, kinds: Sequence[str], rounds: int, seconds: float) -> dict
     found: dict[str, dict[str, Any]] = {}
     for name in kinds:
         kind = KINDS[name]
-        asyncio.run(ask_for(url, kind, 2 * seconds, is_traced=True))  # warms up
-        time.sleep(SEND_SECONDS)
-        # Spans are sent after the requests.
-        ways = {way: Total(url, replicas_cpu_seconds, SEND_SECONDS) for way in ("traced", "untraced")}
+        asyncio.run(ask_while(url, kind, asyncio.sleep(WARM_UP_SECONDS), is_traced=True))
+        ways = {way: Total(url, replicas_cpu_seconds, _LEAD_SECONDS) for way in ("traced", "untraced")}
         for turn in range(rounds):
             for is_traced in (turn % 2 == 0, turn % 2 == 1):
                 ways["traced" if is_traced else "untraced"].run(kind, seconds, is_traced=is_traced)
         found[name] = compared(ways)
+        print(f"{name}: {found[name]}", flush=True)
     return found
 
 
@@ -210,9 +229,9 @@ def _best_us(work: Callable[[], object], number: int = 2000) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="of each kind and way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=24, help="of each kind and way (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="default: all of them")
-    parser.add_argument("--seconds", type=float, default=2.5, help="of each round (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each round, measured (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     record = record_us()
@@ -220,8 +239,6 @@ def main() -> int:
         config = AppConfig.model_validate({"tracing": {"endpoint": collector}})
         with running_app(config, host="127.0.0.1", port=free_port()) as url:
             measured = measure(url, options.kinds, options.rounds, options.seconds)
-    for kind, own in measured.items():
-        print(f"{kind}: {own}")
     least = min(own["cpu_ms"]["untraced"] for own in measured.values())
     checks = {}
     for kind in (one for one in CHECKED if one in measured):
