@@ -44,8 +44,13 @@ def run(parts: list[Part], seconds: float = 60, output: Path | None = None) -> t
     return run_all(parts, seconds, document, output), document
 
 
-def test_a_part_that_crashes_or_hangs_takes_no_other_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _short_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts do not hear of SIGINT where the tests run behind a shell's `&`."""
     monkeypatch.setattr(parts_module, "END_SECONDS", 0.5)
+
+
+def test_a_part_that_crashes_or_hangs_takes_no_other_along(tmp_path: Path) -> None:
     file = tmp_path / "day.json"
     outcomes, document = run([CRASHING, RAISING, HANGING, STUBBORN, LACKING, GOOD], output=file)
     states = {name: (outcome.state, outcome.reason) for name, outcome in outcomes.items()}
