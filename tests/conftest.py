@@ -20,6 +20,9 @@ os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 # Ray reads this when it is imported, which modules of tests do before a server is started: it stays on loopback.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
+# Replicas send spans soon, because tests wait for them.
+os.environ.setdefault("OTEL_BSP_SCHEDULE_DELAY", "500")
+
 # Triton's kernels run in its interpreter where there is no GPU; it asks for this when they are imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
