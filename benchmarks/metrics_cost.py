@@ -20,8 +20,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,12 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """Returns the processor time of all replicas, and of the exporter that one of them has started."""
+        return sum(map(cpu_seconds, self._pids))
+
+    @cached_property
+    def _pids(self) -> list[int]:
         replicas = worker_pids(f"ServeReplica:{APP_NAME}:", driver=self._pid)
-        return sum(cpu_seconds(pid) for replica in replicas for pid in (replica, *children(replica)))
+        return [pid for replica in replicas for pid in (replica, *children(replica))]
 
     def record(self, *, is_recording: bool) -> None:
         if is_recording:
@@ -133,11 +137,7 @@ def measure(server: Server, kind: Kind, rounds: int, seconds: float) -> dict[str
     for turn in range(rounds):
         for name in sorted(ways, reverse=turn % 2 == 1):
             server.record(is_recording=name == "recording")
-            with ThreadPoolExecutor(1) as reader:
-                reading = reader.submit(server.metrics) if name == "recording" else None
-                ways[name].run(kind, seconds)
-            if reading is not None:
-                reading.result()  # raises what kept the metrics from being read
+            ways[name].run(kind, seconds, beside=server.metrics if name == "recording" else None)
     server.record(is_recording=True)
     return compared(ways) | {"counted": server.num_counted() - before}
 

@@ -7,8 +7,8 @@ gets. Clients ask one question after the other. `pictures` brings a new small pi
 both with answers of 64 tokens. `short text` has answers of four, so that the work beside the model's weighs the most;
 the checks leave it out. Clients decide by the header
 `traceparent` whether a request is traced, so both ways run on the same processes. Rounds of both take turns, each pair
-in the other order than the last one. A round is measured once it has gone on for longer than spans wait to be sent, so
-that as many are sent meanwhile as are made, and none of the round before.
+in the other order than the last one. Measuring begins when a round has lasted longer than spans wait to be sent, which
+are five seconds. So as many spans are sent meanwhile as are made, and none of the round before.
 
 `cpu_ms` is the processor time of all replicas for a request, in milliseconds, over all rounds, and `cpu_ratio` that of
 traced ones to others. `throughput` is in requests per second, the median of all rounds. A request counts by the share
@@ -17,7 +17,8 @@ work on the machine may spoil a whole round. `cpu_spread` and `throughput_spread
 The collector's own work counts in the throughput, since it runs here, and not in the processor time.
 
 `record_us` is the time in which an ingress makes the record of a request for `raylens trace`, in microseconds. The
-check has it as a share of the processor time of a request. The last line is one JSON document.
+check has it as a share of the processor time of a request. The last line is one JSON document. With the defaults, all
+takes an hour.
 """
 
 import argparse
@@ -63,9 +64,10 @@ KINDS = {"pictures": Kind(True, 64), "text": Kind(False, 64), "short text": Kind
 CHECKED = ("pictures", "text")
 CLIENTS = 8
 MOST_CPU, LEAST_THROUGHPUT = 1.02, 0.98
-"""With what is measured, of that without."""
+"""Bounds of both ratios: of what is measured to what goes without it."""
 WARM_UP_SECONDS = 5.0
-_LEAD_SECONDS = 6.0  # OpenTelemetry's processor sends spans every five seconds
+_SEND_SECONDS = 5.0  # OpenTelemetry's default
+_LEAD_SECONDS = _SEND_SECONDS + 1.0
 _SIDE = 64
 _NUM_SPANS = 16  # of a request with one picture
 
@@ -112,7 +114,7 @@ Interval = tuple[float, float]
 async def ask_while(url: str, kind: Kind, work: Awaitable[T], *, is_traced: bool) -> tuple[T, list[Interval]]:
     """Has `CLIENTS` clients ask, who always have a request open until `work` has ended. Returns its result, and when
     each request began and ended."""
-    rng, asked_for, flag = random.Random(), list[Interval](), "01" if is_traced else "00"
+    rng, intervals, flag = random.Random(), list[Interval](), "01" if is_traced else "00"
     working = asyncio.ensure_future(work)
 
     async def ask_forever(session: aiohttp.ClientSession) -> None:
@@ -122,18 +124,19 @@ async def ask_while(url: str, kind: Kind, work: Awaitable[T], *, is_traced: bool
             async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
                 answer.raise_for_status()
                 await answer.read()
-            asked_for.append((asked, time.perf_counter()))
+            intervals.append((asked, time.perf_counter()))
 
     async with aiohttp.ClientSession() as session:
         await asyncio.gather(*(ask_forever(session) for _ in range(CLIENTS)))
-    return await working, asked_for
+    return await working, intervals
 
 
 @dataclass
 class Total:
-    """What rounds of one way on the server at `url` took: the `requests`, and in each of the rounds the processor time
+    """What rounds of one way on the server at `url` took: all `requests`, and in each of the rounds the processor time
     of a request in milliseconds and the requests per second. `cpu` returns the processor seconds of the server so far.
-    Of each round the first `lead_seconds` are not measured."""
+    Of each round the first `lead_seconds` are not measured: `measured_requests`, of which some are parts, took
+    `cpu_seconds`."""
 
     url: str
     cpu: Callable[[], float]
@@ -144,11 +147,15 @@ class Total:
     cpu_ms: list[float] = field(default_factory=list)
     throughput: list[float] = field(default_factory=list)
 
-    def run(self, kind: Kind, seconds: float, *, is_traced: bool = False) -> None:
+    def run(
+        self, kind: Kind, seconds: float, *, is_traced: bool = False, beside: Callable[[], object] | None = None
+    ) -> None:
+        """Measures for so many `seconds`, while `beside` runs once on a thread."""
+
         async def measure() -> tuple[Interval, float]:
             await asyncio.sleep(self.lead_seconds)
             started, cpu = time.perf_counter(), self.cpu()
-            await asyncio.sleep(seconds)
+            await asyncio.gather(asyncio.sleep(seconds), *([asyncio.to_thread(beside)] if beside else []))
             return (started, time.perf_counter()), self.cpu() - cpu
 
         (window, cpu), requests = asyncio.run(ask_while(self.url, kind, measure(), is_traced=is_traced))
@@ -192,17 +199,14 @@ def _ratios(one: list[float], other: list[float]) -> list[float]:
     return [with_it / without for with_it, without in zip(one, other, strict=True)]
 
 
-def replicas_cpu_seconds() -> float:
-    return sum(cpu_seconds(pid) for pid in worker_pids(f"ServeReplica:{APP_NAME}:"))
-
-
 def measure(url: str, kinds: Sequence[str], rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
     """Returns the figures of each kind."""
     found: dict[str, dict[str, Any]] = {}
+    pids = worker_pids(f"ServeReplica:{APP_NAME}:")
     for name in kinds:
         kind = KINDS[name]
         asyncio.run(ask_while(url, kind, asyncio.sleep(WARM_UP_SECONDS), is_traced=True))
-        ways = {way: Total(url, replicas_cpu_seconds, _LEAD_SECONDS) for way in ("traced", "untraced")}
+        ways = {way: Total(url, lambda: sum(map(cpu_seconds, pids)), _LEAD_SECONDS) for way in ("traced", "untraced")}
         for turn in range(rounds):
             for is_traced in (turn % 2 == 0, turn % 2 == 1):
                 ways["traced" if is_traced else "untraced"].run(kind, seconds, is_traced=is_traced)
@@ -231,9 +235,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=24, help="of each kind and way (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="default: all of them")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each round, measured (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="measured of each round, a multiple of five (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
+    if options.seconds % _SEND_SECONDS:
+        parser.error(f"--seconds {options.seconds}: spans are sent every {_SEND_SECONDS:g} seconds")
     record = record_us()
     with sink() as collector:
         config = AppConfig.model_validate({"tracing": {"endpoint": collector}})
