@@ -18,8 +18,9 @@ _SCORED_AT_ONCE = 128
 
 
 class ForwardPass:
-    """Runs the `decoder` of a `model`, whose family's ways it follows. `lora_layers`: the adapters of requests, if any
-    may have one."""
+    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: the adapters of requests, if any may have
+    one. `embedding_size`: the size of the last axis of item embeddings, which is the hidden size, and once more for
+    each deepstack level."""
 
     def __init__(
         self, model: PreTrainedModel, family: LanguageFamily, decoder: torch.nn.Module, lora_layers: LoraLayers | None
@@ -29,19 +30,13 @@ class ForwardPass:
         self._decoder = decoder
         self._lora_layers = lora_layers
         self._hidden_size: int = model.config.get_text_config().hidden_size
-        self._num_deepstack_levels = family.num_deepstack_levels(model.config)
+        self.embedding_size = self._hidden_size * (1 + family.num_deepstack_levels(model.config))
         self.fused: FusedDecoder | None = None
-        """The same decoder in one call, where there is one."""
-
-    @property
-    def embedding_size(self) -> int:
-        """Returns the size of the last axis of item embeddings: the hidden size, and once more for each deepstack
-        level."""
-        return self._hidden_size * (1 + self._num_deepstack_levels)
+        """Computes what the decoder does in one call. None where there is no such call."""
 
     def __call__(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`, float32. Hidden
-        states that no logits are made of may be anything."""
+        """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
+        float32. Hidden states that no logits are made of may be anything."""
         if step.row_slots is not None:
             assert self._lora_layers is not None
             with self._lora_layers.of(step.row_slots):
@@ -55,8 +50,8 @@ class ForwardPass:
     def run_fused(
         self, fused: FusedDecoder, step: StepInput, attention: KernelStep, *, wants_all_hidden: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Does it in one call. Returns None for a step that has to go layer by layer: one with masks, with inputs that
-        only transformers' layers know, or with a position beyond the call's tables."""
+        """Computes a step in one call of `fused`. Returns None for a step that has to go layer by layer: one with
+        masks, with inputs that only transformers' layers know, or with a position beyond the call's tables."""
         if attention.masked:
             return None
         embeds = None
@@ -72,7 +67,7 @@ class ForwardPass:
         return hidden, self._logits(hidden[step.logits_rows]) if logits is None else logits
 
     def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
-        """Does it by the decoder of transformers, layer by layer."""
+        """Computes a step by transformers' decoder, layer by layer."""
         hidden = self._decoder(
             **self._embed(step),
             position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),

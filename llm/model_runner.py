@@ -77,6 +77,7 @@ class ModelRunner:
         self.max_position_embeddings: int = text_config.max_position_embeddings
         self.vocab_size: int = text_config.vocab_size
         self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers)
+        self.embedding_size = self.forward.embedding_size
         self.max_span_tokens = self._count_span_tokens(config)
         # The longest span goes in one step together with one token of every other sequence.
         self._max_step_tokens = max(config.max_num_batched_tokens, self.max_span_tokens + config.max_num_seqs - 1)
@@ -92,7 +93,7 @@ class ModelRunner:
         with shortage_explained(self._device, config, self._max_step_tokens):
             if self._device.type == "cuda":
                 if self.lora_layers is None:
-                    self._merge_linear_layers()
+                    merge_linear_layers(self._decoder, self._probe_layers)
                 with missing_tools_named():
                     self._compile_layers(layers, config)
             self.num_blocks = self._count_blocks(layers, config)
@@ -149,9 +150,6 @@ class ModelRunner:
             vocab_size=self.vocab_size,
         )
         return fused if is_same else None
-
-    def _merge_linear_layers(self) -> None:
-        merge_linear_layers(self._decoder, self._probe_layers)
 
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()
@@ -301,11 +299,6 @@ class ModelRunner:
     def has_kernels(self) -> bool:
         """Returns whether Raylens' own kernels compute the model: a row is then the same alone and among others."""
         return self._kernels is not None
-
-    @property
-    def embedding_size(self) -> int:
-        """Returns the size of the last axis of item embeddings."""
-        return self.forward.embedding_size
 
     @property
     def stages_embeddings(self) -> bool:

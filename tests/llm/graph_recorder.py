@@ -8,7 +8,7 @@ import torch
 from llm.attention import LayerShape
 from llm.cuda_attention import CudaAttention
 from llm.decode_graphs import DecodeGraphs, Outputs, Replay
-from llm.layer_probe import cache_shapes, probe_layers
+from llm.layer_probe import cache_shapes
 from llm.model_runner import ModelRunner
 from tests.llm.attention_reference import BLOCK_SIZE
 
@@ -53,10 +53,8 @@ def with_graphs(runner: ModelRunner, recorder: Recorder) -> CudaAttention:
 
 
 def layers_of(runner: ModelRunner) -> list[LayerShape]:
-    config = runner._model.config.get_text_config()
     with torch.compiler.set_stance("force_eager"):  # a runner probes before it compiles
-        calls = probe_layers(runner._decoder, hidden_size=config.hidden_size, num_layers=config.num_hidden_layers)
-        return cache_shapes(calls)
+        return cache_shapes(runner._probe_layers())
 
 
 def make_attention(runner: ModelRunner, layers: Sequence[LayerShape], num_blocks: int) -> CudaAttention:

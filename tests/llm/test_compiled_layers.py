@@ -19,6 +19,7 @@ from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
 from llm.parallel import ProcessGroup, RankDiedError
 from llm.step_input import TENSORS, StepInput
+from modeling.merged_linear import merge_linear_layers
 from tests.llm.attention_reference import BLOCK_SIZE
 from tests.llm.greedy_answers import answers
 from tests.llm.language_variants import VARIANTS
@@ -62,7 +63,7 @@ def make_config(checkpoint: str, dtype: DtypeName = "float32") -> EngineConfig:
 
 def compile_runner(runner: ModelRunner, config: EngineConfig) -> None:
     """What a runner on a GPU does with itself."""
-    runner._merge_linear_layers()
+    merge_linear_layers(runner._decoder, runner._probe_layers)
     runner._compile_layers(layers_of(runner), config)
 
 
@@ -125,7 +126,8 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) 
 def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None:
     config = make_config(make_checkpoint("llava", tmp_path), "bfloat16")
     runner = ModelRunner(config)
-    runner._merge_linear_layers()  # not what is compared here: a merged product may sum in another order
+    # Not what is compared here: a merged product may sum in another order.
+    merge_linear_layers(runner._decoder, runner._probe_layers)
     plain = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
     compile_runner(runner, config)
     compiled = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
