@@ -1,4 +1,4 @@
-"""What the replica of every deployment does first."""
+"""What the replica of every deployment does first and last."""
 
 from deployments.config import AppConfig
 from deployments.metrics.definitions import ReplicaMetrics
@@ -15,3 +15,14 @@ def start_replica(stage: str, config: AppConfig) -> Spans:
     record_metrics(config.metrics)
     ReplicaMetrics().report_start()
     return spans_of(config.tracing, process_name())
+
+
+class Replica:
+    """The base class of deployments. Its replicas send the spans that wait before they end."""
+
+    _spans: Spans | None = None  # also in a replica that could not start
+
+    def __del__(self) -> None:
+        """Ray Serve calls this when it stops a healthy replica, after its last request, and kills the process then."""
+        if self._spans is not None:
+            self._spans.flush()

@@ -40,11 +40,12 @@ from deployments.pipeline.shards import Shards
 from deployments.pipeline.shared_items import SharedItems
 from deployments.pipeline.shared_traces import SharedTraces
 from deployments.pipeline.shared_uploads import SharedUploads
-from deployments.replica_start import start_replica
+from deployments.replica_start import Replica, start_replica
 from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.stage_handles import StageHandles
 from deployments.stages.work_scaling import PendingWork
+from deployments.tracing.spans import Spans
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5
@@ -52,7 +53,7 @@ _KNOWN_SECONDS = 300.0
 """How long a new replica waits for its stages. One that waits longer answers, and says which stage is away."""
 
 
-class Ingress:
+class Ingress(Replica):
     """One replica of the endpoint. Wrapped by `serve.ingress` in `deployments.app`."""
 
     def __init__(
@@ -63,7 +64,7 @@ class Ingress:
     ) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: a handle of
         each deployment of SharedState."""
-        self._spans = start_replica("ingress", config)
+        self._spans: Spans = start_replica("ingress", config)
         route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)

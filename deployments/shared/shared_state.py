@@ -13,7 +13,7 @@ from ray import ObjectRef
 
 from deployments.config import AppConfig
 from deployments.metrics.definitions import ItemMetrics
-from deployments.replica_start import start_replica
+from deployments.replica_start import Replica, start_replica
 from deployments.shared.codec import pack, read
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ContentMissingError, PendingItem
@@ -50,12 +50,12 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _REPORT_SECONDS = 0.5
 
 
-class SharedState:
+class SharedState(Replica):
     """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
 
     def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
-        spans = start_replica("shared", config)
+        self._spans = spans = start_replica("shared", config)
         for own in stages.values():
             route_on_this_loop(own.preprocess, *own.encoders.values())
         self._metrics = ItemMetrics()

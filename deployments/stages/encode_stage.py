@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig, VisionPartConfig
 from deployments.metrics.definitions import EncodeMetrics
-from deployments.replica_start import start_replica
+from deployments.replica_start import Replica, start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
 from deployments.stages.cpu_kernels_in_use import kernels_in_use
@@ -42,7 +42,7 @@ PROFILED_IMAGE = (448, 448)
 """Height and width of the picture by which activations are measured. The model's processor resizes it."""
 
 
-class Encode:
+class Encode(Replica):
     """Batches waiting items through the vision half."""
 
     def __init__(self, config: AppConfig, *, spans: Spans | None = None) -> None:
@@ -51,7 +51,7 @@ class Encode:
         if spans is None:
             spans = start_replica("encode", config)
             set_up_torch(config.encode.num_cpus)
-        self._spans = spans
+        self._spans: Spans = spans
         # Within a replica of Generate, its turn covers the encoder, too.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)

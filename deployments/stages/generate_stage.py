@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig
 from deployments.metrics.definitions import GenerateMetrics
-from deployments.replica_start import start_replica
+from deployments.replica_start import Replica, start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
 from deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
@@ -31,6 +31,7 @@ from deployments.stages.stage_messages import GENERATE, EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import CALLS
+from deployments.tracing.spans import Spans
 from llm.config import EngineConfig
 from llm.lora_request import LoraRequest
 from llm.sampling_params import SamplingParams
@@ -49,14 +50,14 @@ USAGE = "usage"
 _REPORT_SECONDS = 0.5
 
 
-class Generate:
+class Generate(Replica):
     """Stitches embeddings into the prompt and decodes. The replica is rank 0 where the model is divided among several
     ranks. Where `encoder` is not separate, the replica encodes, too, on a thread of its own."""
 
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
     def __init__(self, config: AppConfig) -> None:
-        self._spans = start_replica("generate", config)
+        self._spans: Spans = start_replica("generate", config)
         settings = config.generate
         # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
@@ -104,7 +105,8 @@ class Generate:
         return LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
 
     def __del__(self) -> None:
-        """Stops the ranks. Ray Serve calls this when it stops a healthy replica, after its last request."""
+        """Stops the ranks, and does what every replica does at its end."""
+        super().__del__()
         ranks, self._ranks = self._ranks, None
         if ranks is not None and self._loop.close():
             ranks.stop()

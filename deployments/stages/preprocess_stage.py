@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deployments.config import AppConfig
 from deployments.metrics.definitions import PreprocessMetrics
-from deployments.replica_start import start_replica
+from deployments.replica_start import Replica, start_replica
 from deployments.request_context import RequestContext, in_request
 from deployments.server_log import process_name
 from deployments.stages.free_memory import give_back_free_memory
@@ -23,6 +23,7 @@ from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import PendingWork
+from deployments.tracing.spans import Spans
 from preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
@@ -52,12 +53,12 @@ _LARGE_PIXELS = 2**24
 """More pixels than photographs have. For an item of so many, giving memory back takes little time beside the rest."""
 
 
-class Preprocess:
+class Preprocess(Replica):
     """Runs the model's Hugging Face processor. Items and prompts have a thread each, so that a prompt does not wait for
     another request's picture. The event loop answers heartbeats meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
-        self._spans = start_replica("preprocess", config)
+        self._spans: Spans = start_replica("preprocess", config)
         give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)

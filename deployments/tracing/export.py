@@ -3,8 +3,10 @@
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from opentelemetry.sdk.resources import Resource
@@ -15,12 +17,14 @@ from deployments.tracing.records import SpanRecord
 from deployments.tracing.spans import Spans
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import Sampler
 
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SELDOM_SECONDS = 60.0
+_FLUSH_SECONDS = 2.0
 
 
 def spans_of(config: TracingConfig, process: str) -> Spans:
@@ -44,11 +48,18 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
     exporter = RecordExporter(config.endpoint, Resource.create(own).attributes)
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     processor = BatchSpanProcessor(exporter)
-    # The provider has the sampler that OpenTelemetry's variables ask for, and sends what waits when the process ends.
-    provider = TracerProvider(sampler=_sampler(config))
-    provider.add_span_processor(processor)
+    # The provider has the sampler that OpenTelemetry's variables ask for.
+    provider = TracerProvider(sampler=_sampler(config), shutdown_on_exit=False)
     # The processor asks a span for its `context` only, which records have.
-    return Spans(cast("Callable[[SpanRecord], None]", processor.on_end), provider.sampler)
+    collect = cast("Callable[[SpanRecord], None]", processor.on_end)
+    return Spans(collect, provider.sampler, partial(_flush, processor))
+
+
+def _flush(processor: "BatchSpanProcessor") -> None:
+    """Gives up where the collector does not answer in time, for which the processor itself would wait for longer."""
+    thread = threading.Thread(target=processor.force_flush, daemon=True)
+    thread.start()
+    thread.join(_FLUSH_SECONDS)
 
 
 class _Seldom(logging.Filter):

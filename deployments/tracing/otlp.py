@@ -44,10 +44,8 @@ def export_request(records: Iterable[SpanRecord], resource: Mapping[str, Attribu
     return message
 
 
-def _add_stages(
-    spans: Any, parent: RequestContext, times: Iterable[StageTime], own: Mapping[str, Attribute] | None = None
-) -> None:
-    ids, attributes = _ids(parent), _attributes(own or {})
+def _add_stages(spans: Any, parent: RequestContext, times: Iterable[StageTime], own: Mapping[str, Attribute]) -> None:
+    ids, attributes = _ids(parent), _attributes(own)
     parent_id = ids.pop("span_id")
     for one in times:
         start = int(one.started_at * NANOSECONDS)
@@ -80,7 +78,8 @@ def _add_span(spans: Any, record: EndedSpan) -> None:
         ],
         status=None if one.failure is None else {"code": Status.STATUS_CODE_ERROR, "message": _text(one.failure)},
     )
-    _add_stages(spans, one.context, one.times)
+    if one.times:
+        _add_stages(spans, one.context, one.times, {})
 
 
 def _ids(context: RequestContext) -> dict[str, Any]:

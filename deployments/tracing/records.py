@@ -42,7 +42,7 @@ class SpanError:
 class OpenSpan:
     """A span that is not over. `context`: what its children get. Where `is_recorded` is False it stands for no span,
     and is only handed on. `parent_id`: 16 hex digits, or nothing. `failure`: why it failed. `started_at`: wall time in
-    nanoseconds. `times`: of stages, each of which has a span below this one."""
+    nanoseconds. `times`: the stage times that become children of this span."""
 
     context: RequestContext
     is_recorded: bool = False

@@ -40,11 +40,18 @@ def trace_headers(values: Mapping[str, list[str]]) -> TraceHeaders:
 
 class Spans:
     """Makes the spans of this process. `collect`: takes the record of each span; without it none is made, and contexts
-    are only handed on. `sampler`: decides which requests are collected, with all that belongs to them."""
+    are only handed on. `sampler`: decides which requests are collected, with all that belongs to them. `flush`: sends
+    the records that wait to be sent."""
 
-    def __init__(self, collect: Callable[[SpanRecord], None] | None = None, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        collect: Callable[[SpanRecord], None] | None = None,
+        sampler: Sampler | None = None,
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
         self._collect = collect
         self._sampler = sampler
+        self.flush = flush
 
     @contextmanager
     def root(
@@ -105,7 +112,8 @@ class Spans:
             self._collect(StageSpans(context, times, attributes or {}))
 
     def record_within(self, span: OpenSpan, times: Sequence[StageTime]) -> None:
-        """The same for children of a span that is open: they go with it, which costs less."""
+        """Makes a span of each of the `times`, a child of `span`, which has not ended. They are sent with it, which
+        costs less than `record`."""
         _log(span.context, times)
         if span.is_recorded:
             span.times += times

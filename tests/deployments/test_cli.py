@@ -17,7 +17,9 @@ import pytest
 from checkpoints import BUNDLED_MODEL
 from cpu_kernels.library import VARIABLE
 from deployments.cli import main
+from deployments.local_cluster import free_port
 from tests.listening import server_folder
+from tests.otlp_collector import collecting
 
 ROOT = Path(__file__).parent.parent.parent
 RAYLENS = [sys.executable, "-m", "deployments"]
@@ -164,8 +166,12 @@ def test_to_be_stopped_inside_code_that_is_compiled_on_the_way_is_no_failure(tmp
     assert (result.returncode, result.stderr) == (0, "raylens: stopped\n")
 
 
-def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> None:
-    with started(shapes, "--api-key", "it's a key", "--served-model-name", "forms", "--max-model-len", "700") as server:
+def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")  # so that spans are sent at the end
+    flags = ("--api-key", "it's a key", "--served-model-name", "forms", "--max-model-len", "700")
+    with collecting(port) as collector, started(shapes, *flags) as server:
         assert server.stdout is not None
         curl = next(line for line in iter(server.stdout.readline, "") if line.startswith("curl "))
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -181,7 +187,9 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str) -> N
         assert httpx.post(f"{url}/v1/completions", json={"model": "x", "prompt": ""}, headers=headers).is_client_error
         server.send_signal(signal.SIGTERM)
         _, errors = server.communicate(timeout=60)
+        senders = {span.place.partition("#")[0] for span in collector.spans}
     assert server.returncode == 0
+    assert senders == {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
     assert not folder.exists(), "it leaves nothing behind"
