@@ -46,7 +46,7 @@ def run(parts: list[Part], seconds: float = 60, output: Path | None = None) -> t
 
 @pytest.fixture(autouse=True)
 def _short_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts do not hear of SIGINT where the tests run behind a shell's `&`."""
+    """Gives parts that are ended half a second. They ignore SIGINT where the tests run behind a shell's `&`."""
     monkeypatch.setattr(parts_module, "END_SECONDS", 0.5)
 
 

@@ -1,5 +1,5 @@
-"""An event loop on which time passes at once where all only wait for it. So tests of periods and timeouts take no time,
-and a busy machine makes none of them fail."""
+"""An event loop that skips waiting: where nothing is ready, its time jumps to the next timer. So tests of periods and
+timeouts take no time, and a busy machine makes none of them fail. Threads and sockets would be left behind."""
 
 import asyncio
 import functools
@@ -34,7 +34,7 @@ class _VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
-    """Has an async test run on such a loop."""
+    """Runs an async test on such a loop."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

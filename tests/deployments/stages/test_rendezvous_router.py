@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -515,7 +516,7 @@ def test_calls_without_a_key_go_anywhere(worker: DeploymentHandle[Any]) -> None:
 
 def test_calls_without_a_key_avoid_the_busy_replica(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
     home = who(worker, "busy")
-    with held(worker, "busy", MAX_ONGOING - 1, tmp_path):
+    with held(worker.options(session_id="busy").hold.remote, MAX_ONGOING - 1, tmp_path):
         assert held_by(tmp_path) == {home: MAX_ONGOING - 1}
         assert home not in {worker.who.remote().result(timeout_s=TIMEOUT) for _ in range(20)}
 
@@ -523,7 +524,7 @@ def test_calls_without_a_key_avoid_the_busy_replica(worker: DeploymentHandle[Any
 def test_a_full_replica_s_calls_spill_to_the_next(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
     ranked = rank("hot", set(placement_on(worker, 3).values()))
     time.sleep(0.1)  # the router hears of a call's end a little later than its caller
-    with held(worker, "hot", 2 * MAX_ONGOING + 1, tmp_path):
+    with held(worker.options(session_id="hot").hold.remote, 2 * MAX_ONGOING + 1, tmp_path):
         counts = held_by(tmp_path)
     assert [counts[replica] for replica in ranked] == [MAX_ONGOING, MAX_ONGOING, 1]
 
@@ -550,25 +551,29 @@ def held_by(folder: Path) -> Counter[str]:
 
 
 @contextmanager
-def held(handle: DeploymentHandle[Any], key: str, number: int, folder: Path) -> Iterator[None]:
-    """Calls of `handle` that replicas have begun, and are busy with until the block is over."""
+def held(
+    call: Callable[[str], DeploymentResponse[Any]], number: int, folder: Path, *, pause: float = 0.0
+) -> Iterator[None]:
+    """Calls of `hold` that replicas have begun, and are busy with until the block is over. `call` makes one of them,
+    and has the path of the `folder`."""
     calls = []
     try:
         for _ in range(number):
-            calls.append(handle.options(session_id=key).hold.remote(str(folder)))
-            time.sleep(0.03)  # Ray's count of a replica's calls lags behind a burst
+            calls.append(call(str(folder)))
+            time.sleep(pause)
         wait_until(lambda: held_by(folder).total() == number)
         yield
     finally:
         (folder / "release").touch()
-    for call in calls:
-        call.result(timeout_s=TIMEOUT)
+    for one in calls:
+        one.result(timeout_s=TIMEOUT)
 
 
 def test_one_key_cannot_overload_a_replica_that_takes_more(caller: DeploymentHandle[Any], tmp_path: Path) -> None:
     handle = serve.get_deployment_handle("Bounded", "router")
     first, second = rank("hot", set(placement_on(handle, 2).values()))
-    with held(handle, "hot", 12, tmp_path):
+    # With a pause, because Ray's count of a replica's calls lags behind a burst.
+    with held(handle.options(session_id="hot").hold.remote, 12, tmp_path, pause=0.03):
         counts = held_by(tmp_path)
     # The last call may go to the first replica as long as that has less than 1.5 * 12 / 2 = 9.
     assert (counts[first], counts[second]) == (9, 3)
@@ -577,15 +582,11 @@ def test_one_key_cannot_overload_a_replica_that_takes_more(caller: DeploymentHan
 def test_a_call_that_waits_hears_of_room_that_another_router_s_calls_leave(
     caller: DeploymentHandle[Any], worker: DeploymentHandle[Any], tmp_path: Path
 ) -> None:
-    others = [caller.hold.remote("", str(tmp_path)) for _ in range(3 * MAX_ONGOING)]
-    wait_until(lambda: held_by(tmp_path).total() == len(others))
-    late = worker.options(session_id="late").who.remote()
-    with pytest.raises(TimeoutError):
-        late.result(timeout_s=0.5)
-    (tmp_path / "release").touch()
-    late.result(timeout_s=TIMEOUT)
-    for call in others:
-        call.result(timeout_s=TIMEOUT)
+    with held(partial(caller.hold.remote, ""), 3 * MAX_ONGOING, tmp_path):
+        late = worker.options(session_id="late").who.remote()
+        with pytest.raises(TimeoutError):
+            late.result(timeout_s=0.5)
+    late.result(timeout_s=5)
 
 
 @pytest.mark.parametrize("keys", [KEYS[:16], ["one"] * 16, [""] * 16, (KEYS[:4] * 4)], ids=["all", "one", "no", "four"])
@@ -617,7 +618,7 @@ def test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on(cal
 
 
 def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
-    with held(worker, "", 3 * MAX_ONGOING, tmp_path):
+    with held(worker.hold.remote, 3 * MAX_ONGOING, tmp_path):
         waiting = [worker.options(session_id="late").who.remote() for _ in range(4)]
         time.sleep(0.3)
         for call in (waiting[0], waiting[2]):  # the one that asks for room, and one behind it
