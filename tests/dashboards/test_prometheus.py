@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import ray
+from openai import APIError, OpenAI
 from ray import serve
 
 from dashboards.prometheus_api import for_all
@@ -21,6 +23,7 @@ from deployments.local_cluster import APP_NAME
 from tests.dashboards.counted_load import Counts, LongAnswers, pictures
 from tests.dashboards.monitored import EMBEDDING_BYTES, PANELS, ROOM, STORE_BYTES, Monitored, monitored_application
 from tests.dashboards.prometheus_server import cluster_config, targets
+from tests.pictures import disc, encoded, user_message
 from tests.replicas import children, replica_pids
 from tests.waiting import wait_until
 
@@ -223,9 +226,19 @@ def test_an_alert_fires_when_a_replica_dies_again_and_again(monitored: Monitored
     for number in range(1, 4):
         (encode,) = replica_pids("Encode")
         os.kill(encode, signal.SIGKILL)
+        # Ray Serve would give up on a replica that dies again and again before it has started.
+        wait_until(partial(_is_encoded, monitored.client, encoded(disc("red", (96, 200 + number), (36, 36)))), 60)
         started = f'sum(raylens_replica_starts_total{{deployment="Encode"}}) == {1 + number}'
         wait_until(lambda started=started: bool(monitored.impatient.at(started)))  # type: ignore[misc]
     monitored.wait_for_alert("RaylensReplicasFlap", deployment="Encode")
+
+
+def _is_encoded(client: OpenAI, picture: bytes) -> bool:
+    try:
+        client.chat.completions.create(model="shapes", messages=[user_message("What is it?", picture)], max_tokens=1)
+    except APIError:
+        return False
+    return True
 
 
 def test_an_alert_fires_when_the_object_store_spills(monitored: Monitored) -> None:
