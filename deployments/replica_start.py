@@ -20,9 +20,8 @@ def start_replica(stage: str, config: AppConfig) -> Spans:
 class Replica:
     """The base class of deployments. Its replicas send the spans that wait before they end."""
 
-    _spans: Spans | None = None  # also in a replica that could not start
+    _spans = Spans()  # also in a replica that could not start
 
     def __del__(self) -> None:
         """Ray Serve calls this when it stops a healthy replica, after its last request, and kills the process then."""
-        if self._spans is not None:
-            self._spans.flush()
+        self._spans.flush()

@@ -45,7 +45,6 @@ from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.stage_handles import StageHandles
 from deployments.stages.work_scaling import PendingWork
-from deployments.tracing.spans import Spans
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5
@@ -64,7 +63,7 @@ class Ingress(Replica):
     ) -> None:
         """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: a handle of
         each deployment of SharedState."""
-        self._spans: Spans = start_replica("ingress", config)
+        self._spans = start_replica("ingress", config)
         route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)

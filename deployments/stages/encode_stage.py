@@ -51,7 +51,7 @@ class Encode(Replica):
         if spans is None:
             spans = start_replica("encode", config)
             set_up_torch(config.encode.num_cpus)
-        self._spans: Spans = spans
+        self._spans = spans
         # Within a replica of Generate, its turn covers the encoder, too.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)

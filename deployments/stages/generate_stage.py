@@ -31,7 +31,6 @@ from deployments.stages.stage_messages import GENERATE, EmbeddingInfo, Heartbeat
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import CALLS
-from deployments.tracing.spans import Spans
 from llm.config import EngineConfig
 from llm.lora_request import LoraRequest
 from llm.sampling_params import SamplingParams
@@ -57,7 +56,7 @@ class Generate(Replica):
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
     def __init__(self, config: AppConfig) -> None:
-        self._spans: Spans = start_replica("generate", config)
+        self._spans = start_replica("generate", config)
         settings = config.generate
         # The ranks come first: their processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None

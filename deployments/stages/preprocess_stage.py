@@ -23,7 +23,6 @@ from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
 from deployments.stages.torch_setup import set_up_torch
 from deployments.stages.work_scaling import PendingWork
-from deployments.tracing.spans import Spans
 from preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
@@ -58,7 +57,7 @@ class Preprocess(Replica):
     another request's picture. The event loop answers heartbeats meanwhile."""
 
     def __init__(self, config: AppConfig) -> None:
-        self._spans: Spans = start_replica("preprocess", config)
+        self._spans = start_replica("preprocess", config)
         give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)

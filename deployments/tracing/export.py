@@ -45,11 +45,12 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         "raylens.deployment": process.partition("#")[0],
         "host.name": socket.gethostname(),
     }
-    exporter = RecordExporter(config.endpoint, Resource.create(own).attributes)
+    resource = Resource.create(own)
+    exporter = RecordExporter(config.endpoint, resource.attributes)
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     processor = BatchSpanProcessor(exporter)
     # The provider has the sampler that OpenTelemetry's variables ask for.
-    provider = TracerProvider(sampler=_sampler(config), shutdown_on_exit=False)
+    provider = TracerProvider(sampler=_sampler(config), resource=resource, shutdown_on_exit=False)
     # The processor asks a span for its `context` only, which records have.
     collect = cast("Callable[[SpanRecord], None]", processor.on_end)
     return Spans(collect, provider.sampler, partial(_flush, processor))

@@ -228,7 +228,7 @@ def test_an_alert_fires_when_a_replica_dies_again_and_again(monitored: Monitored
         os.kill(encode, signal.SIGKILL)
         # Ray Serve would give up on a replica that dies again and again before it has started.
         wait_until(partial(_is_encoded, monitored.client, encoded(disc("red", (96, 200 + number), (36, 36)))), 60)
-        started = f'sum(raylens_replica_starts_total{{deployment="Encode"}}) >= {1 + number}'
+        started = f'sum(raylens_replica_starts_total{{deployment="Encode"}}) == {1 + number}'
         wait_until(lambda started=started: bool(monitored.impatient.at(started)))  # type: ignore[misc]
     monitored.wait_for_alert("RaylensReplicasFlap", deployment="Encode")
 

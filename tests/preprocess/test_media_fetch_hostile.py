@@ -308,7 +308,7 @@ async def test_slow_hosts_keep_nobody_else_waiting() -> None:
         await asyncio.sleep(0.5)
         started = time.perf_counter()
         assert await asyncio.gather(*(media.fetch(quick) for _ in range(20))) == [b"picture"] * 20
-        assert time.perf_counter() - started < 2
+        assert time.perf_counter() - started < 1
         assert len(senders) == 32
         for task in stuck:
             task.cancel()

@@ -586,7 +586,7 @@ def test_a_call_that_waits_hears_of_room_that_another_router_s_calls_leave(
         late = worker.options(session_id="late").who.remote()
         with pytest.raises(TimeoutError):
             late.result(timeout_s=0.5)
-    late.result(timeout_s=5)
+    late.result(timeout_s=1.5)
 
 
 @pytest.mark.parametrize("keys", [KEYS[:16], ["one"] * 16, [""] * 16, (KEYS[:4] * 4)], ids=["all", "one", "no", "four"])
@@ -624,7 +624,7 @@ def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any], tmp_p
         for call in (waiting[0], waiting[2]):  # the one that asks for room, and one behind it
             call.cancel()
             with pytest.raises(RequestCancelledError):
-                call.result(timeout_s=TIMEOUT)
+                call.result(timeout_s=1.0)
     for call in (waiting[1], waiting[3]):
         call.result(timeout_s=TIMEOUT)
 
