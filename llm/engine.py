@@ -113,9 +113,10 @@ class LLMEngine:
         since when the request waits, in seconds of `time.perf_counter`; None: since now.
 
         None stands for embeddings that come later, with `set_embeddings`. The engine computes the prompt up to their
-        placeholder meanwhile. Requests of different `cache_salt` share nothing in the prefix cache, however equal their
-        prompts are. Requests of a lower `priority` go first. With `lora` the adapter answers, which is read from its
-        folder if it is not in memory. Where it cannot be read, an output of `step` has the LoraError.
+        placeholder meanwhile. Requests of different `cache_salt` belong to different tenants: they take turns, and
+        share nothing in the prefix cache, however equal their prompts are. Requests of a lower `priority` go first.
+        With `lora` the adapter answers, which is read from its folder if it is not in memory. Where it cannot be read,
+        an output of `step` has the LoraError.
 
         Raises InvalidRequestError for a request that can never run: for embeddings of a wrong shape, for a prompt or
         answer that the context has no room for, for tokens outside the vocabulary, and for a grammar that cannot be
@@ -136,7 +137,14 @@ class LLMEngine:
         states = self._sampler_states(prompt, self._with_defaults(params))
         request = Request(prompt, items, {})
         sequences = request.make_sequences(
-            request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority, lora=lora
+            request_id,
+            params,
+            layout,
+            prefix_root=root,
+            max_model_len=self.max_model_len,
+            tenant=cache_salt,
+            priority=priority,
+            lora=lora,
         )
         for sequence, state in zip(sequences, states, strict=True):
             if arrival is not None:
