@@ -1,7 +1,9 @@
 """The messages that carry pieces of answers: data and no code, unlike Ray's own.
 
 A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
-A piece is the list of its fields, and so are a stage time and a scored token.
+The pieces of a call are msgpack within it, which the ingress unpacks when the call's client takes them: unpacked,
+log-probabilities take ten times the memory. A piece is the list of its fields, and so are a stage time and a scored
+token.
 """
 
 import asyncio
@@ -16,8 +18,8 @@ from deployments.stages.private_port import frame, read_frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
-SentPieces: TypeAlias = tuple[int, list[GeneratedText], bool]
-"""A call's number, pieces of its answers, and whether they are the last ones."""
+SentPieces: TypeAlias = tuple[int, bytes, bool]
+"""A call's number, packed pieces of its answers, and whether they are the last ones."""
 
 _piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
 _time_fields = attrgetter(*(one.name for one in fields(StageTime)))
@@ -26,16 +28,25 @@ _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
 _NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
 
 
+def pack_pieces(pieces: Sequence[GeneratedText]) -> bytes:
+    packed: bytes = msgpack.packb(list(map(_packed, pieces)))
+    return packed
+
+
+def unpack_pieces(packed: bytes) -> list[GeneratedText]:
+    return list(map(_unpacked, msgpack.unpackb(packed, use_list=True, strict_map_key=False)))
+
+
 def pack_message(sent: Sequence[SentPieces]) -> bytes:
     """Returns one message."""
-    body: bytes = msgpack.packb([(number, list(map(_packed, pieces)), is_last) for number, pieces, is_last in sent])
+    body: bytes = msgpack.packb(sent)
     return frame(body)
 
 
 async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
     """Returns the next message. Raises IncompleteReadError where the connection ends."""
-    sent = msgpack.unpackb(await read_frame(reader), use_list=True, strict_map_key=False)
-    return [(number, list(map(_unpacked, pieces)), is_last) for number, pieces, is_last in sent]
+    sent: list[SentPieces] = msgpack.unpackb(await read_frame(reader), use_list=False)
+    return sent
 
 
 def _packed(piece: GeneratedText) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.pipeline.turns import Turns
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.stage_calls import StageCalls
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
@@ -251,6 +252,7 @@ class StandInStages:
             LocalItems(self.maker()),
             metrics,
             uploads,
+            Turns(),
             on_reply=lambda stage: None,
         )
 

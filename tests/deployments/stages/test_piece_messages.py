@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.stages.piece_messages import SentPieces, pack_message, read_message
+from deployments.stages.piece_messages import pack_message, pack_pieces, read_message, unpack_pieces
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
@@ -39,13 +39,17 @@ PIECES = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), max_size=3))
-def test_messages_arrive_as_they_were_sent(messages: list[list[SentPieces]]) -> None:
+def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[GeneratedText], bool]]]) -> None:
     async def send_and_read() -> None:
         reader = asyncio.StreamReader()
         for message in messages:
-            reader.feed_data(pack_message(message))
+            reader.feed_data(
+                pack_message([(number, pack_pieces(pieces), is_last) for number, pieces, is_last in message])
+            )
         reader.feed_eof()
-        assert [await read_message(reader) for _ in messages] == messages
+        for message in messages:
+            read = await read_message(reader)
+            assert [(number, unpack_pieces(packed), is_last) for number, packed, is_last in read] == message
         with pytest.raises(asyncio.IncompleteReadError):
             await read_message(reader)
 
