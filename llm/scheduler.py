@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
 from llm.step_budget import StepBudget
+from llm.tenant_share import TenantShare
 
 _MIN_TOKENS_BEFORE_MISSING = 32
 """How many tokens are worth a step before the embeddings behind them have arrived."""
@@ -71,7 +72,7 @@ class Scheduler:
     Tenants take turns: within a priority, a tenant's first sequence goes before the second ones of others, and so on. A
     prompt that finds no room preempts sequences whose turn is later than its own, which are those of tenants that run
     more. So a tenant alone may fill the engine, and another one still starts at once, up to an equal part of the
-    places.
+    places. Of a tenant that runs more than others, some sequences decode in each step, see `TenantShare`.
 
     A chunk ends before the first position whose embedding has not arrived, and waits with that position where it would
     be very short. It never ends within a bidirectional span. A span that is longer than the budget goes in a step in
@@ -107,6 +108,7 @@ class Scheduler:
         self._num_arrived = 0
         self._num_unfinished: Counter[str] = Counter()  # by tenant
         self._takes_turns = self._has_changed = False
+        self._tenant_share = TenantShare()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_prefill_tokens = self.num_decoded_sequences = 0
@@ -139,8 +141,8 @@ class Scheduler:
             self._set_turns()
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
-        for sequence in [running for running in self.running if running.num_uncomputed_tokens == 1]:
-            if sequence.status is not SequenceStatus.RUNNING or sequence.awaits_last_token:
+        for sequence in self._decoding():
+            if sequence.status is not SequenceStatus.RUNNING:  # preempted for one before it
                 continue
             if num_tokens := self._chunk_size(sequence, chunks):
                 self._take(sequence, num_tokens, chunks)
@@ -152,6 +154,11 @@ class Scheduler:
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         return list(chunks.values())
+
+    def _decoding(self) -> list[Sequence]:
+        """Returns the sequences that decode in this step, if there are blocks for them."""
+        ready = [one for one in self.running if one.num_uncomputed_tokens == 1 and not one.awaits_last_token]
+        return self._tenant_share.choose(ready) if self._takes_turns and ready else ready
 
     def _set_turns(self) -> None:
         """Numbers the sequences of each tenant, those that run first. All turns are 0 while there is one tenant."""
@@ -171,6 +178,8 @@ class Scheduler:
         self.num_decoded_sequences += num_decodes
         self.num_prefill_tokens += num_prompt_tokens
         self._step_budget.note(num_decodes, num_prompt_tokens, seconds)
+        if self._takes_turns and num_prompt_tokens == 0:
+            self._tenant_share.note(num_decodes, seconds)
 
     def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""

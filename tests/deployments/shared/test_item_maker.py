@@ -137,7 +137,7 @@ def bounded(maker: ItemMaker, limit: int) -> None:
             assert asked <= limit, "an order spins"
             return await original(*arguments)
 
-        cache.get_or_create = get_or_create  # type: ignore[method-assign]
+        cache.get_or_create = get_or_create  # type: ignore[method-assign, assignment]
 
 
 @settings(max_examples=300, deadline=None)
