@@ -53,7 +53,9 @@ class Budget(Settings):
     bytes: int = Field(ge=1, description="of bodies and fetched media, also of those that wait")
     pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
     tokens: int = Field(
-        ge=1, description="characters of text / 4 + answers x max_tokens, or 1024 where that is not set"
+        ge=1,
+        description="characters of text / 4 + answers x max_tokens, or 1024 where that is not set; a quarter more for"
+        " each log-probability that is asked for beside a token",
     )
 
 

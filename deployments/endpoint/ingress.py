@@ -150,6 +150,7 @@ class Ingress(Replica):
             access_log=AccessLog(self._metrics.count_error),
             open_requests=self._open_requests,
             traces=RequestTraces(self._spans, self._traces.keep if self._config.shared.max_traces else None),
+            turns=self._turns,
         )
         if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
