@@ -3,6 +3,7 @@
 import time
 from bisect import insort
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm.block_manager import BlockManager
@@ -184,13 +185,23 @@ class Scheduler:
     def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""
         prompts = [running for running in self.running if running.num_uncomputed_tokens > 1]
-        prompts += [waiting for waiting in self.waiting if self._may_start(waiting)]
-        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget) if prompts else 0
+        prompts += [waiting for waiting in self._with_places() if self._may_start(waiting)]
+        num_tenants = len(self._num_unfinished)
+        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget, num_tenants) if prompts else 0
         if room <= 0:
             return
         self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
         if self._budget > 0 and len(prompts) > 1:
             self._serve(sorted(prompts, key=self._lack), chunks)
+
+    def _with_places(self) -> Iterable[Sequence]:
+        """Returns the waiting sequences that can get a place in this step: all, while one is free."""
+        if len(self.running) < self._max_num_seqs:
+            return self.waiting
+        if not self._takes_turns:
+            return ()
+        last = max(running.turn for running in self.running)
+        return (waiting for waiting in self.waiting if waiting.turn < last)
 
     def _by_arrival(self, prompts: list[Sequence], room: int, chunks: dict[Sequence, ScheduledChunk]) -> int:
         """Gives prompts their share of the step's `room` in their order, and returns how much of it is left.
