@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,13 @@ from ray.serve.handle import DeploymentResponse
 from deployments.pipeline.turns import Turns
 from deployments.shared.stage_calls import cancel_call
 from deployments.stages.piece_connection import PieceAddress, PiecesLostError
-from deployments.stages.piece_messages import read_message, unpack_pieces
+from deployments.stages.piece_messages import read_message, unpack_piece
 from deployments.stages.private_port import PrivatePort, Reader, Writer
 from deployments.stages.stage_messages import GeneratedText
 
 _LATE_SECONDS = 10.0
 """How long pieces may take that were sent before their call ended."""
-_BATCH_BYTES = 4096
+_BATCH_BYTES = 1024
 """Packed pieces of a call that are unpacked together: what a tenant may read in one turn."""
 
 StartCall = Callable[[PieceAddress], DeploymentResponse[Any]]
@@ -84,9 +84,9 @@ class AnswerStream:
         self._has_ended = self._is_lost = False
         self._news = asyncio.Event()
 
-    def put(self, packed: bytes, *, is_last: bool) -> None:
-        self._waiting.append(packed)
-        self._num_waiting_bytes += len(packed)
+    def put(self, packed: Sequence[bytes], *, is_last: bool) -> None:
+        self._waiting.extend(packed)
+        self._num_waiting_bytes += sum(map(len, packed))
         self._has_ended = is_last
         self._news.set()
 
@@ -124,7 +124,7 @@ class AnswerStream:
         while self._waiting and self._num_waiting_bytes > end:
             packed = self._waiting.popleft()
             self._num_waiting_bytes -= len(packed)
-            pieces += unpack_pieces(packed)
+            pieces.append(unpack_piece(packed))
         return joined(pieces)
 
     def cancel(self) -> None:

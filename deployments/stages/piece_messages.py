@@ -1,9 +1,8 @@
 """The messages that carry pieces of answers: data and no code, unlike Ray's own.
 
 A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
-The pieces of a call are msgpack within it, which the ingress unpacks when the call's client takes them: unpacked,
-log-probabilities take ten times the memory. A piece is the list of its fields, and so are a stage time and a scored
-token.
+Each piece is msgpack within it, which the ingress unpacks when the call's client takes it: unpacked, log-probabilities
+take ten times the memory. A piece is the list of its fields, and so are a stage time and a scored token.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from deployments.stages.private_port import frame, read_frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
-SentPieces: TypeAlias = tuple[int, bytes, bool]
+SentPieces: TypeAlias = tuple[int, Sequence[bytes], bool]
 """A call's number, packed pieces of its answers, and whether they are the last ones."""
 
 _piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
@@ -28,13 +27,13 @@ _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
 _NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
 
 
-def pack_pieces(pieces: Sequence[GeneratedText]) -> bytes:
-    packed: bytes = msgpack.packb(list(map(_packed, pieces)))
+def pack_piece(piece: GeneratedText) -> bytes:
+    packed: bytes = msgpack.packb(_packed(piece))
     return packed
 
 
-def unpack_pieces(packed: bytes) -> list[GeneratedText]:
-    return list(map(_unpacked, msgpack.unpackb(packed, use_list=True, strict_map_key=False)))
+def unpack_piece(packed: bytes) -> GeneratedText:
+    return _unpacked(msgpack.unpackb(packed, use_list=True, strict_map_key=False))
 
 
 def pack_message(sent: Sequence[SentPieces]) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.stages.piece_messages import pack_message, pack_pieces, read_message, unpack_pieces
+from deployments.stages.piece_messages import pack_message, pack_piece, read_message, unpack_piece
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
@@ -44,12 +44,12 @@ def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[G
         reader = asyncio.StreamReader()
         for message in messages:
             reader.feed_data(
-                pack_message([(number, pack_pieces(pieces), is_last) for number, pieces, is_last in message])
+                pack_message([(number, list(map(pack_piece, pieces)), is_last) for number, pieces, is_last in message])
             )
         reader.feed_eof()
         for message in messages:
             read = await read_message(reader)
-            assert [(number, unpack_pieces(packed), is_last) for number, packed, is_last in read] == message
+            assert [(number, list(map(unpack_piece, packed)), is_last) for number, packed, is_last in read] == message
         with pytest.raises(asyncio.IncompleteReadError):
             await read_message(reader)
 
