@@ -108,9 +108,9 @@ def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, 
     If neither says anything, frames stand at even distances, and a short video keeps all. Raises InvalidRequestError if
     the processor finds no frames.
     """
-    part, total, least = processor.video_processor, metadata.total_num_frames, least_frames(processor)
-    if total < least:
-        raise _too_short(metadata, f"this model takes {least} or more")
+    part, total = processor.video_processor, metadata.total_num_frames
+    if total < least_frames(processor):
+        return np.arange(total)  # samplers refuse these frames, of which the processor repeats the last to fill a token
     names = [name for name in part.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
     own = {name: getattr(part, name, None) for name in names}
     settings = own | {name: value for name, value in kwargs.items() if name in names}

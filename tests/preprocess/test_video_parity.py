@@ -14,6 +14,7 @@ from modeling.families import known_to, load_family
 from preprocess.media import MediaLimits, VideoLimits
 from preprocess.models.family import ProcessorFamily
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
+from preprocess.video import decode_video
 from tests.preprocess.merged_items import merged_items
 from tests.preprocess.parity import EDGES, Pair, in_prompt_order, pair
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder
@@ -285,7 +286,7 @@ def check_sizes(families: Pair) -> None:
     items, rules = families.ours.items, families.family.modalities["video"]
     largest = items.largest_size("video")
     most = items.expansion_for_size("video", largest).features.num_embeds
-    numbers = sorted({2, 3, 4, 5, 7, 8, min(8, largest[0])})
+    numbers = sorted({1, 2, 3, 4, 5, 7, 8, min(8, largest[0])})
     for size in itertools.product(numbers, (8, 30, 45, 64, 100, 333), (30, 64, 220, 800)):
         counted = items.expansion_for_size("video", size).features.num_embeds
         assert counted <= most, size
@@ -350,14 +351,29 @@ def test_times_are_not_rounded_to_the_encoders_precision(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 3])
-def test_very_short_videos_work_or_are_refused(model_type: str, num_frames: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"fps": 5}])
+def test_very_short_videos_work(model_type: str, num_frames: int, options: dict[str, Any]) -> None:
     items, content = video_pair(model_type).ours.items, encoded_clip(num_frames, 64, 48, 5)
-    if num_frames == 1 and model_type.startswith("qwen"):
-        with pytest.raises(InvalidRequestError, match="has 1 frames in 0.20 s, this model takes 2 or more") as caught:
-            items.process("video", content)
-        assert (caught.value.field, caught.value.code) == ("media", "video_too_short")
-    else:
-        assert items.process("video", content)[0].num_embeds > 0
+    assert items.process("video", content, options=options)[0].num_embeds > 0
+
+
+@pytest.mark.parametrize("file_format", ["mp4", "gif"])
+def test_a_single_frame_is_repeated_to_fill_a_token(model_type: str, file_format: str) -> None:
+    """As the Hugging Face processors do, but Qwen3-VL's, which refuses the frame alone."""
+    families, content = video_pair(model_type), encoded_clip(1, 64, 48, 5, file_format=file_format)
+    info, tensors = families.ours.items.process("video", content)
+    video = decode_video(content, lambda metadata: [0], limits=VideoLimits())
+    frames = torch.from_numpy(video.frames)
+    expected = families.theirs(
+        text=prompt_placeholder(model_type, "video"),
+        videos=[frames.expand(2, -1, -1, -1) if model_type == "qwen3_vl" else frames],
+        video_metadata=[vars(video.metadata)],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    prompt = families.render_text(prompt_placeholder(model_type, "video"), [info])
+    assert prompt.prompt_token_ids == expected["input_ids"][0].tolist()
+    check_tensors(families, [("video", 0)], {"video": [tensors]}, dict(expected))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl"])
