@@ -44,7 +44,7 @@ class PromptLayout:
     def positions(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Returns the rotary positions of the tokens [start, end) of the sequence, prompt or generated: (num_axes,
         end - start), or (1, end - start) where all axes are equal."""
-        generated = np.arange(start, end) + np.array(self.rope_offsets)[:, None]
+        generated: npt.NDArray[np.int64] = np.arange(start, end) + np.array(self.rope_offsets)[:, None]
         if self.rope_positions is None or start >= self.rope_positions.shape[1]:
             return generated
         prompt = self.rope_positions[:, start:end]

@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from av.video.stream import VideoStream
 
 from preprocess.media import VideoLimits
 from preprocess.video import DecodedVideo, decode_video
@@ -33,6 +34,7 @@ def encoded_clip(
     codec, pixel_format = _CODECS[file_format]
     with av.open(buffer, "w", format=file_format) as container:
         stream = container.add_stream(codec, rate=fps)
+        assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         for number in range(num_frames):
             pixels = np.full((height, width, 3), 30, np.uint8)
