@@ -7,7 +7,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
-from preprocess.media import MediaLimits
+from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from preprocess.media_fetch import FetchPolicy
 
 
@@ -165,6 +165,12 @@ class PreprocessConfig(ScaledConfig):
     )
     jpeg_draft: bool = Field(
         False, description="decode large JPEGs at a fraction of their size where the model makes all pictures small"
+    )
+    video_frames: int = Field(
+        DEFAULT_VIDEO_FRAMES,
+        ge=1,
+        description="frames of a video at most where neither the request nor the model's processor names a number or a"
+        " rate",
     )
     max_replicas: int = Field(2, ge=1, description="replicas under load")
     target_megapixels: float = Field(

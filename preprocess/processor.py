@@ -15,7 +15,7 @@ from pipelines.registry import PipelineChoice, find_pipeline
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.interleaved_pixels import keep_pixels_interleaved
 from preprocess.items import ItemProcessor
-from preprocess.media import MediaLimits
+from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from preprocess.models.family import HFProcessor, ProcessorFamily
 from preprocess.prompt_tokenizer import PromptTokenizer
 from preprocess.prompts import PromptRenderer
@@ -31,6 +31,9 @@ class ProcessorConfig:
     `jpeg_draft` decodes large JPEGs at a fraction of their size, for models that resize every picture to one small
     size. This is at least twice as fast, but does not give exactly what the model's Hugging Face processor gives.
 
+    `video_frames` is the most frames of a video where neither the request nor the model's processor names a number or a
+    rate.
+
     `pipeline` gives eyes to a text model.
     """
 
@@ -38,6 +41,7 @@ class ProcessorConfig:
     revision: str | None = None
     image_backend: ImageBackend = "auto"
     jpeg_draft: bool = False
+    video_frames: int = DEFAULT_VIDEO_FRAMES
     dtype: torch.dtype = torch.float32
     embedding_dtype: torch.dtype | None = None
     max_model_len: int | None = None
@@ -67,6 +71,7 @@ class MultiModalProcessor:
             embedding_dtype=config.embedding_dtype or config.dtype,
             limits=config.limits,
             jpeg_draft=config.jpeg_draft,
+            video_frames=config.video_frames,
         )
         self.prompts = PromptRenderer(
             processor,

@@ -55,6 +55,7 @@ class WeighedRequests:
             media=[self._weighed(replace(source, texts=call.texts)) for source in media],
             params=params,
             options=body.mm_processor_kwargs or {},
+            video_options=body.video_options,
             cache_salt=call.cache_salt,
             cache_key=cache_key,
             adapter=adapter,
