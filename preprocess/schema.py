@@ -53,7 +53,14 @@ def _rebuild_error(reason: str, field: str, code: str, status: int, item: int | 
 
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message as chat templates take it: `role` and `content`, a list of {"type": "text"|"image"|..., ...}."""
+"""A chat message: `role` and `content`, a text or a list of parts, {"type": "text", "text": ...} or {"type": "image"}
+or another kind of media. An assistant's message that holds tool calls alone has no content."""
+
+
+def parts_of(message: Message) -> list[dict[str, str]]:
+    """Returns the parts of a message. A text is one part."""
+    content = message.get("content", [])
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 @dataclass(frozen=True, slots=True)
