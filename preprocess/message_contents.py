@@ -25,8 +25,8 @@ _CALLER: Message = {
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """`text` stands for an item in a prompt's text. `needed` is the part of it without which the prompt is refused. Both
-    are empty for a model that puts items in a place of their own."""
+    """`text` stands for an item in a prompt. `needed` is the part of it without which the prompt is refused. Both are
+    empty for a model that puts items in a place of their own."""
 
     text: str = ""
     needed: str = ""

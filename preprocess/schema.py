@@ -1,4 +1,4 @@
-"""The types that `preprocess` hands to the other stages, and the error for input that a user can mend.
+"""The types that `preprocess` hands to the other stages, and its errors.
 
 `encoder` and `llm` may import this module of the package and no other."""
 
@@ -50,6 +50,10 @@ class InvalidRequestError(ValueError):
 
 def _rebuild_error(reason: str, field: str, code: str, status: int, item: int | None) -> InvalidRequestError:
     return InvalidRequestError(reason, field=field, code=code, status=status, item=item)
+
+
+class ChatTemplateError(RuntimeError):
+    """The model's own chat template fails, which no client can mend. The message holds no internals."""
 
 
 Message: TypeAlias = dict[str, Any]

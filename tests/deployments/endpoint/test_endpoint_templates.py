@@ -46,12 +46,13 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 class Filled:
     """A template filled by us and by transformers."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: Template, placeholder: str = "<image>") -> None:
         self.template = template
         self.theirs = copy.copy(pair("llava", "byte_level", "pil").theirs)
         self.theirs.chat_template = template.text
-        placeholder = {"image": Placeholder("<image>", "<image>")}
-        self.chat_template = ChatTemplate(self.theirs, self.theirs.tokenizer, placeholder)
+        self.chat_template = ChatTemplate(
+            self.theirs, self.theirs.tokenizer, {"image": Placeholder(placeholder, placeholder)}
+        )
 
     def ours(self, prompt: ChatPrompt) -> str | None:
         """None: the template does not take the conversation."""
@@ -134,21 +135,24 @@ def test_items_of_responses_are_the_same_conversation(filled: Filled) -> None:
 
 def test_a_picture_has_its_placeholder(filled: Filled) -> None:
     """Where the template does not write it, it stands in the text, on a line of its own."""
-    template = filled.template
-    content: list[dict[str, str]] = [{"type": "text", "text": "Look: "}, {"type": "image"}]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    given = ChatPrompt([{"role": "system", "content": "Be brief."}, *messages])
-    if not template.writes_pictures:
-        messages[0]["content"] = [content[0], {"type": "text", "text": "<image>\n"}]
-        messages = [{"role": "system", "content": "Be brief."}, *messages]
-        assert filled.ours(given) == filled.expected(messages)
+    look, system = {"type": "text", "text": "Look: "}, {"role": "system", "content": "Be brief."}
+    text = filled.ours(ChatPrompt([system, {"role": "user", "content": [look, {"type": "image"}]}]))
+    if filled.template.writes_pictures:
+        assert text is not None
+        assert text.count("<image>") == 1
+        assert "Look: " in text
+        assert "Be brief." in text
+        assert "'type'" not in text
         return
-    text = filled.ours(given)
-    assert text is not None
-    assert text.count("<image>") == 1
-    assert "Look: " in text
-    assert "Be brief." in text
-    assert "'type'" not in text
+    placeholder = {"type": "text", "text": "<image>\n"}
+    assert text == filled.expected([system, {"role": "user", "content": [look, placeholder]}])
+
+
+@pytest.mark.parametrize("name", ["chatml", "printed", "chatml of parts"])
+def test_a_picture_with_a_place_of_its_own_leaves_no_trace_in_the_text(name: str) -> None:
+    filled = Filled(Template(TEMPLATES[name].text.replace("<image>", "")), placeholder="")
+    text = filled.ours(ChatPrompt([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hi"}]}]))
+    assert text == filled.expected([{"role": "user", "content": "Hi"}])
 
 
 def test_a_placeholder_that_a_user_types_is_text(filled: Filled) -> None:
