@@ -60,7 +60,7 @@ class Budget(Settings):
 
 
 class AdmissionConfig(Settings):
-    """The requests that may be in work at once. A request that finds no room waits, and is refused with 429 and
+    """The requests that may be in work at once, by all replicas of the ingress together. A request that finds no room waits, and is refused with 429 and
     Retry-After if it waits too long."""
 
     total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
