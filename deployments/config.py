@@ -358,6 +358,9 @@ class ModelConfig(Settings):
         "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
+    allow_longer_context: bool = Field(
+        False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
+    )
     encoder: Literal["separate", "inline", "auto"] = Field(
         "separate",
         description="where items are encoded: in a stage of their own; in the replicas of Generate (inline), for little"

@@ -78,8 +78,7 @@ class LLMEngine:
         layers = self._runner.lora_layers
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
-        self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
-        self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
+        self.max_model_len = min(self._runner.context_length, self._runner.num_blocks * config.block_size)
         self._check_largest_item()
 
     def _check_largest_item(self) -> None:
@@ -89,7 +88,7 @@ class LLMEngine:
             raise ValueError(
                 f"the model's largest picture takes {config.largest_item_tokens} tokens, which the context of"
                 f" {self.max_model_len} tokens does not hold beside an answer: max_model_len is"
-                f" {config.max_model_len or self._runner.max_position_embeddings}, the KV cache holds"
+                f" {self._runner.context_length}, the KV cache holds"
                 f" {num_blocks * config.block_size} tokens ({num_blocks} blocks). Raise what is too small, or have the"
                 " checkpoint's processor make pictures smaller"
             )

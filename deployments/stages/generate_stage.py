@@ -97,6 +97,7 @@ class Generate(Replica):
             gpu_share=config.generate.gpu_share,
             reserved_bytes=reserved_bytes,
             max_model_len=config.max_model_len,
+            allow_longer_context=config.allow_longer_context,
             largest_item_tokens=_largest_picture_tokens(processor.items),
             **asdict(config.generate.engine),
         )
