@@ -64,7 +64,7 @@ class LLMEngine:
             step_budget=_step_budget(config, self._runner),
             short_prompt_share=config.short_prompt_share,
         )
-        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
+        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
         # The key is whether the decoder leaves special tokens out.
         self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
         self._defaults = load_generation_defaults(config.model, config.revision, tokenizer.eos_token_id)
