@@ -194,6 +194,12 @@ class LLMEngine:
         is_stalled = self._is_stalled and not (self._adapters is not None and self._adapters.has_news)
         return is_stalled or not self._scheduler.has_unfinished()
 
+    def check_adapter(self, folder: str) -> None:
+        """Raises LoraError for an adapter that cannot be served, as far as it shows without its weights. Any thread may
+        ask."""
+        assert self._adapters is not None, "the settings have adapters only together with places for them"
+        self._adapters.check(folder)
+
     def call_when_adapter_read(self, wake: Callable[[], None]) -> None:
         """Has `wake` called, on another thread, when an adapter has been read for which the engine may be idle."""
         if self._adapters is not None:
