@@ -34,21 +34,28 @@ def load_language_half(
     hf_config = load_model_config(config.model, config.revision)
     family = load_language_family(hf_config.model_type)
     text_config = hf_config.get_text_config()
+    not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
     if reason := _why_unsupported(text_config):
-        raise ValueError(f"the text model of {config.model} ({text_config.model_type}) is not supported: {reason}")
+        raise ValueError(f"{not_supported}: {reason}")
     check_context_length(text_config, config.max_model_len, allow_longer=config.allow_longer_context)
     register_paged_attention()
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
-    model = load_half(
-        model_class,
-        config.model,
-        half="language",
-        renamings=family.renamings,
-        config=hf_config,
-        revision=config.revision,
-        dtype=getattr(torch, config.dtype),
-        attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
-    )
+    try:
+        model = load_half(
+            model_class,
+            config.model,
+            half="language",
+            renamings=family.renamings,
+            config=hf_config,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
+        )
+    except KeyError as error:
+        # Such classes have a table of attention layers in place of transformers' registry of attention functions.
+        has_own_table = error.args == (ATTENTION_NAME,)
+        reason = "its attention layers cannot be replaced" if has_own_table else f"its configuration lacks {error}"
+        raise ValueError(f"{not_supported}: {reason}") from error
     _share_caches(family.find_decoder(model))
     return model.to(config.device).requires_grad_(False), family
 
