@@ -4,7 +4,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
 from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
@@ -70,6 +70,13 @@ class AdmissionConfig(Settings):
     max_queue_seconds: float = Field(30.0, gt=0, description="seconds that a request waits for room at most")
     max_body_bytes: int = Field(96 * 2**20, ge=1, description="bytes of one request's body")
     body_timeout_s: float = Field(60.0, gt=0, description="seconds that sending a body may take")
+
+    @field_validator("total", "per_key", mode="before")
+    @classmethod
+    def _other_fields_keep_their_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        """Fills in what a budget leaves out: the two have defaults of their own, so their class has none."""
+        default: Budget = cls.model_fields[info.field_name or ""].default
+        return default.model_dump() | given if isinstance(given, dict) else given
 
 
 class UploadConfig(Settings):
@@ -366,6 +373,9 @@ class ModelConfig(Settings):
         "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
+    allow_longer_context: bool = Field(
+        False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
+    )
     encoder: Literal["separate", "inline", "auto"] = Field(
         "separate",
         description="where items are encoded: in a stage of their own; in the replicas of Generate (inline), for little"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from modeling.context_length import default_context_length
 from modeling.families import load_family
 from modeling.model_configs import load_model_config
 from pipelines.registry import PipelineChoice, find_pipeline
@@ -59,7 +60,7 @@ class MultiModalProcessor:
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
         keep_pixels_interleaved(getattr(processor, "image_processor", None))
         text_config = hf_config.get_text_config()
-        self.max_model_len: int = config.max_model_len or text_config.max_position_embeddings
+        self.max_model_len = default_context_length(text_config, config.max_model_len)
         # Tokenizers are not thread-safe: each half has its own.
         item_tokenizer, prompt_tokenizer = processor.tokenizer, copy.deepcopy(processor.tokenizer)
         boundaries = _boundaries(processor, family)

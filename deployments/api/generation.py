@@ -154,7 +154,7 @@ class AnyGenerationFields(MediaFields):
     )
     bad_words: Annotated[list[str], Field(fail_fast=True)] = Field([], description="texts that may not come")
     seed: Annotated[int, bounds.SEED] | None = None
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: int | None = Field(None, ge=0)
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
         [], description="tokens that end the answer, as the model's end tokens do"

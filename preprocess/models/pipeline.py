@@ -41,7 +41,8 @@ class _Loader:
     params: PipelineParams
 
     def from_pretrained(self, model: str, *, revision: str | None = None, backend: str = "pil") -> PipelineProcessor:
-        processor = PipelineProcessor(AutoTokenizer.from_pretrained(model, revision=revision))
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
+        processor = PipelineProcessor(tokenizer)
         pipeline = self.pipeline
         processor.identity = f"{pipeline.name()} {pipeline.num_image_embeds()} {sorted(self.params.items())}"
         return processor

@@ -36,6 +36,7 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"generate": {"engine": {"max_num_seqs": 3}}}, {"Generate"}),
     ({"media": {"limits": {"max_items": 3}}}, ALL),
     ({"max_model_len": 100}, ALL),
+    ({"allow_longer_context": True}, ALL),
     ({"model": "other"}, ALL),
 ]
 
