@@ -74,8 +74,9 @@ class LanguageFamily(HalfModel):
     def find_decoder(self, model: PreTrainedModel) -> nn.Module:
         """Raises ValueError for a model of another structure than the family's."""
         try:
-            return model.get_submodule(self.decoder)
+            decoder: nn.Module = model.get_submodule(self.decoder)
         except AttributeError as error:
             raise ValueError(
                 f"text models of type {type(model).__name__} are not supported: there is no decoder at {self.decoder!r}"
             ) from error
+        return decoder

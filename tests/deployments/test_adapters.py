@@ -32,7 +32,10 @@ def spare(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spare")
     save_adapter(folder / "first", whole(shapes), seed=1, spread=2)
     save_adapter(folder / "second", whole(shapes), seed=2, rank=8, use_rslora=True, spread=2)
-    patterns = {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {r"layers\.[01]\.mlp\.\w+": 20, "q_proj": 1}}
+    patterns: dict[str, Any] = {
+        "rank_pattern": {"q_proj": 5},
+        "alpha_pattern": {r"layers\.[01]\.mlp\.\w+": 20, "q_proj": 1},
+    }
     save_adapter(folder / "third", whole(shapes), seed=3, rank=2, spread=2, **patterns)
     return folder
 

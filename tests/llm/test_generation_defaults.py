@@ -74,7 +74,13 @@ def test_settings_are_those_of_the_whole_model(tmp_path: Path, model_type: str) 
 
 def check_settings(model: Any, folder: str) -> None:
     """Compares them with those that `from_pretrained` gives to a model beside its weights."""
-    places = {"cache_dir": None, "force_download": False, "proxies": None, "local_files_only": True, "token": None}
+    places: Json = {
+        "cache_dir": None,
+        "force_download": False,
+        "proxies": None,
+        "local_files_only": True,
+        "token": None,
+    }
     places |= {"revision": None, "subfolder": "", "trust_remote_code": False}
     model.adjust_generation_fn(None, False, None, folder, **places)
     found = load_generation_config(folder, None)
