@@ -112,7 +112,7 @@ class PromptRenderer:
             mm_hashes=[mm_hashes[number] for number in order],
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
-            is_continued=isinstance(prompt, ChatPrompt) and prompt.continue_final_message,
+            is_continued=not isinstance(prompt, ChatPrompt) or prompt.continue_final_message,
             render_seconds=time.perf_counter() - started,
             rendered_at=time.time(),
         )
