@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -17,11 +17,9 @@ import httpx
 
 from deployments.local_cluster import free_port
 from tests.background import Background
-from tests.replicas import parent
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
-SERVE = (sys.executable, "-m", "deployments", "serve")
 EVENT, DONE, CUT = "error event", "done", "cut"
 IN_CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 """Makes the server the first process of a PID namespace, as a container has it."""
@@ -41,7 +39,9 @@ class Server:
         self.pid = self._children()[0] if in_container else process.pid
 
     def _children(self) -> list[int]:
-        return [int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
 
     def wait_for_line(self, part: str) -> str:
         """Returns the next line of its output with this part."""
@@ -73,11 +73,15 @@ class Server:
         else:
             os.kill(self.pid, number)
 
-    def seconds_to_end(self, most: float = 90.0) -> float:
-        """Waits until none of its processes is left."""
+    def pid_of(self, program: str) -> int:
+        """The process that runs Ray's program of this name."""
+        (pid,) = [pid for pid in self.pids() if Path(_command(pid)[0]).name == program]
+        return pid
+
+    def seconds_to_end(self, most: float) -> float:
+        """Waits until none of its processes is left, or `most` seconds are over."""
         started = time.monotonic()
-        while left := self.pids():
-            assert time.monotonic() < started + most, f"left: {[command(pid) for pid in left]}"
+        while self.pids() and time.monotonic() < started + most:
             time.sleep(0.05)
         return time.monotonic() - started
 
@@ -99,7 +103,7 @@ class Server:
 def serving(*arguments: str, port: int | None = None, in_container: bool = False) -> Iterator[Server]:
     """Runs `raylens serve` in a session of its own. Nothing of it is left behind the block."""
     port, mark = port or free_port(), uuid.uuid4().hex
-    command = [*(IN_CONTAINER if in_container else ()), *SERVE]
+    command = [*(IN_CONTAINER if in_container else ()), sys.executable, "-m", "deployments", "serve"]
     with subprocess.Popen(
         [*command, "--port", str(port), *arguments],
         cwd=ROOT,
@@ -150,8 +154,7 @@ def _end_of(received: bytes) -> str:
     return EVENT if b'data: {"error":' in received else DONE
 
 
-def command(pid: int) -> str:
-    try:
-        return (Path(f"/proc/{pid}/cmdline").read_bytes()[:200]).replace(b"\0", b" ").decode()
-    except OSError:
-        return "?"
+def _command(pid: int) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return [""]
