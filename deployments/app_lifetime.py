@@ -21,7 +21,8 @@ _ANSWER_SECONDS = 60.0
 
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
     """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
-    other stages are up. Raises RuntimeError with the stages' own errors if one does not start, RayEndedError if Ray ends."""
+    other stages are up. Raises RuntimeError with the stages' own errors if one does not start, RayEndedError if Ray
+    ends."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)

@@ -12,8 +12,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def signals_later() -> Iterator[None]:
-    """Delays `STOP_SIGNALS` until the block ends. Their handlers then run at once. Only the main thread handles signals,
-    so in another thread this does nothing."""
+    """Delays `STOP_SIGNALS` until the block ends. Their handlers then run at once. Only the main thread handles
+    signals, so in another thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

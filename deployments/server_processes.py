@@ -1,7 +1,7 @@
 """Who owns the processes of a server on one machine, and how they end. Also a program: the keeper.
 
-`raylens serve` owns them. Each inherits the variable `_MARK`, which names the server's folder, whichever process started
-it. While the owner lives, it holds a lock on a file in that folder.
+`raylens serve` owns them. Each inherits the variable `_MARK`, which names the server's folder, whichever process
+started it. While the owner lives, it holds a lock on a file in that folder.
 
 An owner that ends in order ends Ray first, and kills what is left. If the owner dies in any other way, the kernel
 releases the lock. The keeper, a small process beside the owner, waits for that and kills the processes. If the keeper

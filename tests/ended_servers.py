@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx
 
 from deployments.local_cluster import free_port
 from tests.background import Background
+from tests.replicas import children
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -35,13 +35,8 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self._mark = f"{_MARK}={mark}".encode()
         if in_container:
-            wait_until(lambda: len(self._children()) == 1)
-        self.pid = self._children()[0] if in_container else process.pid
-
-    def _children(self) -> list[int]:
-        return [
-            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ]
+            wait_until(lambda: len(children(process.pid)) == 1)
+        self.pid = children(process.pid)[0] if in_container else process.pid
 
     def wait_for_line(self, part: str) -> str:
         """Returns the next line of its output with this part."""
