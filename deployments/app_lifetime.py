@@ -4,34 +4,38 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deployments.load_progress import LoadProgress
+from deployments.ray_session import ask_ray
 from deployments.rollout import failed_stages, why_failed
 
 if TYPE_CHECKING:
     from ray.serve import Application
-    from ray.serve.schema import ApplicationStatusOverview
+    from ray.serve.schema import ApplicationStatusOverview, ServeStatus
 
 _POLL_SECONDS = 0.1
 _START_SECONDS = 300.0
 _QUIET_SECONDS = 60.0
 """A start that takes longer than _START_SECONDS ends when no stage has worked for so long. A large model on a slow disk
 may take an hour."""
-_END_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
+"""Ray answers within milliseconds, save on a machine that is busy with other things."""
 
 
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
     """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
     other stages are up. Raises RuntimeError with the stages' own errors if one does not start, and also if the start
-    takes minutes and none of them works any more."""
+    takes minutes and none of them works any more; RayEndedError if Ray ends."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
-    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    waits = {"wait_for_ingress_deployment_creation": False, "wait_for_applications_running": False}
+    ask_ray(partial(serve.run_many, [target], **waits), timeout_s=_ANSWER_SECONDS)
     started, last = time.monotonic(), ""
     progress: LoadProgress | None = None
-    while (application := serve.status().applications[name]).status != "RUNNING":
+    while (application := _status(_ANSWER_SECONDS).applications[name]).status != "RUNNING":
         if application.status == "DEPLOY_FAILED":
             raise RuntimeError(why_failed(application)) from RuntimeError(
                 "\n".join(failed_stages(application).values())
@@ -49,16 +53,23 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
         time.sleep(_POLL_SECONDS)
 
 
-def end_app(name: str) -> None:
-    """Deletes the application; returns once its last replica has ended. Raises TimeoutError if one goes on."""
+def end_app(name: str, *, within_s: float = _ANSWER_SECONDS) -> None:
+    """Deletes the application; returns once its last replica has ended. Raises RuntimeError if one goes on after
+    `within_s`, RayEndedError if Ray ends."""
     from ray import serve
 
-    serve.delete(name, _blocking=False)
-    deadline = time.monotonic() + _END_SECONDS
-    while name in serve.status().applications:
+    deadline = time.monotonic() + within_s
+    ask_ray(partial(serve.delete, name, _blocking=False), timeout_s=within_s)
+    while name in _status(deadline - time.monotonic()).applications:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"replicas of {name} run on after {_END_SECONDS:.0f} s")
+            raise RuntimeError(f"replicas of {name} run on after {within_s:.0f} s")
         time.sleep(_POLL_SECONDS)
+
+
+def _status(timeout_s: float) -> "ServeStatus":
+    from ray import serve
+
+    return ask_ray(serve.status, timeout_s=timeout_s)
 
 
 def _states(application: "ApplicationStatusOverview") -> str:

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from deployments.cluster_node import start_node
 from deployments.config_file import ConfigError, load_config
 from deployments.demo import run_demo
 from deployments.endpoint import api_keys
+from deployments.late_signals import STOP_SIGNALS
 from deployments.local_cluster import check_address, free_port, print_at_once, running_app
+from deployments.ray_session import check_ray
+from deployments.server_processes import kill_orphans
 from deployments.top import command as top_command
 from planning import command as plan_command
 from planning.settings import PlanError
@@ -87,6 +90,7 @@ _DEPLOY_SECONDS = 1800
 """Enough for new nodes to start and to download a model."""
 _INTERRUPTED = 130
 """The exit status of a command that was to come to its end, as shells have it. To stop a server is no failure."""
+_CHECK_SECONDS = 0.5
 _SETTINGS = {
     "model": "model",
     "served_model_name": "served_model_name",
@@ -120,13 +124,13 @@ class _Stopped(KeyboardInterrupt):
 
 
 def _stop_on_signals() -> None:
-    """Makes SIGTERM shut down as cleanly as Ctrl-C. SIGTERM is also the way to stop a process in the background, for
-    which shells have Ctrl-C ignored."""
+    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGTERM is also the way to stop a process in the
+    background, for which shells have Ctrl-C ignored, as `nohup` has SIGHUP."""
 
     def stop(*_: object) -> None:
         raise _Stopped
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
 
@@ -146,6 +150,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.api_key:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
+    kill_orphans()  # one may have the port
     try:
         host = check_address(args.host, port)
     except ValueError as error:
@@ -159,8 +164,9 @@ def _serve(args: argparse.Namespace) -> int:
         print("Try:\n")
         key = args.api_key[0] if args.api_key else None
         print(_curl_line(url, config.model_name, key), flush=True)
-        threading.Event().wait()
-    return 0
+        while True:
+            check_ray()
+            time.sleep(_CHECK_SECONDS)
 
 
 def _curl_line(url: str, model: str, key: str | None) -> str:

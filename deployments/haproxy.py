@@ -9,10 +9,12 @@ these. So the named program is this one: it rewrites the file and becomes HAProx
 It uses nothing but the standard library and the package that contains HAProxy, so that it starts within
 milliseconds."""
 
+import ctypes
 import json
 import os
 import re
 import resource
+import signal
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -36,6 +38,7 @@ MAX_HEADERS = 2000
 is in OpenAI's form."""
 RETRY_SECONDS = 2
 
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _SECTION = re.compile(r"^(?=global|defaults|frontend|backend|listen)", re.MULTILINE)
 _FDS_PER_CONNECTION = 2  # both sides
 _OTHER_FDS = 512
@@ -202,6 +205,8 @@ def main() -> None:
         rewrite_file(Path(arguments[arguments.index("-f") + 1]), host=os.environ.get(BIND_VARIABLE) or None)
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH")  # by which the package would find this program
     program = get_haproxy_binary()
+    # The kernel kills HAProxy when the thread ends that has started it: the event loop of Ray Serve's HAProxyManager.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.execv(program, [program, *arguments])
 
 

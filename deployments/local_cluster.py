@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -21,8 +22,9 @@ from deployments.haproxy import BIND_VARIABLE, haproxy_environment
 from deployments.placement import lacking
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
-from deployments.ray_session import ray_session
+from deployments.ray_session import RayEndedError, ask_ray, ray_session
 from deployments.server_log import FILE_VARIABLE, ray_logging, shown
+from deployments.server_processes import marked, owned_processes
 from deployments.shared.uploads import FOLDER_VARIABLE
 from deployments.worker_template import worker_template
 
@@ -49,6 +51,8 @@ _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
 _DRAIN_SECONDS = 10.0
+_KILL_SECONDS = 5.0
+"""How long Ray Serve may take to kill the replicas that still answer after `drain_seconds`."""
 _NOTICE_SECONDS = 0.5
 _LOG_FILE = "server.log"
 _LASTING_PORTS = range(20_000, 30_000)
@@ -103,6 +107,7 @@ def local_ray(
     keep_ray_token_private(Path.home())
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
+        stack.enter_context(owned_processes(folder))
         variables = _variables(folder, host) | ({} if dashboard else _NO_TASK_EVENTS)
         if not ingress_scales:
             # Nobody is to hear of an ingress that ends: it ends with the server.
@@ -111,15 +116,18 @@ def local_ray(
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
         say("starting Ray")
-        stack.enter_context(_environment(stack.enter_context(worker_template(folder))))
         offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
-        stack.enter_context(ray_session(offered, dashboard=dashboard, temp_dir=folder / "ray"))
+        with marked(folder):
+            stack.enter_context(_environment(stack.enter_context(worker_template(folder))))
+            stack.enter_context(ray_session(offered, dashboard=dashboard, temp_dir=folder / "ray"))
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         say("starting Ray Serve")
         proxy_host = LOOPBACK if HAS_HAPROXY else host
-        serve.start(http_options={"host": proxy_host, "port": port}, logging_config={"log_level": "WARNING"})
+        http_options = {"host": proxy_host, "port": port}
+        start = partial(serve.start, http_options=http_options, logging_config={"log_level": "WARNING"})
+        ask_ray(start, timeout_s=_READY_TIMEOUT_SECONDS)
         yield
 
 
@@ -137,8 +145,9 @@ def deployed_app(
     if missing := lacking(config, nodes, "this machine"):
         raise RuntimeError("; ".join(f"{stage} waits for {what}" for stage, what in missing.items()))
     url = f"http://{reachable_host(host)}:{port}"
+    config = on_one_machine(config)
     try:
-        start_app(build_app(on_one_machine(config)), APP_NAME, {**LOGGING, **ray_logging()}, say)
+        start_app(build_app(config), APP_NAME, {**LOGGING, **ray_logging()}, say)
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
             raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure
@@ -146,7 +155,8 @@ def deployed_app(
         yield url
     finally:
         say("shutting down")
-        end_app(APP_NAME)
+        with suppress(RayEndedError):  # then nothing is left of the application
+            end_app(APP_NAME, within_s=config.updates.drain_seconds + _KILL_SECONDS)
 
 
 def on_one_machine(config: AppConfig) -> AppConfig:

@@ -8,6 +8,7 @@ RAY_ENVIRONMENT = {
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_max_direct_call_object_size": "262144",  # bytes of tensors that travel with a call, not by the object store
     "RAY_metrics_report_interval_ms": "4000",
+    "RAY_kill_child_processes_on_worker_exit": "0",  # but its group: the guardian of streams outlives the ingress
     "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ray._private import node
+from ray._private import node, services
 from ray._private.parameter import RayParams
 
 from deployments import start_worker
@@ -26,12 +26,20 @@ class OneMachineNode(node.Node):
             super().start_api_server(include_dashboard=include_dashboard, raise_on_failure=raise_on_failure)
 
 
+class OwnGroupPopen(services.ConsolePopen):
+    """Starts a process of Ray in a process group of its own. Signals that a shell, `timeout` or a terminal sends to the
+    group of `raylens serve` do not reach it, so Ray still runs when the application is ended."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, process_group=0, **options)
+
+
 @contextmanager
 def one_machine() -> Iterator[None]:
-    """Makes `ray.init` start a `OneMachineNode` while the block runs."""
-    every_node = node.Node
-    node.Node = OneMachineNode
+    """Makes `ray.init` start a `OneMachineNode` while the block runs, each of its processes by `OwnGroupPopen`."""
+    every_node, popen = node.Node, services.ConsolePopen
+    node.Node, services.ConsolePopen = OneMachineNode, OwnGroupPopen
     try:
         yield
     finally:
-        node.Node = every_node
+        node.Node, services.ConsolePopen = every_node, popen

@@ -9,16 +9,23 @@ no metrics. Nothing is lost: what Ray and Ray Serve measure comes from the other
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from deployments.late_signals import signals_later
 
+ResultT = TypeVar("ResultT")
+
 _WITHOUT_METRICS = {"RAY_enable_open_telemetry": "0", "RAY_enable_metrics_collection": "0"}
 _ROUTER_END_SECONDS = 10.0
+_VITAL = ("raylet", "gcs_server")
+_POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -36,6 +43,49 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
     finally:
         _end_router_thread()
         ray.shutdown()
+
+
+class RayEndedError(RuntimeError):
+    """A process without which this process's Ray cannot go on has ended."""
+
+
+def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
+    """Returns the result of `call`, which asks the Ray that this process has started. Ray itself waits for answers of a
+    cluster that has died, without a limit.
+
+    Raises RayEndedError if Ray ends, RuntimeError after `timeout_s`."""
+    answered = threading.Event()
+    results: list[ResultT] = []
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+        answered.set()
+
+    # A daemon: one that waits for ever is no reason for this process to stay.
+    threading.Thread(target=ask, daemon=True).start()
+    deadline = time.monotonic() + timeout_s
+    while not answered.wait(_POLL_SECONDS):
+        check_ray()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"Ray does not answer after {timeout_s:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def check_ray() -> None:
+    """Raises RayEndedError if a process has ended that the Ray of this process cannot do without."""
+    from ray._private.worker import _global_node
+
+    for kind, process in [] if _global_node is None else _global_node.dead_processes():
+        if kind in _VITAL:
+            status = process.returncode
+            how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+            raise RayEndedError(f"Ray has ended: its process {kind} was ended {how}")
 
 
 @contextmanager

@@ -47,7 +47,9 @@ def worker_template(folder: Path) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         # An exception inside of Popen would leave a process that nobody ends.
         with signals_later():
-            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | variables))
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | variables, process_group=0)
+            )
             stack.callback(process.kill)
         yield {SOCKET_VARIABLE: str(path)}
 
@@ -55,7 +57,7 @@ def worker_template(folder: Path) -> Iterator[dict[str, str]]:
 def main() -> None:
     """Imports all modules, then forks a worker for each connection to the socket that is named, until standard input
     ends, as it does with the process that holds its other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `raylens serve`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `raylens serve` ends it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have ended leave nothing
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(sys.argv[1])

@@ -9,6 +9,7 @@ ingress. Its standard input is a socket to the ingress (`deployments.endpoint.gu
 When the ingress has gone, it sends each stream that it holds its last bytes, and ends."""
 
 import fcntl
+import signal
 import socket
 import struct
 import sys
@@ -23,6 +24,8 @@ behind half a chunk would be taken for its rest."""
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # they come to the ingress, too
+        signal.signal(number, signal.SIG_IGN)
     ingress = socket.socket(fileno=sys.stdin.fileno())
     held: dict[bytes, tuple[socket.socket, bytes]] = {}
     while message := _receive(ingress, held):

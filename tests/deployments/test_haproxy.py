@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -31,7 +33,7 @@ from deployments.haproxy import (
 from deployments.local_cluster import free_port
 from deployments.private_files import private_folder
 from tests.listening import is_refused_to_nobody
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 MAX_CONNECTIONS = 30  # so that a few are a crowd
 LIMITS = ConnectionLimits.within(MAX_CONNECTIONS, 10_000)
@@ -292,6 +294,21 @@ async def test_without_an_application_it_is_not_available(folder: Path, monkeypa
 async def test_the_endpoint_is_told_of_more_headers_than_it_takes(port: int, lines: list[bytes]) -> None:
     answer = send(port, b"\r\n".join([b"GET / HTTP/1.1", b"Host: x", b"Connection: close", *lines, b"", b""]))
     assert status_of(answer) in (200, 431), "not refused by HAProxy, whose page would be HTML"
+
+
+def test_it_ends_with_the_process_that_started_it(folder: Path) -> None:
+    ray_config(folder)
+    program = haproxy_environment(folder)["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, program, "-db", "-f", str(folder / "haproxy.cfg")]
+    environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": program}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, **pipes) as starter:
+        assert starter.stdout is not None
+        haproxy = Path(f"/proc/{int(starter.stdout.readline())}")
+        wait_until(lambda: (haproxy / "comm").read_text() == "haproxy\n")
+        starter.kill()
+    wait_until(lambda: not haproxy.exists())
 
 
 async def test_what_is_no_http_is_refused_and_the_connection_closed(port: int) -> None:
