@@ -29,7 +29,7 @@ from tests.listening import (
     sockets_open_to_nobody,
     undocumented,
 )
-from tests.metric_values import exported
+from tests.metric_values import exported, gauge
 from tests.pictures import disc, encoded
 from tests.replicas import replica_pids
 from tests.waiting import wait_until
@@ -131,6 +131,29 @@ def test_version_and_context_are_told(app_url: str) -> None:
 def test_many_headers_are_refused_in_the_same_form(app_url: str) -> None:
     response = httpx.get(f"{app_url}/v1/models", headers={f"x-{number}": "y" for number in range(200)})
     assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"0.001", b"?1", b"a b!"])
+def test_headers_of_ray_serve_change_nothing(app_url: str, value: bytes) -> None:
+    names = ("serve-multiplexed-model-id", "x-request-disconnect-disabled", "x-request-timeout-seconds", "x-session-id")
+    headers = {name.encode(): value for name in (*names, "x-request-id", "traceparent")}
+    body = {"model": "shapes", "prompt": "Hello", "max_tokens": 50, "ignore_eos": True}
+    (log,) = server_folder().rglob("server.log")
+    read = log.stat().st_size
+    answer = httpx.post(f"{app_url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 50)
+    assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+    wait_until(lambda: answer.headers["x-request-id"] in log.read_bytes()[read:].decode())
+
+
+def test_no_header_makes_the_server_go_on_for_who_has_left(app_url: str) -> None:
+    body = {"model": "shapes", "prompt": ["Hello"] * 8, "max_tokens": 1900, "ignore_eos": True}
+    before = exported(app_url, "generation_tokens")
+    with pytest.raises(httpx.ReadTimeout):
+        headers = {"x-request-disconnect-disabled": "?1"}
+        httpx.post(f"{app_url}/v1/completions", json=body, headers=headers, timeout=httpx.Timeout(10, read=0.3))
+    wait_until(lambda: gauge(app_url, "num_requests_running") == 0)
+    assert 0 < exported(app_url, "generation_tokens") - before < 8 * 1900
 
 
 def test_what_body_validation_refuses_is_counted(app_url: str) -> None:
