@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from deployments.stages.private_port import frame, read_frame
+from deployments.stages.private_port import MalformedMessageError, frame, read_frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
@@ -33,9 +33,14 @@ def pack_message(sent: Sequence[SentPieces]) -> bytes:
 
 
 async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
-    """Returns the next message. Raises IncompleteReadError where the connection ends."""
-    sent = msgpack.unpackb(await read_frame(reader), use_list=True, strict_map_key=False)
-    return [(number, list(map(_unpacked, pieces)), is_last) for number, pieces, is_last in sent]
+    """Returns the next message. Raises IncompleteReadError where the connection ends, MalformedMessageError for what is
+    no message."""
+    body = await read_frame(reader)
+    try:
+        sent = msgpack.unpackb(body, use_list=True, strict_map_key=False)
+        return [(number, list(map(_unpacked, pieces)), is_last) for number, pieces, is_last in sent]
+    except Exception as error:
+        raise MalformedMessageError(f"not a message: {error!r}") from error
 
 
 def _packed(piece: GeneratedText) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ray.util import get_node_ip_address
 

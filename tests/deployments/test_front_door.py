@@ -149,8 +149,8 @@ def test_headers_of_ray_serve_change_nothing(app_url: str, value: bytes) -> None
 def test_no_header_makes_the_server_go_on_for_who_has_left(app_url: str) -> None:
     body = {"model": "shapes", "prompt": ["Hello"] * 8, "max_tokens": 1900, "ignore_eos": True}
     before = exported(app_url, "generation_tokens")
+    headers = {"x-request-disconnect-disabled": "?1"}
     with pytest.raises(httpx.ReadTimeout):
-        headers = {"x-request-disconnect-disabled": "?1"}
         httpx.post(f"{app_url}/v1/completions", json=body, headers=headers, timeout=httpx.Timeout(10, read=0.5))
     made = 0.0
     while (now := exported(app_url, "generation_tokens") - before) > made:

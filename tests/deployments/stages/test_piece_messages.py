@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.stages.piece_messages import SentPieces, pack_message, read_message
+from deployments.stages.private_port import MalformedMessageError, frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
+from tests.mutated import mutated
 
 SECONDS = st.floats(0, 1e6)
 INTEGERS = st.integers(0, 2**40)
@@ -50,3 +52,18 @@ def test_messages_arrive_as_they_were_sent(messages: list[list[SentPieces]]) -> 
             await read_message(reader)
 
     asyncio.run(send_and_read())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), st.data())
+def test_a_mutated_message_is_a_message_or_one_kind_of_error(message: list[SentPieces], data: st.DataObject) -> None:
+    async def read() -> list[SentPieces]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(frame(mutated(pack_message(message)[4:], data)))
+        return await read_message(reader)
+
+    try:
+        found = asyncio.run(read())
+    except MalformedMessageError:
+        return
+    assert all(isinstance(piece, GeneratedText) for _, pieces, _ in found for piece in pieces)
