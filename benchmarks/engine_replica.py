@@ -34,7 +34,7 @@ from deployments.replica_start import Spans  # type: ignore[attr-defined]  # whe
 from deployments.request_context import NO_REQUEST
 from deployments.stages import generate_stage as stage
 from deployments.stages.piece_connection import PieceAddress
-from deployments.stages.piece_messages import read_message
+from deployments.stages.piece_messages import read_message, unpack_piece
 from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
 from llm import engine as llm_engine
 from llm.byte_tokenizer import ByteTokenizer
@@ -187,7 +187,8 @@ async def _counts(bodies: list[bytes]) -> tuple[int, int, dict[int, tuple[list[i
     answers: dict[int, tuple[list[int], str]] = {}
     for body in bodies:
         reader.feed_data(frame(body))
-        for number, pieces, _ in await read_message(reader):
+        for number, packed, _ in await read_message(reader):
+            pieces = list(map(unpack_piece, packed))
             num_pieces += len(pieces)
             for piece in pieces:
                 token_ids, text = answers.setdefault(number, ([], ""))

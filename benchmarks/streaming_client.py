@@ -59,13 +59,16 @@ def chat_body(model: str, content: Content, num_tokens: int) -> dict[str, Any]:
     }
 
 
-def ask(url: str, model: str, content: Content, num_tokens: int, **fields: Any) -> StreamedAnswer:
+def ask(
+    url: str, model: str, content: Content, num_tokens: int, *, api_key: str = "unused", **fields: Any
+) -> StreamedAnswer:
     """Streams a greedy answer of exactly `num_tokens` tokens. `fields` are further ones of the request. Raises
     RuntimeError for an answer of another kind."""
     body = chat_body(model, content, num_tokens) | fields
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_SECONDS)
     started = time.perf_counter()
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"{url} answers {response.status}: {response.read().decode()}")

@@ -14,6 +14,7 @@ FAILED_CODES = (
     "stage_unavailable",
     "plug_in_failed",
     "adapter_failed",
+    "chat_template_failed",
 )
 """Codes of `request_errors` that are the server's fault, as regular expressions. All others the client has to change,
 but for the refusals for want of room, which `admission_rejections` counts."""

@@ -18,6 +18,7 @@ from deployments.config import (
 )
 from deployments.deployment_versions import versioned
 from deployments.endpoint.ingress import REQUESTS, Ingress
+from deployments.placement import reserved
 from deployments.shared.shared_state import SharedState
 from deployments.stages.encode_stage import BATCHES, Encode
 from deployments.stages.free_memory import MALLOC_VARIABLES
@@ -164,9 +165,7 @@ def _bundles(settings: GenerateConfig) -> dict[str, Any]:
     """Returns a bundle for each rank, the replica's own first; Ray packs them on as few nodes as it can."""
     if settings.tensor_parallel_size == 1:
         return {}
-    reserved = {"CPU": settings.num_cpus, "GPU": settings.num_gpus, **settings.resources}
-    bundle = {name: amount for name, amount in reserved.items() if amount}
     return {
-        "placement_group_bundles": [bundle] * settings.tensor_parallel_size,
+        "placement_group_bundles": [dict(reserved(settings))] * settings.tensor_parallel_size,
         "placement_group_strategy": "PACK",
     }

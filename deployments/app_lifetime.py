@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from deployments.load_progress import LoadProgress
 from deployments.rollout import failed_stages, why_failed
 
 if TYPE_CHECKING:
@@ -13,26 +14,38 @@ if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
 
 _POLL_SECONDS = 0.1
+_START_SECONDS = 300.0
+_QUIET_SECONDS = 60.0
+"""A start that takes longer than _START_SECONDS ends when no stage has worked for so long. A large model on a slow disk
+may take an hour."""
 _END_SECONDS = 60.0
 
 
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
     """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
-    other stages are up. Raises RuntimeError with the stages' own errors if one does not start."""
+    other stages are up. Raises RuntimeError with the stages' own errors if one does not start, and also if the start
+    takes minutes and none of them works any more."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     started, last = time.monotonic(), ""
+    progress: LoadProgress | None = None
     while (application := serve.status().applications[name]).status != "RUNNING":
         if application.status == "DEPLOY_FAILED":
             raise RuntimeError(why_failed(application)) from RuntimeError(
                 "\n".join(failed_stages(application).values())
             )
-        line = _states(application)
+        line, seconds = _states(application), time.monotonic() - started
         if line != last:
-            say(f"{time.monotonic() - started:5.1f} s  {line}")
+            say(f"{seconds:5.1f} s  {line}")
             last = line
+        if seconds > _START_SECONDS:
+            progress = progress or LoadProgress(_QUIET_SECONDS)
+            if progress.is_over():
+                raise RuntimeError(
+                    f"no stage has worked for {_QUIET_SECONDS:.0f} s, {seconds:.0f} s after the start: {line}"
+                )
         time.sleep(_POLL_SECONDS)
 
 

@@ -70,12 +70,14 @@ ready. `ray up cluster.yaml` does this on the head node.
   raylens deploy serve.yaml --host 0.0.0.0          for clusters: other nodes reach the endpoint, too
   raylens deploy serve.yaml --no-wait               go on at once; `serve status` says how far it is
 
-The file is checked before anything is sent. A line tells each change of a stage. Old replicas serve until new ones are
-ready. Exits 1 when a stage does not start, with its error, and when the time is over; the deployment itself goes on.
+The file is checked before anything is sent. A line tells each change of a stage, and what it waits for. Old replicas
+serve until new ones are ready. Exits 1 when a stage does not start, with its error, and when the time is over; the
+deployment itself goes on.
 """
 _CONVERT_HELP = """\
-Copy a checkpoint, with the names of its weights as Raylens and transformers spell them.
+Copy a checkpoint, with its weights as safetensors and with their names as Raylens and transformers spell them.
 
+  raylens convert safetensors ~/models/old ~/models/new              weights that are pickles (pytorch_model.bin)
   raylens convert wemm ~/models/WeMM-Chat-2K-CN ~/models/wemm
 
 DST is a new folder. It gets its name when all weights are written, read back and compared bit by bit, so a conversion
@@ -247,9 +249,9 @@ def _parser() -> argparse.ArgumentParser:
     key.add_argument("--admin", action="store_true", help="may read /metrics and /dashboard, which name other keys")
     key.set_defaults(run=_key)
     convert = commands.add_parser(
-        "convert", help="rename the weights of a checkpoint", description=_CONVERT_HELP, formatter_class=style
+        "convert", help="copy a checkpoint as safetensors", description=_CONVERT_HELP, formatter_class=style
     )
-    convert.add_argument("model", choices=["wemm"], help="the kind of model")
+    convert.add_argument("model", choices=["wemm", "safetensors"], help="safetensors: a model of any kind")
     convert.add_argument("source", type=Path, metavar="SRC", help="folder of the checkpoint")
     convert.add_argument("target", type=Path, metavar="DST", help="new folder of the copy")
     convert.set_defaults(run=_convert)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from deployments.config import AppConfig
 from deployments.config_file import ConfigError, load_config
 from deployments.local_cluster import print_at_once, reachable_host, wait_for_health
+from deployments.placement import lacking
 from deployments.ray_session import joined_cluster
 from deployments.rollout import stage_lines, why_failed
 
 if TYPE_CHECKING:
-    from ray.serve.schema import ServeDeploySchema
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 _POLL_SECONDS = 0.5
 
@@ -42,7 +44,7 @@ def deploy(
         if timeout_s is None:
             return
         started = time.monotonic()
-        _wait_for_stages(wanted.applications[0].name, known, started + timeout_s, say)
+        _wait_for_stages(wanted.applications[0], known, started + timeout_s, say)
         _wait_for_endpoint(wanted, started + timeout_s)
         say(f"every stage is ready after {time.monotonic() - started:.0f} s")
 
@@ -131,13 +133,19 @@ def _check_unchanged(wanted: "ServeDeploySchema", current: Any) -> None:
             )
 
 
-def _wait_for_stages(application: str, known: set[str], deadline: float, say: Callable[[str], None]) -> None:
+def _wait_for_stages(
+    application: "ServeApplicationSchema", known: set[str], deadline: float, say: Callable[[str], None]
+) -> None:
+    import ray
     from ray import serve
 
+    config = AppConfig.model_validate(application.args)
     told: dict[str, str] = {}
     while True:
-        status = serve.status().applications[application]
-        for name, line in stage_lines(status, known=known).items():
+        status = serve.status().applications[application.name]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        missing = lacking(config, nodes, "the cluster")
+        for name, line in stage_lines(status, known=known, missing=missing).items():
             if told.get(name) != line:
                 say(line)
                 told[name] = line

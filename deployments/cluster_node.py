@@ -19,10 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from deployments.haproxy import haproxy_environment
+from deployments.private_files import keep_ray_token_private
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.shared.uploads import FOLDER_VARIABLE
 
-_PACKAGES = ("cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments")
+_CODE = (
+    *("constraints.txt", "pyproject.toml", "setup.py"),
+    *("checkpoints", "cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments"),
+)
+"""What a node installs, and the folders that its processes read code, pages and the bundled model from."""
+_COMPILED = (".pyc", ".so")
 _MARK = "started"
 """Names the file with what the node was last started with."""
 _LOOK_SECONDS = 2.0
@@ -33,8 +39,9 @@ _NUM_LOOKS = 2
 def start_node(arguments: Sequence[str]) -> int:
     """Runs `ray start` with the arguments and returns its exit status. If Ray runs here already, started with the same
     arguments and the same code, nothing is done; else it is stopped first."""
+    keep_ray_token_private(Path.home(), make=False)
     folder = node_folder()
-    mark, kind = folder / _MARK, _kind_of_start(arguments)
+    mark, kind = folder / _MARK, kind_of_start(arguments, Path(__file__).parents[1])
     if _ray_runs() and mark.is_file() and mark.read_text() == kind:
         print("Ray runs on this node already, as it is asked to")
         return 0
@@ -105,15 +112,21 @@ def _ray_runs() -> bool:
     return any(Path(words[0]).name == "raylet" for _, words in _processes())
 
 
-def _kind_of_start(arguments: Sequence[str]) -> str:
-    """Returns a hash of all that makes a difference: the arguments, the file of the autoscaler, and Raylens' code."""
+def kind_of_start(arguments: Sequence[str], root: Path) -> str:
+    """Returns a hash of all that makes a difference: the arguments, the file of the autoscaler, and the code below
+    `root`. Compiled files follow from the others."""
     digest = hashlib.sha256("\0".join(arguments).encode())
-    root = Path(__file__).parents[1]
-    files = sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py"))
     named = [Path(one.partition("=")[2]).expanduser() for one in arguments if one.startswith("--autoscaling-config=")]
-    for file in [*files, *(one for one in named if one.is_file())]:
-        digest.update(file.read_bytes())
+    for file in [*_code_files(root), *(one for one in named if one.is_file())]:
+        content = file.read_bytes()
+        digest.update(f"\0{file}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
+
+
+def _code_files(root: Path) -> list[Path]:
+    found = [file for name in _CODE for file in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
+    return sorted(file for file in found if file.is_file() and file.suffix not in _COMPILED)
 
 
 def _stay_beside_ray(folder: Path) -> None:

@@ -4,10 +4,10 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
-from preprocess.media import MediaLimits
+from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from preprocess.media_fetch import FetchPolicy
 
 
@@ -53,13 +53,15 @@ class Budget(Settings):
     bytes: int = Field(ge=1, description="of bodies and fetched media, also of those that wait")
     pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
     tokens: int = Field(
-        ge=1, description="characters of text / 4 + answers x max_tokens, or 1024 where that is not set"
+        ge=1,
+        description="characters of text / 4 + answers x max_tokens, or 1024 where that is not set; a quarter more for"
+        " each log-probability that is asked for beside a token",
     )
 
 
 class AdmissionConfig(Settings):
-    """The requests that may be in work at once. A request that finds no room waits, and is refused with 429 and
-    Retry-After if it waits too long."""
+    """The requests that may be in work at once, by all replicas of the ingress together. A request that finds no room
+    waits, and is refused with 429 and Retry-After if it waits too long."""
 
     total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
     per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
@@ -68,6 +70,13 @@ class AdmissionConfig(Settings):
     max_queue_seconds: float = Field(30.0, gt=0, description="seconds that a request waits for room at most")
     max_body_bytes: int = Field(96 * 2**20, ge=1, description="bytes of one request's body")
     body_timeout_s: float = Field(60.0, gt=0, description="seconds that sending a body may take")
+
+    @field_validator("total", "per_key", mode="before")
+    @classmethod
+    def _other_fields_keep_their_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        """Fills in what a budget leaves out: the two have defaults of their own, so their class has none."""
+        default: Budget = cls.model_fields[info.field_name or ""].default
+        return default.model_dump() | given if isinstance(given, dict) else given
 
 
 class UploadConfig(Settings):
@@ -163,6 +172,12 @@ class PreprocessConfig(ScaledConfig):
     )
     jpeg_draft: bool = Field(
         False, description="decode large JPEGs at a fraction of their size where the model makes all pictures small"
+    )
+    video_frames: int = Field(
+        DEFAULT_VIDEO_FRAMES,
+        ge=1,
+        description="frames of a video at most where neither the request nor the model's processor names a number or a"
+        " rate",
     )
     max_replicas: int = Field(2, ge=1, description="replicas under load")
     target_megapixels: float = Field(
@@ -358,6 +373,9 @@ class ModelConfig(Settings):
         "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
+    allow_longer_context: bool = Field(
+        False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
+    )
     encoder: Literal["separate", "inline", "auto"] = Field(
         "separate",
         description="where items are encoded: in a stage of their own; in the replicas of Generate (inline), for little"

@@ -59,7 +59,7 @@ _INGRESS_MODEL: _Excluded = {
 _SHARED_MODEL: _Excluded = {
     # The caches hold what Preprocess and Encode have made with their settings.
     **_PIXELS,
-    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft"},
+    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft", "video_frames"},
 }
 """The same for the shards."""
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {

@@ -18,6 +18,7 @@ from typing import TextIO
 from deployments.app_lifetime import end_app, start_app
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
+from deployments.placement import lacking
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.ray_session import ray_session
@@ -126,9 +127,15 @@ def local_ray(
 def deployed_app(
     config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print_at_once
 ) -> Iterator[str]:
-    """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready."""
+    """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready. Raises
+    RuntimeError at once if this machine lacks a resource that a stage reserves, as no other node can join."""
+    import ray
+
     from deployments.app import build_app
 
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if missing := lacking(config, nodes, "this machine"):
+        raise RuntimeError("; ".join(f"{stage} waits for {what}" for stage, what in missing.items()))
     url = f"http://{reachable_host(host)}:{port}"
     try:
         start_app(build_app(on_one_machine(config)), APP_NAME, {**LOGGING, **ray_logging()}, say)

@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,9 +29,10 @@ def private_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def keep_ray_token_private(home: Path) -> None:
-    """Makes `~/.ray/auth_token`, or takes away other users' right to read it. Ray's clusters on this machine ask for
-    the token in this file, and Ray itself would make a file that everybody can read.
+def keep_ray_token_private(home: Path, *, make: bool = True) -> None:
+    """Takes away other users' right to read `~/.ray/auth_token`. Ray's clusters on this machine ask for the token in
+    this file. If the file is missing, this makes it, as Ray itself would make one that everybody can read. `make`:
+    False on a node of a cluster, where all nodes need the same token.
 
     Raises RuntimeError if that is impossible.
     """
@@ -40,10 +40,10 @@ def keep_ray_token_private(home: Path) -> None:
         return
     file = home / ".ray" / "auth_token"
     try:
-        if not file.exists():
-            _make_token(file)
-        elif stat.S_IMODE(file.stat().st_mode) != 0o600:
+        if file.exists():
             file.chmod(0o600)
+        elif make:
+            _make_token(file)
     except OSError as error:
         raise RuntimeError(f"{file}, the token of Ray's clusters, cannot be kept private: {error.strerror}") from error
 

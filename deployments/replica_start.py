@@ -1,17 +1,19 @@
 """What the replica of every deployment does first and last."""
 
 from deployments.config import AppConfig
+from deployments.loop_watchdog import end_when_stuck
 from deployments.metrics.definitions import ReplicaMetrics
 from deployments.metrics.recording import record_metrics
-from deployments.server_log import join_server_log, process_name
+from deployments.server_log import join_server_log, process_name, stacks_descriptor
 from deployments.tracing.export import spans_of
 from deployments.tracing.spans import Spans
 
 
 def start_replica(stage: str, config: AppConfig) -> Spans:
-    """Joins the server's log under the name `stage`, and records the replica's metrics. Call it before any metric is
-    made. Returns what makes the replica's spans."""
+    """Joins the server's log under the name `stage`, watches the replica's event loop, and records its metrics. Call it
+    on that loop, before any metric is made. Returns what makes the replica's spans."""
     join_server_log(stage)
+    end_when_stuck(stacks_descriptor())
     record_metrics(config.metrics)
     ReplicaMetrics().report_start()
     return spans_of(config.tracing, process_name())

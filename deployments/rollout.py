@@ -19,15 +19,22 @@ _NO_PLACE = re.compile(r"Resources required for each replica: (.+?), total resou
 _RETRY = "A replica failed to start"
 
 
-def stage_lines(application: "ApplicationStatusOverview", *, known: set[str]) -> Mapping[str, str]:
+def stage_lines(
+    application: "ApplicationStatusOverview", *, known: set[str], missing: Mapping[str, str]
+) -> Mapping[str, str]:
     """Returns a line about each stage that has replicas, such as `Encode: starting, 1 of 2 replicas`.
 
-    `known`: the stages that were there before the deployment that is under way."""
+    `known`: the stages that were there before the deployment that is under way. `missing`: what the nodes lack for a
+    stage, see `placement.lacking`."""
     stages = sorted(application.deployments.items())
-    return {name: f"{name}: {_progress(stage, name in known)}" for name, stage in stages if stage.replica_states}
+    return {
+        name: f"{name}: {_progress(stage, name in known, missing.get(name))}"
+        for name, stage in stages
+        if stage.replica_states
+    }
 
 
-def _progress(stage: "DeploymentStatusOverview", was_there: bool) -> str:
+def _progress(stage: "DeploymentStatusOverview", was_there: bool, missing: str | None) -> str:
     counts = stage.replica_states
     total = sum(number for state, number in counts.items() if state not in _ENDING)
     word = _WORDS.get(stage.status, "updating" if was_there else "starting")
@@ -36,6 +43,8 @@ def _progress(stage: "DeploymentStatusOverview", was_there: bool) -> str:
         line += f", {ending} ending"
     if stage.status == "HEALTHY":
         return line
+    if missing is not None:
+        return f"{line}; waits for {missing}"
     if found := _NO_PLACE.search(stage.message):
         return f"{line}; no node has room for a replica that takes {found[1]}"
     if stage.message.startswith(_RETRY):

@@ -30,6 +30,7 @@ FIELDS = "ray_serve_extra_fields"
 _SERVE_LOGGER = "ray.serve"
 _IDS = ("request_id", "trace_id", "span_id")
 _MAX_BYTES = 2**26
+_STDERR = 2
 _PAUSE_SECONDS = 0.1
 
 
@@ -53,6 +54,15 @@ def join_server_log(process: str) -> None:
     handler.addFilter(note_ids)
     for name in ("", _SERVE_LOGGER):  # Ray Serve's hands nothing on to the root
         logging.getLogger(name).addHandler(handler)
+
+
+def stacks_descriptor() -> int:
+    """Returns the descriptor that takes the stacks of a process that is about to end. They are plain text, so a log of
+    JSON lines does not get them; Ray's file of the worker's standard error does."""
+    file = os.environ.get(FILE_VARIABLE)
+    if file is None or _is_json():
+        return _STDERR
+    return os.open(file, os.O_WRONLY | os.O_APPEND)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Keeps track of which blocks of the KV cache belong to which sequences, and which hold a prefix to be reused."""
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
@@ -55,12 +56,18 @@ class BlockManager:
             num_missing -= len(block_ids)
         return True
 
-    def can_start(self, sequence: Sequence) -> bool:
-        """Returns whether the free blocks hold all tokens of a sequence that has no blocks yet. The sequence would
-        reuse the blocks of its cached prefix."""
+    def can_start(self, sequence: Sequence, without: Seq[Sequence] = ()) -> bool:
+        """Returns whether the free blocks hold all tokens of a sequence that has no blocks yet, as if the sequences
+        `without` had none either. The sequence would reuse the blocks of its cached prefix."""
         cached = self._cached_prefix(sequence)
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
-        return -(-sequence.num_tokens // self.block_size) - len(cached) <= self.num_free_blocks - num_revived
+        num_free = self.num_free_blocks - num_revived
+        if without:
+            given_up = Counter(block_id for one in without for block_id in one.block_table)
+            num_free += sum(
+                self._ref_counts[block_id] == count for block_id, count in given_up.items() if block_id not in cached
+            )
+        return -(-sequence.num_tokens // self.block_size) - len(cached) <= num_free
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Returns how many tokens of a waiting sequence's beginning the findable blocks hold. Asked again, this looks

@@ -74,10 +74,15 @@ class ByteTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, which may be part of a character. Those of a special token are its name."""
+        """Returns the bytes of a token, which may be part of a character. Those of a special token are its name. A
+        token that has no text, as in vocabularies that are padded, is named by its number: `<[32015]>`."""
         try:
             found: bytes = self.matching().decode_bytes([token_id])
         except ValueError:
-            text: str = self._tokenizer.decode([token_id])
-            return text.encode()
-        return found
+            found = b""
+        return found or self._text_behind_itself(token_id).encode() or b"<[%d]>" % token_id
+
+    def _text_behind_itself(self, token_id: int) -> str:
+        # Some tokenizers drop the blank at the beginning of a text.
+        text: str = self._tokenizer.decode([token_id, token_id])
+        return text.removeprefix(self._tokenizer.decode([token_id]))

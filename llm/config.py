@@ -158,6 +158,7 @@ class EngineConfig(EngineSettings):
     """The settings of one model's engine. `model` is a folder or a hub id.
 
     `max_num_seqs` and `max_num_batched_tokens` are numbers here: those of the device where the settings have none.
+    `allow_longer_context`: whether `max_model_len` may exceed the number of positions that the model is made for.
     `gpu_share`: the part of a GPU's memory that `memory_fraction` is a fraction of. Other processes have the rest.
     `reserved_bytes`: how much of a GPU's memory the engine leaves to other work of its process.
     `largest_item_tokens`: the positions that the model's largest picture takes in a prompt. The engine does not start
@@ -173,6 +174,7 @@ class EngineConfig(EngineSettings):
     gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     reserved_bytes: Annotated[int, Field(ge=0)] = 0
     max_model_len: Annotated[int | None, Field(ge=1)] = None
+    allow_longer_context: bool = False
     largest_item_tokens: Annotated[int, Field(ge=0)] = 0
     max_num_seqs: Annotated[int, Field(ge=1)] = _OF_DEVICE
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = _OF_DEVICE

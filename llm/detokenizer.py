@@ -8,6 +8,7 @@ MAX_DECODED_TOKENS = 16
 held back."""
 _WINDOW_TOKENS = 4
 """So many are decoded again with each new one while each completes a character. Fewer save no more time."""
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 Decode = Callable[[list[int]], str]
 
@@ -49,17 +50,24 @@ class Detokenizer:
     ) -> None:
         """`decode`: what `decoder_of` returns for the tokenizer.
         `min_tokens`: a stop string that is complete with one of the first `min_tokens` tokens is text like any other.
-        `before`: tokens of a text that the output continues. Some tokenizers drop the blank at the beginning of a text,
-        so the output is decoded behind the last of these tokens."""
+        `before`: the tokens of a text that the output continues. The output is then what these tokens' text lacks of
+        the text of all tokens. Some tokenizers drop the blank at the beginning of a text, and `before` may end within a
+        character."""
         self._decode = decode
         self._stop = stop
         self._includes_stop = includes_stop
-        self._token_ids = _whole_end(decode, before)
+        self._token_ids = _last_with_text(decode, before)
         self._min_tokens = min_tokens
         self._num_tokens = 0
+        text = decode(self._token_ids) if self._token_ids else ""
         # `_text` is the text of the tokens from `_anchor` to `_boundary`: whole characters, not to be returned again.
-        self._anchor, self._boundary = 0, len(self._token_ids)
-        self._text = decode(self._token_ids) if self._token_ids else ""
+        self._anchor, self._text = 0, text.rstrip(_BROKEN)
+        self._boundary = (
+            len(self._token_ids) if self._text == text else _num_within(decode, self._token_ids, self._text)
+        )
+        self._broken_before = text[len(self._text) :]
+        """Broken characters at the end of the text before. The next token completes them, or they are not the
+        output's."""
         self._held_back = ""
         self.num_chars = 0
         """The number of characters of the text so far. Characters that are held back or cut off count, an unfinished
@@ -67,13 +75,19 @@ class Detokenizer:
         self.stopped = False
 
     @property
-    def is_whole(self) -> bool:
-        """Returns whether the last token ended at the end of a character."""
-        return self._boundary == len(self._token_ids)
+    def unfinished(self) -> list[int]:
+        """Returns the last tokens that complete no character, those of the text before included."""
+        return self._token_ids[self._boundary :]
+
+    @property
+    def num_chars_before(self) -> int:
+        """The number of broken characters at the beginning of the `unfinished` tokens' text that belong to the text
+        before."""
+        return len(self._broken_before)
 
     def tells(self, token_id: int) -> bool:
-        """Returns whether the token by itself decodes to any text; most special tokens do not."""
-        return bool(self._decode([token_id]))
+        """Returns whether the token adds any text; most special tokens do not."""
+        return _tells(self._decode, token_id)
 
     def append(self, token_ids: list[int]) -> str:
         """Returns the text that `token_ids` make certain, and sets `stopped` when a stop string is complete.
@@ -106,7 +120,7 @@ class Detokenizer:
             self._anchor, self._text, told = self._boundary, "", ""
             text = self._decode(self._token_ids[self._anchor :])
         num_held = len(self._token_ids) - self._boundary
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and not final and num_held <= MAX_DECODED_TOKENS:
+        if text.endswith(_BROKEN) and not final and num_held <= MAX_DECODED_TOKENS:
             return ""
         is_long = len(self._token_ids) - self._anchor > _WINDOW_TOKENS
         if is_long and text == told:
@@ -121,8 +135,9 @@ class Detokenizer:
         else:
             self._text = text
         self._boundary = len(self._token_ids)
-        self.num_chars += len(text) - len(told)
-        return text[len(told) :]
+        new, self._broken_before = text[len(told) :].removeprefix(self._broken_before), ""
+        self.num_chars += len(new)
+        return new
 
     def _release(self, new_text: str) -> str:
         if not self._stop:
@@ -153,15 +168,32 @@ class Detokenizer:
         return start, end
 
 
-def _whole_end(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """Returns the shortest end of `token_ids` that decodes to whole characters, or no tokens where that end would have
-    more than half of `MAX_DECODED_TOKENS`."""
-    for number in range(1, min(len(token_ids), MAX_DECODED_TOKENS // 2) + 1):
-        end = list(token_ids[-number:])
-        text = decode(end)
-        if text and "\N{REPLACEMENT CHARACTER}" not in text:
-            return end
-    return []
+def _tells(decode: Decode, token_id: int) -> bool:
+    # Twice, because some decoders drop the blank at the beginning of a text, and a token may be a blank.
+    return bool(decode([token_id, token_id]))
+
+
+def _last_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int]:
+    """Returns the last tokens that decode by themselves as behind all others: the fewest that begin with a whole
+    character. Leaves out tokens without text, such as the thousands that stand for a picture."""
+    found: list[int] = []
+    silent = set[int]()
+    for token_id in reversed(token_ids):
+        if token_id in silent:
+            continue
+        if not _tells(decode, token_id):
+            silent.add(token_id)
+            continue
+        found.insert(0, token_id)
+        text = decode(found)
+        if (text and not text.startswith(_BROKEN)) or len(found) == MAX_DECODED_TOKENS:
+            break
+    return found
+
+
+def _num_within(decode: Decode, token_ids: list[int], text: str) -> int:
+    """Returns how many of the tokens are within `text`, a beginning of their text."""
+    return next(number for number in range(len(token_ids), -1, -1) if text.startswith(decode(token_ids[:number])))
 
 
 def overlap(text: str, stop: str) -> int:

@@ -7,7 +7,6 @@ With asynchronous scheduling it launches all that, and makes the outputs of the 
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import torch
 from transformers import AutoTokenizer
@@ -18,7 +17,7 @@ from llm.byte_tokenizer import ByteTokenizer
 from llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
 from llm.detokenizer import Detokenizer, decoder_of
 from llm.excluded_tokens import ExcludedTokens
-from llm.generation_defaults import default_sampling, eos_token_ids, load_generation_config
+from llm.generation_defaults import load_generation_defaults
 from llm.grammar import GrammarCompiler
 from llm.lora_adapters import LoraAdapters
 from llm.lora_request import LoraRequest
@@ -65,13 +64,11 @@ class LLMEngine:
             step_budget=_step_budget(config, self._runner),
             short_prompt_share=config.short_prompt_share,
         )
-        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision)
+        tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
         # The key is whether the decoder leaves special tokens out.
         self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
-        generation = load_generation_config(config.model, config.revision)
-        self._eos_token_ids = eos_token_ids(generation, tokenizer.eos_token_id)
-        self._default_sampling = default_sampling(generation)
-        self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._eos_token_ids)
+        self._defaults = load_generation_defaults(config.model, config.revision, tokenizer.eos_token_id)
+        self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._defaults.eos_token_ids)
         self.grammar_compiler = GrammarCompiler(self.byte_tokenizer)
         self._clock = StepClock()
         self._answers = Answers(self._scheduler, self._block_manager)
@@ -81,8 +78,7 @@ class LLMEngine:
         layers = self._runner.lora_layers
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
-        self.max_model_len = config.max_model_len or self._runner.max_position_embeddings
-        self.max_model_len = min(self.max_model_len, self._runner.num_blocks * config.block_size)
+        self.max_model_len = min(self._runner.context_length, self._runner.num_blocks * config.block_size)
         self._check_largest_item()
 
     def _check_largest_item(self) -> None:
@@ -92,7 +88,7 @@ class LLMEngine:
             raise ValueError(
                 f"the model's largest picture takes {config.largest_item_tokens} tokens, which the context of"
                 f" {self.max_model_len} tokens does not hold beside an answer: max_model_len is"
-                f" {config.max_model_len or self._runner.max_position_embeddings}, the KV cache holds"
+                f" {self._runner.context_length}, the KV cache holds"
                 f" {num_blocks * config.block_size} tokens ({num_blocks} blocks). Raise what is too small, or have the"
                 " checkpoint's processor make pictures smaller"
             )
@@ -113,9 +109,10 @@ class LLMEngine:
         since when the request waits, in seconds of `time.perf_counter`; None: since now.
 
         None stands for embeddings that come later, with `set_embeddings`. The engine computes the prompt up to their
-        placeholder meanwhile. Requests of different `cache_salt` share nothing in the prefix cache, however equal their
-        prompts are. Requests of a lower `priority` go first. With `lora` the adapter answers, which is read from its
-        folder if it is not in memory. Where it cannot be read, an output of `step` has the LoraError.
+        placeholder meanwhile. Requests of different `cache_salt` belong to different tenants: they take turns, and
+        share nothing in the prefix cache, however equal their prompts are. Requests of a lower `priority` go first.
+        With `lora` the adapter answers, which is read from its folder if it is not in memory. Where it cannot be read,
+        an output of `step` has the LoraError.
 
         Raises InvalidRequestError for a request that can never run: for embeddings of a wrong shape, for a prompt or
         answer that the context has no room for, for tokens outside the vocabulary, and for a grammar that cannot be
@@ -133,10 +130,17 @@ class LLMEngine:
         check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt, lora) if shares_prefix else private_root()
-        states = self._sampler_states(prompt, self._with_defaults(params))
+        states = self._sampler_states(prompt, self._with_defaults(params, prompt))
         request = Request(prompt, items, {})
         sequences = request.make_sequences(
-            request_id, params, layout, prefix_root=root, max_model_len=self.max_model_len, priority=priority, lora=lora
+            request_id,
+            params,
+            layout,
+            prefix_root=root,
+            max_model_len=self.max_model_len,
+            tenant=cache_salt,
+            priority=priority,
+            lora=lora,
         )
         for sequence, state in zip(sequences, states, strict=True):
             if arrival is not None:
@@ -146,9 +150,8 @@ class LLMEngine:
             looks_up = self._looks_up and (lora is None or self._config.prompt_lookup)
             if looks_up and state.matcher is None:
                 sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
-            request.answers[sequence] = AnswerState(
-                state, self.make_detokenizer(params, prompt) if params.stop else None
-            )
+            has_stop = bool(self._defaults.stop_strings(params))
+            request.answers[sequence] = AnswerState(state, self.make_detokenizer(params, prompt) if has_stop else None)
             self._scheduler.add(sequence)
         self._answers.requests[request_id] = request
         self._is_stalled = False
@@ -160,9 +163,9 @@ class LLMEngine:
         runs."""
         return Detokenizer(
             self._decoders[params.skip_special_tokens],
-            params.stop,
+            self._defaults.stop_strings(params),
             includes_stop=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
+            min_tokens=self._with_defaults(params, prompt).min_tokens or 0,
             before=prompt.prompt_token_ids if prompt.is_continued else (),
         )
 
@@ -198,6 +201,12 @@ class LLMEngine:
         """Returns whether a step would do nothing until the next request, embeddings or adapter come."""
         is_stalled = self._is_stalled and not (self._adapters is not None and self._adapters.has_news)
         return is_stalled or not self._scheduler.has_unfinished()
+
+    def check_adapter(self, folder: str) -> None:
+        """Raises LoraError for an adapter that cannot be served, as far as it shows without its weights. Any thread may
+        ask."""
+        assert self._adapters is not None, "the settings have adapters only together with places for them"
+        self._adapters.check(folder)
 
     def call_when_adapter_read(self, wake: Callable[[], None]) -> None:
         """Has `wake` called, on another thread, when an adapter has been read for which the engine may be idle."""
@@ -318,13 +327,14 @@ class LLMEngine:
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
         wanted = params.structured_output
         grammar = None if wanted is None else self.grammar_compiler.compile(wanted)
-        excluded = ExcludedTokens.of(params, self.byte_tokenizer, self._runner.vocab_size)
+        suppressed = self._defaults.suppressed_token_ids
+        excluded = ExcludedTokens.of(params, self.byte_tokenizer, self._runner.vocab_size, suppressed)
         return [
             SamplerState(
                 params,
                 prompt.prompt_token_ids,
                 vocab_size=self._runner.vocab_size,
-                eos_token_ids=self._eos_token_ids,
+                eos_token_ids=self._defaults.eos_token_ids,
                 grammar=grammar,
                 excluded=excluded,
                 index=index,
@@ -332,9 +342,9 @@ class LLMEngine:
             for index in range(params.n)
         ]
 
-    def _with_defaults(self, params: SamplingParams) -> SamplingParams:
-        unset = {name: value for name, value in self._default_sampling.items() if getattr(params, name) is None}
-        return replace(params, **unset)
+    def _with_defaults(self, params: SamplingParams, prompt: ProcessedPrompt) -> SamplingParams:
+        num_prompt_tokens = len(prompt.prompt_token_ids)
+        return self._defaults.fill(params, num_prompt_tokens, self.max_model_len - num_prompt_tokens)
 
 
 def _goes_ahead(config: EngineConfig, group: ProcessGroup | None) -> bool:

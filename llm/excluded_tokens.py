@@ -29,15 +29,18 @@ class ExcludedTokens:
         self._lengths = sorted({len(beginning) for beginning in endings})
 
     @classmethod
-    def of(cls, params: SamplingParams, tokenizer: ByteTokenizer, vocab_size: int) -> "ExcludedTokens":
-        """Returns the tokens that the parameters exclude.
+    def of(
+        cls, params: SamplingParams, tokenizer: ByteTokenizer, vocab_size: int, suppressed: Iterable[int] = ()
+    ) -> "ExcludedTokens":
+        """Returns the tokens that the parameters exclude, and the `suppressed` ones, which the model excludes.
 
         Raises InvalidRequestError for allowed tokens outside the vocabulary of `vocab_size`."""
         allowed = params.allowed_token_ids
         if allowed is not None:
             check_vocabulary("allowed_token_ids", (min(allowed), max(allowed)), vocab_size)
-        words = (spelling for word in params.bad_words for spelling in tokenizer.spellings(word))
-        return cls(allowed, (word for word in words if max(word) < vocab_size))
+        words = [spelling for word in params.bad_words for spelling in tokenizer.spellings(word)]
+        words += [(token_id,) for token_id in suppressed]
+        return cls(allowed, (word for word in words if min(word) >= 0 and max(word) < vocab_size))
 
     @property
     def excludes_some(self) -> bool:

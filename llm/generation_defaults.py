@@ -1,33 +1,152 @@
-"""Reads a checkpoint's generation config: the end tokens and the defaults of sampling."""
+"""Reads a checkpoint's generation settings: end tokens, defaults of sampling, and the settings that are not supported.
+
+`SUPPORTED`, `UNSUPPORTED` and `WITHOUT_EFFECT` together name every setting of transformers' GenerationConfig.
+"""
 
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
+
+from llm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# Settings of a generation config that change which tokens transformers' `generate` chooses and that the engine ignores.
-_IGNORED_SETTINGS = (
-    "no_repeat_ngram_size",
-    "suppress_tokens",
-    "bad_words_ids",
-    "typical_p",
+SUPPORTED = frozenset(
+    {
+        *("eos_token_id", "stop_strings", "min_length", "min_new_tokens"),
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+        *("suppress_tokens", "bad_words_ids"),
+    }
+)
+
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+    "constraints": (),
+    "force_words_ids": (),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "top_h": (1,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ([], {}),
+    "token_healing": (False,),
+    "guidance_scale": (1,),
+    "watermarking_config": (),
+    "num_return_sequences": (1,),
+    "max_time": (),
+}
+"""Settings that change the answers of `generate`, each with the values beside None that change nothing."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        # Each request has a limit of its own, `max_tokens`.
+        *("max_length", "max_new_tokens"),
+        # Only among beams, which are named as unsupported.
+        *("early_stopping", "length_penalty"),
+        # Caches, compilation and guessed tokens: the same tokens, sooner or later.
+        *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
+        *("compile_config", "disable_compile", "continuous_batching_config", "use_mtp", "speculation_type"),
+        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight", "target_lookbehind"),
+        *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        # The order of tokens stays. A row with numbers that are not finite ends its own request.
+        *("renormalize_logits", "remove_invalid_values"),
+        # Padding, the first token of an encoder-decoder, and what `generate` returns beside tokens.
+        *("pad_token_id", "bos_token_id", "decoder_start_token_id"),
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+    }
 )
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a checkpoint asks of its answers.
+
+    `sampling`: the values of sampling parameters that a request leaves unset.
+    `eos_token_ids`: the end tokens. `stop`: texts that end an answer as end tokens do.
+    `min_tokens`: the fewest tokens of an answer; `min_length`: of prompt and answer together.
+    `suppressed_token_ids`: tokens that come in no answer.
+    """
+
+    sampling: Mapping[str, Any]
+    eos_token_ids: frozenset[int]
+    stop: tuple[str, ...] = ()
+    min_tokens: int | None = None
+    min_length: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+
+    def fill(self, params: SamplingParams, num_prompt_tokens: int, room: int) -> SamplingParams:
+        """Returns the parameters with the model's values where the request sets none. `room`: the most tokens that the
+        context holds behind the prompt. A minimum of the model's own never exceeds the request's `max_tokens`."""
+        unset = {name: value for name, value in self.sampling.items() if getattr(params, name) is None}
+        if params.min_tokens is None:
+            wanted = self.min_length - num_prompt_tokens if self.min_tokens is None else self.min_tokens
+            most = room if params.max_tokens is None else params.max_tokens
+            unset["min_tokens"] = max(0, min(wanted, most))
+        return replace(params, **unset)
+
+    def stop_strings(self, params: SamplingParams) -> tuple[str, ...]:
+        """Returns the texts that end an answer: the request's and the model's."""
+        return params.stop if params.ignore_eos else (*params.stop, *self.stop)
+
+
+def load_generation_defaults(model: str, revision: str | None, tokenizer_eos: int | None) -> GenerationDefaults:
+    """Reads the settings of a checkpoint, a folder or a hub id. `tokenizer_eos`: the end token of its tokenizer, which
+    holds where no file names any. Logs the settings that are not supported."""
+    generation = load_generation_config(model, revision)
+    if ignored := unsupported_settings(generation):
+        logger.warning("the model's generation settings ask for %s, which is not supported and ignored", ignored)
+    words = _words(generation)
+    eos = tokenizer_eos if generation.eos_token_id is None else generation.eos_token_id
+    return GenerationDefaults(
+        sampling=_sampling(generation),
+        eos_token_ids=frozenset(() if eos is None else _listed(eos)),
+        stop=tuple(_listed(generation.stop_strings or ())),
+        min_tokens=generation.min_new_tokens,
+        min_length=generation.min_length or 0,
+        suppressed_token_ids=tuple(word[0] for word in words if len(word) == 1),
+    )
+
+
 def load_generation_config(model: str, revision: str | None) -> GenerationConfig:
+    """Returns the settings that transformers' `generate` takes from a checkpoint: those of generation_config.json, or
+    where there is no such file those of config.json. End tokens of config.json also complete a generation_config.json
+    that names none: `generate` would not stop."""
+    of_model = GenerationConfig.from_model_config(PreTrainedConfig.get_config_dict(model, revision=revision)[0])
     try:
         generation = GenerationConfig.from_pretrained(model, revision=revision)
     except OSError:
-        generation = GenerationConfig()
-    _warn_of_ignored_settings(generation)
+        return of_model
+    if generation.eos_token_id is None:
+        generation.eos_token_id = of_model.eos_token_id
     return generation
 
 
-def default_sampling(generation: GenerationConfig) -> dict[str, Any]:
-    """Returns the values of the sampling parameters that a request leaves unset: those of a generation config that
-    samples, or else greedy decoding. Both keep the config's repetition penalty."""
+def unsupported_settings(generation: GenerationConfig) -> dict[str, Any]:
+    """Returns the settings, by name, that change the answers of `generate` and not the engine's."""
+    found = {name: getattr(generation, name) for name in UNSUPPORTED}
+    changed = {name: value for name, value in found.items() if value is not None and value not in UNSUPPORTED[name]}
+    if any(len(word) > 1 for word in _words(generation)):
+        changed["bad_words_ids"] = generation.bad_words_ids
+    return changed
+
+
+def _sampling(generation: GenerationConfig) -> dict[str, Any]:
+    """Returns the values of a generation config that samples, or else greedy decoding. Both keep the config's
+    repetition penalty."""
     repetition_penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
     if not generation.do_sample:
         off = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -41,16 +160,12 @@ def default_sampling(generation: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def eos_token_ids(generation: GenerationConfig, tokenizer_eos: int | None) -> frozenset[int]:
-    """Returns the model's end tokens: those of its generation config, or else that of its tokenizer."""
-    eos = tokenizer_eos if generation.eos_token_id is None else generation.eos_token_id
-    if eos is None:
-        return frozenset()
-    return frozenset(eos if isinstance(eos, list) else [eos])
+def _words(generation: GenerationConfig) -> list[list[int]]:
+    """Returns the sequences of tokens that must not come. `generate` passes over an end token among them."""
+    eos = _listed(generation.eos_token_id or ())
+    bad = [word for word in generation.bad_words_ids or () if word not in [[token_id] for token_id in eos]]
+    return [*bad, *([token_id] for token_id in generation.suppress_tokens or ())]
 
 
-def _warn_of_ignored_settings(generation: GenerationConfig) -> None:
-    neutral: tuple[object, ...] = (None, 0, 1, 1.0, [], ())
-    ignored = {name: getattr(generation, name, None) for name in _IGNORED_SETTINGS}
-    if changed := {name: value for name, value in ignored.items() if value not in neutral}:
-        logger.warning("the model's generation config asks for %s, which is not supported and ignored", changed)
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else [value]

@@ -32,8 +32,10 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
             use_cache=False,
             attention_metadata=probe,
         )
-    except TypeError as error:  # an argument unknown to the decoder or to `paged_attention`
-        raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error}") from error
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # mostly an argument unknown to the decoder or to `paged_attention`
+        raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error!r}") from error
     shapes = cache_shapes(probe.calls)
     # transformers marks the layers that read an earlier layer's cache in this way.
     num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())

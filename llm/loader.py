@@ -12,6 +12,7 @@ from llm.models.family import LanguageFamily
 from llm.models.text import text_family
 from llm.parallel import ProcessGroup
 from llm.sharded_loading import sharded_class
+from modeling.context_length import check_context_length
 from modeling.families import known_to, load_family
 from modeling.half_model import load_half
 from modeling.model_configs import load_model_config
@@ -27,26 +28,34 @@ def load_language_half(
     """Returns the language half and its family. The half is on its device, in evaluation mode and with paged attention.
     With a `group` it holds only this rank's part of the weights.
 
-    Raises ValueError for an unsupported family or text model, for a checkpoint that lacks a weight, and for a model
-    that cannot be divided among the ranks.
+    Raises ValueError for an unsupported family or text model, for a `max_model_len` above the model's own, for a
+    checkpoint that lacks a weight, and for a model that cannot be divided among the ranks.
     """
     hf_config = load_model_config(config.model, config.revision)
     family = load_language_family(hf_config.model_type)
     text_config = hf_config.get_text_config()
+    not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
     if reason := _why_unsupported(text_config):
-        raise ValueError(f"the text model of {config.model} ({text_config.model_type}) is not supported: {reason}")
+        raise ValueError(f"{not_supported}: {reason}")
+    check_context_length(text_config, config.max_model_len, allow_longer=config.allow_longer_context)
     register_paged_attention()
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
-    model = load_half(
-        model_class,
-        config.model,
-        half="language",
-        renamings=family.renamings,
-        config=hf_config,
-        revision=config.revision,
-        dtype=getattr(torch, config.dtype),
-        attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
-    )
+    try:
+        model = load_half(
+            model_class,
+            config.model,
+            half="language",
+            renamings=family.renamings,
+            config=hf_config,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
+        )
+    except KeyError as error:
+        # Such classes have a table of attention layers in place of transformers' registry of attention functions.
+        has_own_table = error.args == (ATTENTION_NAME,)
+        reason = "its attention layers cannot be replaced" if has_own_table else f"its configuration lacks {error}"
+        raise ValueError(f"{not_supported}: {reason}") from error
     _share_caches(family.find_decoder(model))
     return model.to(config.device).requires_grad_(False), family
 

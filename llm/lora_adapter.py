@@ -6,7 +6,8 @@ A linear layer with an adapter computes W x + scale * B (A x).
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "lora_bias": (False,),
     "modules_to_save": ([],),
     "trainable_token_indices": ([], {}),
-    "alpha_pattern": ({},),
     "fan_in_fan_out": (False,),
     "layer_replication": ([],),
     "target_parameters": ([],),
@@ -68,31 +68,57 @@ def read_adapter(
 
     Raises LoraError for a folder that cannot be read, and for an adapter that is not supported or does not fit.
     """
+    path = Path(folder, WEIGHTS_FILE)
+    with _opened(folder, layers, max_rank) as (file, pairs, config):
+        return {
+            name: _delta(path, name, [file.get_tensor(key) for key in keys], config.scale(keys[0], file), dtype)
+            for name, keys in pairs.items()
+        }
+
+
+def check_adapter(folder: str, layers: Mapping[str, LinearShape], *, max_rank: int) -> None:
+    """Raises the LoraErrors of `read_adapter` that show without reading the weights themselves."""
+    with _opened(folder, layers, max_rank) as (file, pairs, config):
+        for keys in pairs.values():
+            config.scale(keys[0], file)
+
+
+@contextmanager
+def _opened(
+    folder: str, layers: Mapping[str, LinearShape], max_rank: int
+) -> Iterator[tuple[Any, dict[str, tuple[str, str]], "_Config"]]:
+    """Yields the open file of weights, the keys of A and B by the name of their layer, and the settings."""
     config = _read_config(Path(folder, CONFIG_FILE))
     path = Path(folder, WEIGHTS_FILE)
     if not path.is_file():
-        raise LoraError(f"{path.name} does not exist")
+        pickled = path.with_suffix(".bin")
+        reason = f", and {pickled.name} is a pickle, which is not read" if pickled.is_file() else ""
+        raise LoraError(f"{path.name} does not exist{reason}: PEFT's save_pretrained writes it")
     try:
         with safe_open(path, framework="pt") as file:
             pairs = _pairs(path, file.keys(), layers)
             for name, keys in pairs.items():
                 shapes = [tuple(file.get_slice(key).get_shape()) for key in keys]
                 _check_shapes(path, name, shapes, layers[name], max_rank)
-            return {
-                name: _delta(path, name, [file.get_tensor(key) for key in keys], config, dtype)
-                for name, keys in pairs.items()
-            }
+            yield file, pairs, config
     except (SafetensorError, OSError) as error:
         raise LoraError(f"{path.name} cannot be read: {_reason(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Config:
+    """`alphas`: what `alpha` is for the modules whose names end as one of these patterns says, as PEFT has it."""
+
     alpha: float
+    alphas: Mapping[str, float]
     is_rank_stabilized: bool
 
-    def scale(self, rank: int) -> float:
-        return self.alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+    def scale(self, key: str, file: Any) -> float:
+        """Returns the factor of the layer whose A is the tensor `key`."""
+        module = key.removeprefix("base_model.model.").rpartition(".lora_A")[0]
+        rank: int = file.get_slice(key).get_shape()[0]
+        found = (alpha for pattern, alpha in self.alphas.items() if re.match(rf"(.*\.)?({pattern})$", module))
+        return next(found, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 def _read_config(path: Path) -> _Config:
@@ -111,13 +137,30 @@ def _read_config(path: Path) -> _Config:
         if value is not None and value not in harmless:
             expected = harmless[0] if harmless else None
             raise LoraError(f"{path.name}: {field} is {_shown(value)}, only {expected!r} is supported")
-    alpha = settings.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise LoraError(f"{path.name}: lora_alpha is {_shown(alpha)}, it has to be a number")
+    alpha = _number(path, "lora_alpha", settings.get("lora_alpha"))
     is_rank_stabilized = settings.get("use_rslora") or False
     if not isinstance(is_rank_stabilized, bool):
         raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it has to be true or false")
-    return _Config(alpha, is_rank_stabilized)
+    return _Config(alpha, _alphas(path, settings.get("alpha_pattern") or {}), is_rank_stabilized)
+
+
+def _alphas(path: Path, patterns: Any) -> dict[str, float]:
+    if not isinstance(patterns, dict):
+        raise LoraError(f"{path.name}: alpha_pattern is {_shown(patterns)}, it has to be numbers by patterns")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise LoraError(
+                f"{path.name}: alpha_pattern has {_shown(pattern)}, which is no pattern: {error}"
+            ) from error
+    return {pattern: _number(path, f"alpha_pattern[{pattern!r}]", alpha) for pattern, alpha in patterns.items()}
+
+
+def _number(path: Path, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise LoraError(f"{path.name}: {field} is {_shown(value)}, it has to be a number")
+    return value
 
 
 def _pairs(path: Path, keys: list[str], layers: Mapping[str, LinearShape]) -> dict[str, tuple[str, str]]:
@@ -163,9 +206,9 @@ def _check_shapes(path: Path, name: str, shapes: list[tuple[int, ...]], layer: L
         raise LoraError(f"{path.name}: the rank of {name!r} is {rank}, the limit is {max_rank} (max_lora_rank)")
 
 
-def _delta(path: Path, name: str, tensors: list[torch.Tensor], config: _Config, dtype: torch.dtype) -> LoraDelta:
+def _delta(path: Path, name: str, tensors: list[torch.Tensor], scale: float, dtype: torch.dtype) -> LoraDelta:
     a, b = (tensor.float() for tensor in tensors)
-    delta = LoraDelta(a.to(dtype), (b * config.scale(len(a))).to(dtype))
+    delta = LoraDelta(a.to(dtype), (b * scale).to(dtype))
     if not (delta.a.isfinite().all() and delta.b.isfinite().all()):
         raise LoraError(f"{path.name}: lora_A or lora_B of {name!r} holds numbers that are not finite in {dtype}")
     return delta

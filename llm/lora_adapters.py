@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llm.lora_adapter import read_adapter
+from llm.lora_adapter import check_adapter, read_adapter
 from llm.lora_layers import LoraLayers
 from llm.lora_request import LoraError, LoraRequest
 from llm.sequence import Sequence
@@ -42,6 +42,11 @@ class LoraAdapters:
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self.on_read: Callable[[], None] = lambda: None
         """Is called on another thread when `has_news` becomes true."""
+
+    def check(self, folder: str) -> None:
+        """Raises LoraError for an adapter that cannot be served, as far as it shows without its weights. Any thread may
+        ask."""
+        check_adapter(folder, self._layers.shapes, max_rank=self._layers.max_rank)
 
     @property
     def has_news(self) -> bool:

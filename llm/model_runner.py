@@ -34,6 +34,7 @@ from llm.step_input import StepBuilder, StepInput
 from llm.step_output import StepOutput
 from llm.step_threads import StepThreads
 from modeling.attention_backends import turn_off_cudnn_attention
+from modeling.context_length import default_context_length
 from modeling.cuda_graphs import CudaCapture, NotRecordableError
 from modeling.merged_linear import merge_linear_layers
 from modeling.packed_linear import pack_linear_layers
@@ -74,7 +75,7 @@ class ModelRunner:
         pack_linear_layers(self._model)
         self.lora_layers = self._make_lora_layers(lora_shapes, config) if config.max_loras > 0 else None
         text_config = self._model.config.get_text_config()
-        self.max_position_embeddings: int = text_config.max_position_embeddings
+        self.context_length = default_context_length(text_config, config.max_model_len)
         self.vocab_size: int = text_config.vocab_size
         self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers)
         self.embedding_size = self.forward.embedding_size
@@ -125,7 +126,7 @@ class ModelRunner:
         give what transformers' forward gives."""
         attention = self._attention
         assert isinstance(attention, KernelAttention)
-        num_positions = min(self.max_position_embeddings, attention.num_slots)
+        num_positions = min(self.context_length, attention.num_slots)
         try:
             fused = FusedDecoder(
                 attention.library,
@@ -160,7 +161,7 @@ class ModelRunner:
     def _compile_layers(self, layers: Sequence[LayerShape], config: EngineConfig) -> None:
         def run(num_tokens: int) -> None:
             for has_items in (False, True) if self._family.takes_item_mask else (False,):
-                num_positions = min(num_tokens, self.max_position_embeddings)
+                num_positions = min(num_tokens, self.context_length)
                 self._try_step(layers, config, num_tokens, num_positions, has_items=has_items)
 
         is_one_of_several = self._group is not None
@@ -173,8 +174,7 @@ class ModelRunner:
         together, but no more than the context."""
         if not self._family.has_spans:
             return 0
-        num_positions = config.max_model_len or self.max_position_embeddings
-        return min(config.max_num_batched_tokens + config.largest_item_tokens, num_positions)
+        return min(config.max_num_batched_tokens + config.largest_item_tokens, self.context_length)
 
     def _count_blocks(self, layers: Sequence[LayerShape], config: EngineConfig) -> int:
         """Returns the number of blocks of the KV cache, which is the same on every rank."""
@@ -189,16 +189,15 @@ class ModelRunner:
         return int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
 
     def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig, bytes_of_block: int) -> int:
-        num_positions = config.max_model_len or self.max_position_embeddings
         if self._device.type == "cpu":
             # The cache has room at least for the largest picture and a step's budget beside it.
-            num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, num_positions)
+            num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, self.context_length)
             return max(_CPU_CACHE_BYTES, -(-num_needed // config.block_size) * bytes_of_block)
 
         def run() -> None:
             for has_loras in (False, True) if self.lora_layers is not None else (False,):
                 num_tokens = self._max_step_tokens
-                self._try_step(layers, config, num_tokens, num_positions, has_items=True, has_loras=has_loras)
+                self._try_step(layers, config, num_tokens, self.context_length, has_items=True, has_loras=has_loras)
 
         return bytes_left_for_cache(
             run, self._device, config, num_tokens=self._max_step_tokens, bytes_of_block=bytes_of_block
@@ -237,8 +236,7 @@ class ModelRunner:
         elif self._device.type == "cuda":
             from llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
 
-            max_positions = config.max_model_len or self.max_position_embeddings
-            make = partial(CudaAttention, max_positions=max_positions, device=self._device)
+            make = partial(CudaAttention, max_positions=self.context_length, device=self._device)
         return make(
             layers,
             num_blocks=num_blocks,
@@ -262,7 +260,7 @@ class ModelRunner:
                 self.forward,
                 self._attention,
                 max_num_seqs=config.max_num_seqs,
-                max_length=self._longest_context(config),
+                max_length=self._longest_context(config.block_size),
                 num_rope_axes=self._family.num_rope_axes,
                 device=self._device,
                 capture=CudaCapture(self._device),
@@ -284,12 +282,12 @@ class ModelRunner:
             block=self._attention.padding_block,
             block_size=config.block_size,
             num_rope_axes=self._family.num_rope_axes,
-            max_length=self._longest_context(config),
+            max_length=self._longest_context(config.block_size),
         )
 
-    def _longest_context(self, config: EngineConfig) -> int:
+    def _longest_context(self, block_size: int) -> int:
         """Returns how many positions a sequence can have in the model and in the cache."""
-        return min(config.max_model_len or self.max_position_embeddings, self.num_blocks * config.block_size)
+        return min(self.context_length, self.num_blocks * block_size)
 
     def num_prompt_threads(self) -> int:
         """Returns how many threads the next step with prompts has on the CPU, if sequences decode in it."""

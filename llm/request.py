@@ -53,6 +53,7 @@ class Request:
         *,
         prefix_root: bytes,
         max_model_len: int,
+        tenant: str,
         priority: int,
         lora: LoraRequest | None,
     ) -> list[Sequence]:
@@ -72,6 +73,7 @@ class Request:
                 index=index,
                 parent=sequences[0] if sequences else None,
                 prefix_root=prefix_root,
+                tenant=tenant,
                 priority=priority,
                 lora=lora,
                 num_prompt_logprobs=None if sequences else params.prompt_logprobs,

@@ -18,7 +18,7 @@ def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: in
             field="messages",
             code="context_length_exceeded",
         )
-    for field, num_tokens in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+    for field, num_tokens in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens or 0)):
         if num_prompt_tokens + num_tokens > max_model_len:
             raise InvalidRequestError(
                 f"{num_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"

@@ -65,7 +65,7 @@ class SamplerState:
         """`vocab_size`: the width of the model's logits.
         `eos_token_ids`: the model's end tokens.
         `grammar`: the compiled `params.structured_output`.
-        `excluded`: what `params.allowed_token_ids` and `params.bad_words` exclude.
+        `excluded`: what `params.allowed_token_ids`, `params.bad_words` and the model exclude.
         `index`: which of the request's `params.n` answers this is. Each has its own stream of random numbers, also
         with one seed.
 
@@ -91,7 +91,7 @@ class SamplerState:
         self._early_stop_token_ids = np.array(stop_token_ids, dtype=np.int64)
         self._random = _random_stream(params.seed, index)
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
-        self._min_tokens = params.min_tokens if stop_token_ids else 0
+        self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
         """What `kernel_sampler` keeps from token to token."""
         is_free = self.matcher is None and self.seen is None and not len(self.biases)

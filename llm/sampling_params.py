@@ -14,8 +14,9 @@ from preprocess.schema import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling parameters of one request. For `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`
-    None stands for the model's own default, from its generation config. All others are off unless they are set.
+    """The sampling parameters of one request. For `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
+    `min_tokens` None stands for the model's own default (`generation_defaults`). All others are off unless they are
+    set.
 
     - `max_tokens`: None runs to the end of the context, 0 computes the prompt only
     - `min_tokens`: before so many tokens no end token, no token of `stop_token_ids` and no stop string ends the output
@@ -40,7 +41,7 @@ class SamplingParams:
 
     n: int = 1
     max_tokens: int | None = None
-    min_tokens: int = 0
+    min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -98,8 +99,9 @@ class SamplingParams:
     def _check_end(self) -> None:
         if self.max_tokens is not None:
             _check(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
-        _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
-        if self.max_tokens is not None:
+        if self.min_tokens is not None:
+            _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
+        if self.max_tokens is not None and self.min_tokens is not None:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)
         _check(
             len(self.stop) <= bounds.MAX_STOP_STRINGS,

@@ -2,12 +2,14 @@
 
 import time
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
 from llm.step_budget import StepBudget
+from llm.tenant_share import TenantShare
 
 _MIN_TOKENS_BEFORE_MISSING = 32
 """How many tokens are worth a step before the embeddings behind them have arrived."""
@@ -66,7 +68,12 @@ class Scheduler:
     tokens go to the prompts that lack the fewest, so that a short one does not wait behind long ones. The rest go by
     arrival, so that each gets on. A prompt begins only if all its blocks find room. Until a prompt finds room, later
     ones may take room before it that have no more tokens than it has, all of them together. When blocks run out, the
-    running sequence that is last by priority and arrival is preempted and recomputed later.
+    running sequence of the highest rank is preempted and recomputed later.
+
+    Tenants take turns: within a priority, a tenant's first sequence goes before the second ones of others, and so on. A
+    prompt that finds no room preempts sequences whose turn is later than its own, which are those of tenants that run
+    more. So a tenant alone may fill the engine, and another one still starts at once, up to an equal part of the
+    places. Of a tenant that runs more than others, some sequences decode in each step, see `TenantShare`.
 
     A chunk ends before the first position whose embedding has not arrived, and waits with that position where it would
     be very short. It never ends within a bidirectional span. A span that is longer than the budget goes in a step in
@@ -100,6 +107,9 @@ class Scheduler:
         self.num_decodes = 0
         """Of the chunks that `schedule` has returned last, how many decode. They come first."""
         self._num_arrived = 0
+        self._num_unfinished: Counter[str] = Counter()  # by tenant
+        self._takes_turns = self._has_changed = False
+        self._tenant_share = TenantShare()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_prefill_tokens = self.num_decoded_sequences = 0
@@ -118,6 +128,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         sequence.arrival_number = self._num_arrived
         self._num_arrived += 1
+        self._num_unfinished[sequence.tenant] += 1
+        self._has_changed = True
         self._wait(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
@@ -126,19 +138,40 @@ class Scheduler:
         The list is empty although sequences are unfinished only where all of them wait for embeddings, or for tokens
         that the host has not read.
         """
+        if self._has_changed:
+            self._set_turns()
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
-        for sequence in [running for running in self.running if running.num_uncomputed_tokens == 1]:
-            if sequence.status is not SequenceStatus.RUNNING or sequence.awaits_last_token:
+        for sequence in self._decoding():
+            if sequence.status is not SequenceStatus.RUNNING:  # preempted for one before it
                 continue
             if num_tokens := self._chunk_size(sequence, chunks):
                 self._take(sequence, num_tokens, chunks)
         self.num_decodes = len(chunks)
         if self.waiting or len(self.running) > self.num_decodes:
+            decoding = list(chunks)
             self._take_up_prompts(chunks)
+            self.num_decodes = sum(sequence in chunks for sequence in decoding)  # prompts may have preempted some
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         return list(chunks.values())
+
+    def _decoding(self) -> list[Sequence]:
+        """Returns the sequences that decode in this step, if there are blocks for them."""
+        ready = [one for one in self.running if one.num_uncomputed_tokens == 1 and not one.awaits_last_token]
+        return self._tenant_share.choose(ready) if self._takes_turns and ready else ready
+
+    def _set_turns(self) -> None:
+        """Numbers the sequences of each tenant, those that run first. All turns are 0 while there is one tenant."""
+        self._has_changed = False
+        if len(self._num_unfinished) < 2 and not self._takes_turns:
+            return
+        self._takes_turns = len(self._num_unfinished) > 1
+        turns: Counter[str] = Counter()
+        for sequence in [*sorted(self.running, key=_arrival), *sorted(self.waiting, key=_arrival)]:
+            sequence.turn = turns[sequence.tenant] if self._takes_turns else 0
+            turns[sequence.tenant] += 1
+        self.waiting = deque(sorted(self.waiting, key=_rank))
 
     def note_step(self, chunks: list[ScheduledChunk], num_decodes: int, seconds: float) -> None:
         """Takes how long the step of these chunks took, of which so many decoded."""
@@ -146,17 +179,29 @@ class Scheduler:
         self.num_decoded_sequences += num_decodes
         self.num_prefill_tokens += num_prompt_tokens
         self._step_budget.note(num_decodes, num_prompt_tokens, seconds)
+        if self._takes_turns and num_prompt_tokens == 0:
+            self._tenant_share.note(num_decodes, seconds)
 
     def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""
         prompts = [running for running in self.running if running.num_uncomputed_tokens > 1]
-        prompts += [waiting for waiting in self.waiting if self._may_start(waiting)]
-        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget) if prompts else 0
+        prompts += [waiting for waiting in self._with_places() if self._may_start(waiting)]
+        num_tenants = len(self._num_unfinished)
+        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget, num_tenants) if prompts else 0
         if room <= 0:
             return
         self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
         if self._budget > 0 and len(prompts) > 1:
             self._serve(sorted(prompts, key=self._lack), chunks)
+
+    def _with_places(self) -> Iterable[Sequence]:
+        """Returns the waiting sequences that can get a place in this step: all, while one is free."""
+        if len(self.running) < self._max_num_seqs:
+            return self.waiting
+        if not self._takes_turns:
+            return ()
+        last = max(running.turn for running in self.running)
+        return (waiting for waiting in self.waiting if waiting.turn < last)
 
     def _by_arrival(self, prompts: list[Sequence], room: int, chunks: dict[Sequence, ScheduledChunk]) -> int:
         """Gives prompts their share of the step's `room` in their order, and returns how much of it is left.
@@ -201,6 +246,10 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends an unfinished sequence at once and frees its blocks."""
         (self.running if sequence.status is SequenceStatus.RUNNING else self.waiting).remove(sequence)
+        self._num_unfinished[sequence.tenant] -= 1
+        if not self._num_unfinished[sequence.tenant]:
+            del self._num_unfinished[sequence.tenant]
+        self._has_changed = True
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
@@ -222,9 +271,7 @@ class Scheduler:
         in_chunk = _num_scheduled(sequence, chunks) + num_tokens
         while not self._block_manager.allocate(sequence, sequence.num_computed_tokens + in_chunk):
             victim = max(self.running, key=_rank)
-            if victim in chunks:
-                self._budget += chunks.pop(victim).num_tokens
-            self._preempt(victim)
+            self._preempt(victim, chunks)
             if victim is sequence:
                 return
         chunks[sequence] = ScheduledChunk(sequence, in_chunk)
@@ -245,17 +292,16 @@ class Scheduler:
         return sum(running.awaits_embeddings for running in self.running) < self._max_num_seqs // 2
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Starts a waiting sequence if all its tokens have room now. With less room it would soon be preempted
-        again. One that was preempted keeps its place in front of others, but cannot start while a token is pending:
-        its last tokens are computed together, by their ids."""
-        is_full = len(self.running) == self._max_num_seqs
-        if is_full or sequence.num_pending_tokens or not self._may_start(sequence):
+        """Starts a waiting sequence if all its tokens have room, or get it from a tenant that runs more. With less room
+        it would soon be preempted again. One that was preempted keeps its place in front of others, but cannot start
+        while a token is pending: its last tokens are computed together, by their ids."""
+        if sequence.num_pending_tokens or not self._may_start(sequence):
             return
         first = next(waiting for waiting in self.waiting if waiting is sequence or self._may_start(waiting))
         is_charged = sequence is not first and not self._has_room_beside(first)
         if is_charged and not self._may_overtake(sequence, first):
             return
-        if not self._block_manager.can_start(sequence):
+        if not self._make_room(sequence, chunks):
             return
         self._block_manager.take_prefix(sequence)
         num_tokens = self._chunk_size(sequence, chunks)
@@ -274,6 +320,19 @@ class Scheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._take(sequence, num_tokens, chunks)
 
+    def _make_room(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
+        """Returns whether a waiting sequence has a place and blocks now. Where sequences whose turn is later can give
+        them, as many as are needed are preempted."""
+        later = [one for one in self.running if one.priority >= sequence.priority and one.turn > sequence.turn]
+        later.sort(key=_rank, reverse=True)
+        for count in range(len(later) + 1):
+            has_place = len(self.running) - count < self._max_num_seqs
+            if has_place and self._block_manager.can_start(sequence, later[:count]):
+                for victim in later[:count]:
+                    self._preempt(victim, chunks)
+                return True
+        return False
+
     def _has_room_beside(self, first: Sequence) -> bool:
         """Returns whether another sequence may start without `first` losing its place."""
         return len(self.running) + 2 <= self._max_num_seqs and self._block_manager.can_start(first)
@@ -286,7 +345,10 @@ class Scheduler:
         is_within = first.num_overtaking_tokens + self._num_lacking(sequence) <= first.num_tokens
         return is_within and first.num_tokens == first.num_prompt_tokens
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
+        """Takes a running sequence's blocks away, and its part in the step."""
+        if sequence in chunks:
+            self._budget += chunks.pop(sequence).num_tokens
         self._block_manager.free(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_overtaking_tokens = 0
@@ -308,8 +370,12 @@ class Scheduler:
         return sequence.num_tokens - self._block_manager.num_cached_tokens(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.rank
+
+
+def _arrival(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrival_number
 
 
 def _num_scheduled(sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:

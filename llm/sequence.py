@@ -86,7 +86,8 @@ class Sequence:
     `block_hashes`: names of the content of the full blocks, which start from `prefix_root`, see `prefix_cache`.
     `num_prompt_logprobs`: how many of the likeliest tokens to name at each position of the prompt. None: the prompt is
     not scored. The first `num_scored_tokens` positions have been scored already.
-    `priority`: sequences of a lower priority go first.
+    `priority`: sequences of a lower priority go first. `turn`: how many sequences of the same `tenant` go before it,
+    where several tenants have sequences.
     `num_found_blocks`: how many blocks of its beginning the cache had when it was last asked, while it waits.
     `num_overtaking_tokens`: the tokens of later sequences that have started while it was the first to wait for room.
     `lookup`: guesses its next tokens. None: its tokens are computed one by one.
@@ -110,6 +111,8 @@ class Sequence:
     lookup: PromptLookup | None = None
     lora: LoraRequest | None = None
     lora_slot: int | None = None
+    tenant: str = ""
+    turn: int = 0
     arrival_number: int = 0
     num_found_blocks: int = 0
     num_overtaking_tokens: int = 0
@@ -123,9 +126,9 @@ class Sequence:
     times: SequenceTimes = field(default_factory=SequenceTimes)
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """Returns the key that orders all sequences: the lowest rank is served first and preempted last."""
-        return self.priority, self.arrival_number
+        return self.priority, self.turn, self.arrival_number
 
     @property
     def num_tokens(self) -> int:

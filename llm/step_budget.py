@@ -57,15 +57,18 @@ class StepBudget:
         self._num_steps_with_prompts = 0
         self._num_last_tokens = 0
 
-    def prompt_tokens(self, num_decodes: int, room: int) -> int:
+    def prompt_tokens(self, num_decodes: int, room: int, num_tenants: int = 1) -> int:
         """Returns how many tokens of prompts, up to `room`, the next step may compute beside `num_decodes` sequences
-        that decode. It is 0 where the step has to show how long decoding takes."""
+        that decode. It is 0 where the step has to show how long decoding takes.
+
+        Of several tenants, each one's prompts may slow the others down by their part of the time: a step takes at most
+        `num_tenants` times as long as one that only decodes."""
         if num_decodes == 0 or (self._max_decode_slowdown is None and self._target_seconds is None):
             return room
         if self._is_decoding_unknown(num_decodes) or self._num_steps_with_prompts >= _PERIOD:
             return 0
         self._num_threads = self._next_num_threads()
-        total = num_decodes + max(_LEAST_TOKENS, self._tokens_in_time())
+        total = num_decodes + max(_LEAST_TOKENS, self._tokens_in_time(num_tenants))
         return min(room, total // _ROWS * _ROWS - num_decodes)
 
     def note(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
@@ -88,12 +91,12 @@ class StepBudget:
     def _is_decoding_unknown(self, num_decodes: int) -> bool:
         return num_decodes >= _MANY_MORE * max((number for number, _ in self._decode_steps), default=0)
 
-    def _tokens_in_time(self) -> int:
+    def _tokens_in_time(self, num_tenants: int) -> int:
         most = max(_FIRST_TOKENS, _MAX_GROWTH * self._num_last_tokens)
         each = self._each()
         if each is None:
             return _FIRST_TOKENS
-        seconds = self._seconds_beside(self._decoding())
+        seconds = self._seconds_beside(self._decoding(), num_tenants)
         return most if seconds >= each * most else int(seconds / each)
 
     def _each(self) -> float | None:
@@ -105,12 +108,13 @@ class StepBudget:
             return median(latest) * max(1.0, self._measured_num_threads / self._num_threads)
         return None
 
-    def _seconds_beside(self, decode_seconds: float) -> float:
+    def _seconds_beside(self, decode_seconds: float, num_tenants: int) -> float:
         """Returns how long prompts may take in a step whose decoding takes `decode_seconds`."""
         if self._target_seconds is not None:
             return self._target_seconds - decode_seconds
         assert self._max_decode_slowdown is not None
-        return (self._max_decode_slowdown - 1) * decode_seconds
+        slowdown = self._max_decode_slowdown if num_tenants == 1 else min(self._max_decode_slowdown, num_tenants)
+        return (slowdown - 1) * decode_seconds
 
     def _decoding(self) -> float:
         """Returns how long a step takes that only decodes, undisturbed."""

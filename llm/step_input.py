@@ -227,8 +227,8 @@ class StepBuilder:
         integers[tokens + row] = token_id
         integers[slots + row] = block_id * self._block_size + position % self._block_size
         integers[logits + self._num_logits] = row
-        for axis in axes:
-            integers[axis + row] = position + sequence.layout.rope_offset
+        for axis, offset in zip(axes, sequence.layout.rope_offsets, strict=True):
+            integers[axis + row] = position + offset
         self._num_tokens += 1
         self._num_logits += 1
         self._tables.append(sequence.block_table)

@@ -19,8 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 INDEX_NAME = "model.safetensors.index.json"
-MODEL_RENAMINGS: dict[str, Callable[[str], str]] = {"wemm": lambda name: name.replace(".original_linear.", ".")}
-"""The name of a weight in the copy, by the kind of model. WeMM's published files have an infix in the names of all
+MODEL_RENAMINGS: dict[str, Callable[[str], str]] = {
+    "wemm": lambda name: name.replace(".original_linear.", "."),
+    "safetensors": lambda name: name,
+}
+"""The name of a weight in the copy, by the kind of conversion. WeMM's published files have an infix in the names of all
 weights beside which there is a LoRA."""
 
 _WEIGHTS = {".safetensors": INDEX_NAME, ".bin": "pytorch_model.bin.index.json"}

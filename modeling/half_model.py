@@ -2,10 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from modeling.model_configs import load_model_config
+
+_ONLY_SAFETENSORS = "no pickled weights are read: `raylens convert safetensors SRC DST` writes a copy as safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +84,29 @@ def load_half(
     model_class: type[PreTrainedModel], checkpoint: str, *, half: str, renamings: Mapping[str, str], **options: Any
 ) -> PreTrainedModel:
     """Returns the model in evaluation mode. `options` are those of `from_pretrained`, and `half` names the half in
-    errors. `renamings`: see `HalfModel`.
+    errors. `renamings`: see `HalfModel`. No code of the checkpoint is run, and no pickle is read.
 
-    Raises ValueError for a checkpoint that lacks a weight: transformers would leave that weight random and only warn.
+    Raises ValueError for a checkpoint without safetensors, and for one that lacks a weight: transformers would leave
+    that weight random and only warn.
     """
-    model, loading = model_class.from_pretrained(
-        checkpoint, output_loading_info=True, key_mapping=dict(renamings) or None, **options
-    )
+    config = options.pop("config", None) or load_model_config(checkpoint)
+    named: str | None = getattr(config, "transformers_weights", None)
+    if named is not None and ".safetensors" not in Path(named).suffixes:
+        raise ValueError(f"{checkpoint}: its weights are in {named}, and {_ONLY_SAFETENSORS}")
+    try:
+        model, loading = model_class.from_pretrained(
+            checkpoint,
+            config=config,
+            output_loading_info=True,
+            key_mapping=dict(renamings) or None,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **options,
+        )
+    except OSError as error:
+        if "safetensors" not in str(error):
+            raise
+        raise ValueError(f"{checkpoint}: it has no weights as safetensors, and {_ONLY_SAFETENSORS}") from error
     if loading["missing_keys"]:
         raise ValueError(f"{checkpoint} lacks weights of the {half} half: {sorted(loading['missing_keys'])[:5]}")
     loaded: PreTrainedModel = model.eval()

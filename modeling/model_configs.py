@@ -10,7 +10,7 @@ def load_model_config(model: str, revision: str | None = None) -> PreTrainedConf
 
     Raises what `AutoConfig.from_pretrained` raises."""
     register_model_configs()
-    config: PreTrainedConfig = AutoConfig.from_pretrained(model, revision=revision)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     return config
 
 

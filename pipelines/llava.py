@@ -36,7 +36,7 @@ class LlavaPipeline:
         self._params = params
         self._vision_model: str = params.get("vision_model", vision_model)
         self._projector_place: str = params.get("projector", projector)
-        config = CLIPVisionConfig.from_pretrained(self._vision_model)
+        config = CLIPVisionConfig.from_pretrained(self._vision_model, trust_remote_code=False)
         self._num_embeds: int = (config.image_size // config.patch_size) ** 2
 
     def name(self) -> str:
@@ -59,8 +59,9 @@ class LlavaPipeline:
 
         from pipelines.parts import PlacedPart, read_weights
 
-        self._image_processor = CLIPImageProcessorPil.from_pretrained(self._vision_model)
-        tower = CLIPVisionModel.from_pretrained(self._vision_model)
+        self._image_processor = CLIPImageProcessorPil.from_pretrained(self._vision_model, trust_remote_code=False)
+        # CLIP's own repository has a pickle only, of which `weights_only` reads tensors and nothing else.
+        tower = CLIPVisionModel.from_pretrained(self._vision_model, trust_remote_code=False, weights_only=True)
         self._tower = PlacedPart(tower, self._params["vision_device"], self._params["vision_bits"])
         projector = _projector(read_weights(self._projector_place, "mm_projector.bin"))
         self._projector = PlacedPart(projector, self._params["projector_device"], self._params["projector_bits"])

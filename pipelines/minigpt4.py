@@ -29,7 +29,8 @@ class MiniGPT4Pipeline:
         self._params = params
         self._vision_model: str = params.get("vision_model", _VISION_MODEL)
         self._projector_place: str = params.get("projector", _PROJECTOR)
-        self._num_queries: int = Blip2Config.from_pretrained(self._vision_model).num_query_tokens
+        config = Blip2Config.from_pretrained(self._vision_model, trust_remote_code=False)
+        self._num_queries: int = config.num_query_tokens
 
     def name(self) -> str:
         return _NAME
@@ -52,7 +53,7 @@ class MiniGPT4Pipeline:
         from modeling.half_model import load_half, without
         from pipelines.parts import PlacedPart, read_weights
 
-        self._image_processor = BlipImageProcessorPil.from_pretrained(self._vision_model)
+        self._image_processor = BlipImageProcessorPil.from_pretrained(self._vision_model, trust_remote_code=False)
         half = without(Blip2ForConditionalGeneration, "language_model", "language_projection")
         tower = _Queries(load_half(half, self._vision_model, half="vision", renamings={}, dtype=torch.float32))
         self._tower = PlacedPart(tower, self._params["vision_device"], self._params["vision_bits"])

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from planning.costs import Costs, Reserved, Work
-from planning.load import Arrival, LoadProfile, Picture, Slo, arrivals
-from planning.outcome import STAGES, Outcome, Window
+from planning.load import Arrival, LoadProfile, Picture, Slo
+from planning.outcome import STAGES, Outcome
 from planning.settings import PlanError
+from planning.shared_machine import WINDOW, SharedMachine, simulated_arrivals
 from planning.simulation import Fleet, simulate
 
 SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")
@@ -16,9 +17,6 @@ SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")
 MAX_UTILISATION = 0.8
 _CELL_REPLICAS = 6
 """A larger load is simulated as a cell: a part of it for which no stage needs more replicas than about so many."""
-_TOKENS, _LEAST_REQUESTS, _MOST_REQUESTS = 60_000, 400, 1500
-"""How many tokens a simulated load has, and bounds of its requests."""
-_WINDOW = Window(0.2, 0.9)
 _MAX_DOUBLINGS = 6
 _GPU_TRIES, _NEAR_ENOUGH, _A_LITTLE_LESS = 6, 1.03, 0.995
 
@@ -152,16 +150,18 @@ class PlanSearch:
         return self._plan(replicas, self._outcome(replicas))
 
     def _check_cores(self, cores: int, least: Mapping[str, int]) -> None:
-        """Raises PlanError if all stages together compute more than the cores do."""
-        outcome = simulate(self._costs, Fleet.of(least), self._arrivals, seed=self._options.seed, window=_WINDOW)
-        needed = math.ceil((outcome.cores_busy + self._costs.background_cores) / self._options.max_utilisation)
-        if needed > cores:
-            raise PlanError(f"cores: must be at least {needed} for this load, not {cores}")
+        """Raises PlanError if all stages together keep the cores busier than `max_utilisation`."""
+        most = self._options.max_utilisation
+        machine = SharedMachine(self._costs, least, self._arrivals, most, self._options.seed)
+        if not machine.carries(cores):
+            raise PlanError(
+                f"cores: {cores} would be busier than {most:.0%} (max_utilisation) under this load;"
+                f" {machine.fewest_cores(cores)} are the fewest that would not, whether they meet an SLO or not"
+            )
 
     def _cell_arrivals(self) -> list[Arrival]:
-        load = self._load.model_copy(update={"requests_per_second": self._load.requests_per_second * self._cell})
-        count = max(_LEAST_REQUESTS, min(_MOST_REQUESTS, _TOKENS // self._load.answer_tokens))
-        return arrivals(load, count, self._options.seed)
+        rate = self._load.requests_per_second * self._cell
+        return simulated_arrivals(self._load.model_copy(update={"requests_per_second": rate}), self._options.seed)
 
     def _fewest(self, work: float) -> int:
         return max(1, math.ceil(work / self._options.max_utilisation))
@@ -170,18 +170,18 @@ class PlanSearch:
         key = tuple(replicas[stage] for stage in STAGES)
         if key not in self._outcomes:
             fleet = Fleet.of(replicas, self._options.cores)
-            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._options.seed, window=_WINDOW)
+            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._options.seed, window=WINDOW)
             self._outcomes[key] = outcome
             counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
             self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
         return self._outcomes[key]
 
-    def _misses(self, outcome: Outcome) -> list[str]:
-        """Returns what of the SLO an outcome does not meet."""
+    def _misses(self, outcome: Outcome) -> list[tuple[str, float, float]]:
+        """Returns what of the SLO an outcome does not meet: names, figures and limits."""
         figures = {"ttft_p95_seconds": outcome.ttft_p95, "tpot_p95_seconds": outcome.tpot_p95}
         limits: dict[str, Any] = self._slo.model_dump()
         return [
-            f"{name}: must be at least {value:.4g}, which it is with all replicas that help, not {limits[name]:.4g}"
+            (name, value, limits[name])
             for name, value in figures.items()
             if value is not None and limits[name] is not None and value > limits[name]
         ]
@@ -189,12 +189,22 @@ class PlanSearch:
     def _enough(self, least: Mapping[str, int]) -> dict[str, int]:
         """Returns replicas of all stages that meet the SLO, doubled until they do."""
         replicas = dict(least)
+        tried = []
         for _ in range(_MAX_DOUBLINGS):
             missed = self._misses(self._outcome(replicas))
             if not missed:
                 return replicas
+            tried.append(missed)
             replicas = {stage: 2 * count for stage, count in replicas.items()}
-        raise PlanError("; ".join(missed))
+        # Replicas that share cores hinder each other, so the most are not always the best.
+        nearest = min(tried, key=lambda missed: max(value / limit for _, value, limit in missed))
+        where = "" if self._options.cores is None else f" on {self._options.cores} cores"
+        raise PlanError(
+            "; ".join(
+                f"{name}: must be at least {value:.4g}, the best that replicas reach{where}, not {limit:.4g}"
+                for name, value, limit in nearest
+            )
+        )
 
     def _reduced(self, replicas: dict[str, int], stage: str, least: int) -> dict[str, int]:
         """Returns the replicas with as few of one stage as meet the SLO: a binary search, for more never do worse."""

@@ -106,21 +106,23 @@ class ItemCache(Generic[V, EarlyT]):
         flight = _Flight[V, EarlyT]()
 
         async def run() -> tuple[V, int]:
-            return await create(flight.announce)
+            try:
+                value, num_bytes = await create(flight.announce)
+            finally:
+                # In the task's last step, not in a callback after it: a caller that came between would find a failed
+                # computation, and would fail with it without a turn of the event loop.
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+            self._keep(key, value, num_bytes)
+            return value, num_bytes
 
         # The task gets an empty context: what the first caller's request carries (its cancellation too) must not reach
         # the other callers.
         flight.task = asyncio.create_task(run(), context=contextvars.Context())
         self._flights[key] = flight
-        flight.task.add_done_callback(lambda done: self._finish(key, flight, done))
         return flight
 
-    def _finish(self, key: str, flight: _Flight[V, EarlyT], task: asyncio.Task[tuple[V, int]]) -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
-        if task.cancelled() or task.exception() is not None:
-            return
-        value, num_bytes = task.result()
+    def _keep(self, key: str, value: V, num_bytes: int) -> None:
         if num_bytes > self.capacity_bytes:
             return
         self.discard(key)

@@ -1,6 +1,8 @@
 """The model's chat template: renders conversations as text, and tells how the model writes tool calls."""
 
+import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -10,8 +12,13 @@ from transformers.utils.chat_template_utils import (
     mark_control_tokens,
 )
 
+from preprocess.message_contents import MessageContents, Placeholder, probe_contents
 from preprocess.models.family import HFProcessor
-from preprocess.schema import ChatPrompt, InvalidRequestError, ToolCallFormat
+from preprocess.schema import ChatPrompt, ChatTemplateError, InvalidRequestError, Message, ToolCallFormat
+from preprocess.template_bounds import bound_templates
+from preprocess.time_limit import TimeLimit, TimeLimitError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _RESERVED_VARIABLES = frozenset(
     {
@@ -33,39 +40,52 @@ _RESERVED_VARIABLES = frozenset(
 )
 """The names of template variables that a client may not set, because the server or transformers sets them."""
 
+MAX_SECONDS = 5.0
+"""The processor time for one prompt. Ten thousand messages take an ordinary template a tenth of this."""
+
+_REFUSALS = (TemplateError, TypeError)
+"""What a template raises that does not take a conversation."""
+_EXCESSES = (OverflowError, RecursionError, MemoryError)
+"""What a template raises that counts, multiplies or calls itself without end."""
+
 
 class ChatTemplate:
     """The chat template of one model, if the model has one. Clients cannot bring their own."""
 
-    def __init__(self, processor: HFProcessor, hf_tokenizer: Any) -> None:
+    def __init__(
+        self, processor: HFProcessor, hf_tokenizer: Any, placeholders: Mapping[str, Placeholder] | None = None
+    ) -> None:
+        """`placeholders`: of each kind of media that the model takes."""
         self._processor = processor
         self._template = processor.chat_template or hf_tokenizer.chat_template
         self.tool_calls = tool_call_format(self._template)
+        self._time_limit = TimeLimit(MAX_SECONDS)
+        bound_templates()
         if isinstance(self._template, str):
             self._variables = _get_template_variables(self._template)
             self._reserved = _RESERVED_VARIABLES | hf_tokenizer.special_tokens_map.keys()
             self._control_tokens, _ = _get_control_token_patterns(hf_tokenizer._get_control_tokens(self._template))
+            self._contents = self._probed_contents(placeholders or {})
 
     def fill(self, prompt: ChatPrompt) -> str:
         """Returns the conversation as text. Control tokens and placeholders that a user typed are marked in it, so that
         they are tokenised as ordinary text. Raises InvalidRequestError if the model has no template, or its template
-        does not take the conversation, the tools or the variables."""
+        does not take the conversation, the tools or the variables, and ChatTemplateError if the template computes
+        without end."""
         if not isinstance(self._template, str):
             raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
         if prompt.tools and self.tool_calls is None:
             raise InvalidRequestError("this model's chat template has no tools, or none in a known form", field="tools")
         variables = self._client_variables(prompt)
         try:
-            text: str = self._processor.apply_chat_template(
-                _marked(prompt.messages, self._control_tokens),
+            return self._render(
+                self._contents.formed(_marked(prompt.messages, self._control_tokens)),
                 tools=_marked(prompt.tools, self._control_tokens) or None,
-                chat_template=self._template,
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,
-                tokenize=False,
                 **variables,
             )
-        except (TemplateError, TypeError) as error:
+        except _REFUSALS as error:
             raise InvalidRequestError(
                 "the model's chat template does not accept these roles or contents",
                 field="messages",
@@ -75,7 +95,37 @@ class ChatTemplate:
                 raise
             reason = "the last message has no text with which the model's chat template lets it end"
             raise InvalidRequestError(reason, field="continue_final_message") from error
+
+    def _render(self, messages: list[Message], **options: Any) -> str:
+        try:
+            with self._time_limit:
+                text: str = self._processor.apply_chat_template(
+                    messages, chat_template=self._template, tokenize=False, **options
+                )
+        except TimeLimitError:
+            raise ChatTemplateError(
+                f"the model's chat template takes more than {self._time_limit.seconds:g} s for this conversation"
+            ) from None
+        except _EXCESSES as error:
+            raise ChatTemplateError(
+                "the model's chat template counts too far, calls itself too often or makes too large a value"
+            ) from error
         return text
+
+    def _probed_contents(self, placeholders: Mapping[str, Placeholder]) -> MessageContents:
+        try:
+            return probe_contents(self._rendered_probe, placeholders)
+        except ChatTemplateError as error:
+            logger.warning("chats will fail: %s", error)
+            return MessageContents(placeholders)
+
+    def _rendered_probe(self, messages: list[Message]) -> str:
+        try:
+            return self._render(messages, add_generation_prompt=True)
+        except ChatTemplateError:
+            raise
+        except Exception:  # a template may raise anything for a content in the wrong form
+            return ""
 
     def _client_variables(self, prompt: ChatPrompt) -> dict[str, Any]:
         """Returns the client's variables that the template reads, marked. Raises InvalidRequestError for reserved

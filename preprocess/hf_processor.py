@@ -1,5 +1,6 @@
 """Loads a model's Hugging Face processor, with the chosen image back end."""
 
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import transformers
@@ -19,12 +20,16 @@ def load_processor(
     have `backend` or it is not installed."""
     has_torchvision = make_importable()
     backend = _choose(backend, family.backends, has_torchvision)
-    processor_class: Any = family.processor_class
-    if isinstance(processor_class, str):
-        processor_class = getattr(transformers, processor_class)
+    loader: Any = family.processor_class
+    if isinstance(loader, str):
+        processor_class = getattr(transformers, loader)
         if backend == "pil" and "video_processor" in processor_class.get_attributes():
             processor_class = _with_pillow(processor_class, has_torchvision)
-    processor = processor_class.from_pretrained(model, revision=revision, backend=backend)
+        # Of a kind that the checkpoint has code for, transformers would ask on a terminal whether to run it.
+        loader = partial(processor_class.from_pretrained, trust_remote_code=False)
+    else:
+        loader = loader.from_pretrained
+    processor: HFProcessor = loader(model, revision=revision, backend=backend)
     family.mend(processor)
     return processor
 
@@ -51,12 +56,16 @@ def _with_pillow(processor_class: Any, has_torchvision: bool) -> Any:
         def _get_arguments_from_pretrained(
             cls, model: str, processor_dict: Any = None, *, backend: ImageBackend, **kwargs: Any
         ) -> list[Any]:
-            kwargs.pop("subfolder", None)
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("subfolder", "trust_remote_code")}
             parts: dict[str, Any] = dict.fromkeys(cls.get_attributes())
-            parts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(model, **kwargs)
-            parts["image_processor"] = transformers.AutoImageProcessor.from_pretrained(model, backend=backend, **kwargs)
+            parts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False, **kwargs)
+            parts["image_processor"] = transformers.AutoImageProcessor.from_pretrained(
+                model, backend=backend, trust_remote_code=False, **kwargs
+            )
             if has_torchvision:
-                parts["video_processor"] = transformers.AutoVideoProcessor.from_pretrained(model, **kwargs)
+                parts["video_processor"] = transformers.AutoVideoProcessor.from_pretrained(
+                    model, trust_remote_code=False, **kwargs
+                )
             return list(parts.values())
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

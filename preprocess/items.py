@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from preprocess.field_layout import Outputs, split_items
-from preprocess.media import MediaLimits, decode_image
-from preprocess.models.family import HFProcessor, Modality, ProcessorFamily, Size, invalid_option
+from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits, decode_image
+from preprocess.models.family import DEFAULT_FRAMES, HFProcessor, Modality, ProcessorFamily, Size, invalid_option
 from preprocess.precomputed import (
     EMBEDDINGS,
     check_embeddings,
@@ -50,6 +50,7 @@ class ItemProcessor:
         embedding_dtype: torch.dtype,
         limits: MediaLimits,
         jpeg_draft: bool = False,
+        video_frames: int = DEFAULT_VIDEO_FRAMES,
     ) -> None:
         self._processor = processor
         self._family = family
@@ -63,6 +64,7 @@ class ItemProcessor:
         )
         self._kwargs = {"image": merged["images_kwargs"], "video": merged["videos_kwargs"]}
         self._kwargs["image"].pop("return_metadata", None)
+        self._kwargs["video"][DEFAULT_FRAMES] = video_frames
 
     def process(
         self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
@@ -246,10 +248,7 @@ class ItemProcessor:
             if name not in rules.options:
                 known = ", ".join(sorted(rules.options)) or "none"
                 raise invalid_option(name, f"is no option of this model for an item of kind {modality}, known: {known}")
-            found = rules.options[name](self._processor, value)
-            if chosen.keys() & found.keys():
-                raise invalid_option(name, f"cannot be set beside the other options: {', '.join(sorted(options))}")
-            chosen |= found
+            chosen |= rules.options[name](self._processor, value)
         return dict(self._kwargs.get(modality, {})) | chosen
 
     def _expansion(self, modality: str, rules: Modality, outputs: Outputs, kwargs: Mapping[str, Any]) -> ItemExpansion:

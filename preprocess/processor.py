@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from modeling.context_length import default_context_length
 from modeling.families import load_family
 from modeling.model_configs import load_model_config
 from pipelines.registry import PipelineChoice, find_pipeline
 from preprocess.hf_processor import ImageBackend, load_processor
 from preprocess.interleaved_pixels import keep_pixels_interleaved
 from preprocess.items import ItemProcessor
-from preprocess.media import MediaLimits
+from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from preprocess.models.family import HFProcessor, ProcessorFamily
 from preprocess.prompt_tokenizer import PromptTokenizer
 from preprocess.prompts import PromptRenderer
@@ -31,6 +32,9 @@ class ProcessorConfig:
     `jpeg_draft` decodes large JPEGs at a fraction of their size, for models that resize every picture to one small
     size. This is at least twice as fast, but does not give exactly what the model's Hugging Face processor gives.
 
+    `video_frames` is the most frames of a video where neither the request nor the model's processor names a number or a
+    rate.
+
     `pipeline` gives eyes to a text model.
     """
 
@@ -38,6 +42,7 @@ class ProcessorConfig:
     revision: str | None = None
     image_backend: ImageBackend = "auto"
     jpeg_draft: bool = False
+    video_frames: int = DEFAULT_VIDEO_FRAMES
     dtype: torch.dtype = torch.float32
     embedding_dtype: torch.dtype | None = None
     max_model_len: int | None = None
@@ -55,7 +60,7 @@ class MultiModalProcessor:
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
         keep_pixels_interleaved(getattr(processor, "image_processor", None))
         text_config = hf_config.get_text_config()
-        self.max_model_len: int = config.max_model_len or text_config.max_position_embeddings
+        self.max_model_len = default_context_length(text_config, config.max_model_len)
         # Tokenizers are not thread-safe: each half has its own.
         item_tokenizer, prompt_tokenizer = processor.tokenizer, copy.deepcopy(processor.tokenizer)
         boundaries = _boundaries(processor, family)
@@ -67,6 +72,7 @@ class MultiModalProcessor:
             embedding_dtype=config.embedding_dtype or config.dtype,
             limits=config.limits,
             jpeg_draft=config.jpeg_draft,
+            video_frames=config.video_frames,
         )
         self.prompts = PromptRenderer(
             processor,

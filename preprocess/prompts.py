@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from preprocess.chat_template import ChatTemplate
+from preprocess.message_contents import Placeholder
 from preprocess.models.family import HFProcessor, ProcessorFamily
 from preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
 from preprocess.prompt_truncation import Extent, truncate_left
 from preprocess.prompt_updates import (
     PromptReplacement,
     PromptRules,
+    PromptUpdate,
     apply_updates,
     text_of_target,
     without_special_tokens,
@@ -55,8 +57,6 @@ class PromptRenderer:
         self._family = family
         self._hf_tokenizer = hf_tokenizer
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(processor, hf_tokenizer)
-        self.tool_calls = self._template.tool_calls
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._longest_token = max(len(token) for token in hf_tokenizer.get_vocab())
@@ -68,6 +68,9 @@ class PromptRenderer:
             updates={name: modality.update(processor) for name, modality in family.modalities.items()},
             frame=family.frame(processor),
         )
+        self._placeholders = {name: self._placeholder(name, update) for name, update in self._rules.updates.items()}
+        self._template = ChatTemplate(processor, hf_tokenizer, self._placeholders)
+        self.tool_calls = self._template.tool_calls
 
     def render(
         self,
@@ -109,7 +112,7 @@ class PromptRenderer:
             mm_hashes=[mm_hashes[number] for number in order],
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
-            is_continued=isinstance(prompt, ChatPrompt) and prompt.continue_final_message,
+            is_continued=not isinstance(prompt, ChatPrompt) or prompt.continue_final_message,
             render_seconds=time.perf_counter() - started,
             rendered_at=time.time(),
         )
@@ -161,12 +164,16 @@ class PromptRenderer:
         except (TypeError, ValueError) as error:
             raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
 
+    def _placeholder(self, modality: str, update: PromptUpdate) -> Placeholder:
+        # For a model that puts items in a place of their own, nothing stands for an item in the text.
+        if not isinstance(update, PromptReplacement):
+            return Placeholder()
+        target = text_of_target(update.target, self._tokenizer)
+        text = target.join(self._family.modalities[modality].marks)
+        return Placeholder(text, needed=target if update.otherwise is None else "")
+
     def _with_placeholders(self, prompt: InterleavedPrompt) -> str:
-        update, image = self._rules.updates["image"], ""
-        # For a model that puts pictures in a place of their own, nothing stands for a picture in the text.
-        if isinstance(update, PromptReplacement):
-            image = text_of_target(update.target, self._tokenizer).join(self._family.modalities["image"].marks)
-        return "".join(image if part is None else part for part in prompt.parts)
+        return "".join(self._placeholders["image"].text if part is None else part for part in prompt.parts)
 
     def _extent(self, ids: TokenIds, placeholder: PlaceholderRange, item: tuple[str, ItemExpansion]) -> Extent:
         modality, expansion = item

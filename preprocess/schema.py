@@ -1,4 +1,4 @@
-"""The types that `preprocess` hands to the other stages, and the error for input that a user can mend.
+"""The types that `preprocess` hands to the other stages, and its errors.
 
 `encoder` and `llm` may import this module of the package and no other."""
 
@@ -52,8 +52,19 @@ def _rebuild_error(reason: str, field: str, code: str, status: int, item: int | 
     return InvalidRequestError(reason, field=field, code=code, status=status, item=item)
 
 
+class ChatTemplateError(RuntimeError):
+    """The model's own chat template fails, which no client can mend. The message holds no internals."""
+
+
 Message: TypeAlias = dict[str, Any]
-"""A chat message as chat templates take it: `role` and `content`, a list of {"type": "text"|"image"|..., ...}."""
+"""A chat message: `role` and `content`, a text or a list of parts, {"type": "text", "text": ...} or {"type": "image"}
+or another kind of media. An assistant's message that holds tool calls alone has no content."""
+
+
+def parts_of(message: Message) -> list[dict[str, str]]:
+    """Returns the parts of a message. A text is one part."""
+    content = message.get("content", [])
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 @dataclass(frozen=True, slots=True)

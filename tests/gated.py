@@ -14,6 +14,7 @@ from deployments.endpoint.errors import add_error_handlers
 from deployments.endpoint.gate import Gate
 from deployments.endpoint.ingress import REQUESTS
 from deployments.endpoint.request_traces import RequestTraces
+from deployments.pipeline.turns import Turns
 from deployments.stages.work_scaling import PendingWork
 from deployments.tracing.spans import Spans
 from tests.local_ledger import LocalLedger
@@ -42,6 +43,7 @@ def gated(
         access_log=AccessLog(lambda stage, code: errors.append((stage, code))),
         open_requests=PendingWork(REQUESTS),
         traces=RequestTraces(Spans(), None),
+        turns=Turns(),
     )
     client = GatedClient(api, base_url="http://raylens.example", raise_server_exceptions=False)
     client.errors = errors

@@ -118,7 +118,7 @@ def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str
         rows = item_features(model, "image", inputs) if items else torch.empty(0, 0)
     num_embeds = [placeholder.num_embeds for placeholder in prompt.placeholders]
     embeddings = list(torch.split(rows, num_embeds)) if items else []
-    return Request(prompt, embeddings, *_greedy(model, inputs))
+    return Request(prompt, embeddings, *greedy(model, inputs))
 
 
 def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> Request:
@@ -133,7 +133,7 @@ def video_request(model_type: str, model: PreTrainedModel, num_frames: int) -> R
         prompt.language_inputs.append(fields)
     with torch.inference_mode():
         embeddings = [item_features(model, modality, inputs) for modality in ("image", "video")]
-    return Request(prompt, embeddings, *_greedy(model, inputs))
+    return Request(prompt, embeddings, *greedy(model, inputs))
 
 
 def _one_shot_video(families: Pair, num_frames: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _placeholder(token_ids: list[int], token_id: int) -> PlaceholderRange:
     return PlaceholderRange(start, end - start, tuple(token == token_id for token in token_ids[start:end]))
 
 
-def _greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
+def greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
     output = model.generate(
         **inputs,
         max_new_tokens=NUM_TOKENS,

@@ -164,6 +164,27 @@ def test_ray_asks_for_a_token_and_the_head_keeps_what_it_knows(
 
 
 @pytest.mark.parametrize("commands", START_COMMANDS)
+def test_no_other_user_of_a_node_reads_the_token(cluster: dict[str, Any], commands: str, tmp_path: Path) -> None:
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("copied by rsync, with its mode")
+    token.chmod(0o644)
+    run_with_fake_ray(cluster[commands], tmp_path)
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_every_shell_of_a_node_sends_the_token(cluster: dict[str, Any], tmp_path: Path) -> None:
+    """`ray exec` starts one for its command."""
+    for_shells = [command for command in cluster["setup_commands"] if ".bashrc" in command]
+    (tmp_path / ".bashrc").touch()
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for command in [*for_shells, *for_shells]:
+        subprocess.run(["bash", "-c", command], env=environment, check=True)
+    lines = (tmp_path / ".bashrc").read_text().splitlines()
+    assert lines == ['export PATH="$HOME/venv/bin:$PATH"', "export RAY_AUTH_MODE=token"]
+
+
+@pytest.mark.parametrize("commands", START_COMMANDS)
 def test_ray_starts_in_the_working_copy_with_its_metrics_on_a_fixed_port(
     cluster: dict[str, Any], commands: str, tmp_path: Path
 ) -> None:

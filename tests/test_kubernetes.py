@@ -19,7 +19,9 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from cpu_kernels.library import VARIABLE
-from deployments.config import AppConfig
+from deployments.cli import main
+from deployments.config import AdmissionConfig, AppConfig
+from deployments.endpoint.api_keys import ApiKeys
 from deployments.haproxy import PROGRAM, haproxy_environment
 from deployments.local_cluster import LOGGING
 from deployments.ray_environment import RAY_ENVIRONMENT
@@ -238,6 +240,48 @@ def test_ray_asks_for_a_token_and_the_head_keeps_what_it_knows() -> None:
     text = (ROOT / "kubernetes" / "rayservice.yaml").read_text()
     assert f"kubectl create secret generic {cluster.auth_options.secret_name} --from-literal=auth_token=" in text
     assert cluster.gcs_fault_tolerance_options is not None
+
+
+def documented(program: str) -> list[list[str]]:
+    """The arguments of each command of a program that the head of the manifest shows."""
+    head = (ROOT / "kubernetes" / "rayservice.yaml").read_text().partition("\napiVersion")[0]
+    lines = [line.removeprefix("#").partition("   # ")[0].split() for line in head.splitlines()]
+    return [words[1:] for words in lines if words[:1] == [program]]
+
+
+def test_the_keys_of_clients_are_no_admins(
+    config: AppConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = documented("raylens")
+    assert [main(command) for command in commands] == [0, 0]
+    (secret,) = [words for words in documented("kubectl") if "raylens-api-keys" in words]
+    (file,) = [word.partition("=")[2] for word in secret if word.startswith("--from-file=")]
+    keys = ApiKeys(file, {})
+    callers = [keys.find(key) for key in capsys.readouterr().out.split()]
+    assert [(one.name, one.is_admin) for one in callers if one] == [("alice", False), ("operator", True)]
+    assert config.auth.keys_file == f"/etc/raylens/{file}"
+
+
+def test_the_ingress_finds_the_keys_and_no_other_pod_has_them(config: AppConfig) -> None:
+    (group,) = [one for one in workers() if set(one["resources"]) == set(config.ingress.resources)]
+    (mount,) = [one for one in container(group)["volumeMounts"] if one["mountPath"] == "/etc/raylens"]
+    (volume,) = [one for one in group["template"]["spec"]["volumes"] if one["name"] == mount["name"]]
+    assert volume["secret"] == {"secretName": "raylens-api-keys", "defaultMode": 0o440}, "a pod without it never starts"
+    assert "subPath" not in mount, "with it, the file would never change"
+    for other in groups():
+        assert "envFrom" not in container(other)
+        if other is not group:
+            assert not any("secret" in one for one in other["template"]["spec"]["volumes"])
+
+
+def test_admission_has_room_for_all_replicas_of_generate(config: AppConfig) -> None:
+    alone, times = AdmissionConfig(), config.generate.max_replicas
+    for budget in ("total", "per_key"):
+        scaled = {name: times * value for name, value in getattr(alone, budget).model_dump().items()}
+        assert getattr(config.admission, budget).model_dump() == scaled
+    assert config.admission.max_queued_requests == times * alone.max_queued_requests
+    assert config.admission.max_queued_requests_per_key == times * alone.max_queued_requests_per_key
 
 
 def test_versions_are_those_that_the_tests_run_with() -> None:

@@ -28,7 +28,13 @@ ROOMS = ("summary", "stages", "shared", "pipeline", "api", "endpoint", "top", "a
 GROUND = ("config", "metrics", "replica_start", "request_context", "running_server", "server_log", "tracing")
 """Files and two folders of deployments that every room may import, and that import none."""
 _TORCHVISION = "modeling.torchvision_build"
-_WITHOUT_WEIGHTS = ("modeling.families", "modeling.model_configs", "modeling.wemm_config", _TORCHVISION)
+_WITHOUT_WEIGHTS = (
+    "modeling.context_length",
+    "modeling.families",
+    "modeling.model_configs",
+    "modeling.wemm_config",
+    _TORCHVISION,
+)
 """The files of modeling that preprocess may import: it needs what a model is called and set to, not its layers."""
 _PLANNERS = ("cli",)
 """The files of deployments that may import planning."""

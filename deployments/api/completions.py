@@ -15,7 +15,7 @@ from preprocess.schema import InvalidRequestError, Prompt
 
 
 class CompletionRequest(GenerationFields, PromptMedia):
-    """`echo` puts the prompt's text before the answer's. With `logprobs`, the answer then has those of the prompt,
+    """`echo` puts the prompt's text before each answer's. With `logprobs`, each answer then has those of the prompt,
     too."""
 
     prompt: Prompts
@@ -32,8 +32,6 @@ class CompletionRequest(GenerationFields, PromptMedia):
         number = len(self.prompts) * self.num_answers
         if number > bounds.MAX_N:
             raise ValueError(f"{number} answers to all prompts together, the limit is {bounds.MAX_N}")
-        if self.echo and self.num_answers > 1:
-            raise ValueError("echo may be true only where n is 1: the prompt would be repeated in each answer")
         return self
 
     @model_validator(mode="after")

@@ -140,10 +140,10 @@ class SaysText(Protocol):
     def text(self) -> str: ...
 
 
-def template_content(content: str | Sequence[SaysText | MediaPart]) -> list[dict[str, str]]:
-    """Returns the content in the form that chat templates take. Media become placeholders without their data."""
+def template_content(content: str | Sequence[SaysText | MediaPart]) -> str | list[dict[str, str]]:
+    """Returns the content as `preprocess.schema.Message` has it. Media become parts without their data."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return content
     return [
         {"type": part.modality} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
         for part in content

@@ -75,11 +75,27 @@ class StructuredOutputs(WireModel):
         return StructuredOutput(json_schema=self.json_schema, regex=self.regex, choice=choice, grammar=self.grammar)
 
 
+class VideoIO(WireModel):
+    """The frames of each video that the model gets."""
+
+    num_frames: int | None = Field(None, ge=1, description="at most; a shorter video keeps all its frames")
+    fps: float | None = Field(None, gt=0, description="frames per second at most")
+
+
+class MediaIO(WireModel):
+    """vLLM's settings for reading media, by kind of media."""
+
+    video: VideoIO | None = None
+
+
 class MediaFields(RequestBody):
     """Settings for the media of a request and for the truncation of its prompt."""
 
     mm_processor_kwargs: Annotated[dict[OptionName, bool | int | float | str], at_most(16)] | None = Field(
         None, description="settings of the model's processor for this request's media, e.g. max_pixels"
+    )
+    media_io_kwargs: MediaIO | None = Field(
+        None, description="how many frames of a video the model gets; the same as num_frames and fps of the processor"
     )
     truncate_prompt_tokens: int | None = Field(
         None,
@@ -94,6 +110,19 @@ class MediaFields(RequestBody):
         if value == 0:
             raise ValueError("has to be at least 1, or -1")
         return value
+
+    @model_validator(mode="after")
+    def _sets_each_option_once(self) -> "MediaFields":
+        twice = self.video_options.keys() & (self.mm_processor_kwargs or {}).keys()
+        if twice:
+            raise ValueError(f"{min(twice)} is set in media_io_kwargs.video and in mm_processor_kwargs")
+        return self
+
+    @property
+    def video_options(self) -> dict[str, Any]:
+        """Returns the settings of the processor that are for the request's videos only."""
+        video = None if self.media_io_kwargs is None else self.media_io_kwargs.video
+        return {} if video is None else video.model_dump(exclude_none=True)
 
     def prompt_truncation(self, max_tokens: int | None) -> PromptTruncation | None:
         """Returns how a prompt is cut. `max_tokens`: the length of its answer, or None for as many tokens as there is
@@ -125,7 +154,7 @@ class AnyGenerationFields(MediaFields):
     )
     bad_words: Annotated[list[str], Field(fail_fast=True)] = Field([], description="texts that may not come")
     seed: Annotated[int, bounds.SEED] | None = None
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: int | None = Field(None, ge=0)
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
         [], description="tokens that end the answer, as the model's end tokens do"
@@ -160,7 +189,6 @@ class AnyGenerationFields(MediaFields):
     use_beam_search: NotDone = None
     prompt_logprobs: NotDone = None
     cache_salt: NotDone = None
-    media_io_kwargs: NotDone = None
     logits_processors: NotDone = None
     guided_json: NotDone = None
     guided_regex: NotDone = None

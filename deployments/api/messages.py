@@ -70,10 +70,10 @@ class ChatMessage(WireModel):
 
     def template_form(self) -> Message:
         """Returns the message in the form that chat templates take."""
-        message: Message = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": template_content(self.content or self.refusal or ""),
-        }
+        message: Message = {"role": "system" if self.role == "developer" else self.role}
+        said = self.content if self.content or self.refusal is None else self.refusal
+        if said is not None or not self.tool_calls:
+            message["content"] = template_content(said or "")
         if self.tool_calls:
             message["tool_calls"] = [call.template_form() for call in self.tool_calls]
         if self.tool_call_id is not None:

@@ -113,7 +113,7 @@ def as_messages(items: InputItems) -> list[Message]:
         if isinstance(item, InputMessage):
             role = "system" if item.role == "developer" else item.role
             content = template_content(item.content)
-            if role == "assistant" and messages and _has_only_calls(messages[-1]):
+            if role == "assistant" and messages and "content" not in messages[-1]:
                 messages[-1]["content"] = content
             else:
                 messages.append({"role": role, "content": content})
@@ -122,14 +122,10 @@ def as_messages(items: InputItems) -> list[Message]:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
         elif isinstance(item, CalledFunction):
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": template_content("")})
+                messages.append({"role": "assistant"})
             call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
             messages[-1].setdefault("tool_calls", []).append(call.template_form())
     return messages
-
-
-def _has_only_calls(message: Message) -> bool:
-    return "tool_calls" in message and message["content"] == template_content("")
 
 
 class FunctionTool(FunctionDefinition):

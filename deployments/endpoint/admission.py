@@ -230,7 +230,8 @@ class Admission:
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
             if waiter.turn.done():
                 continue
-            full = next((one for one in waiter.ticket.leases if one.missing_for(waiter.weight)), None)
+            leases = waiter.ticket.leases
+            full = next((one for one in leases if not one.has_place or one.missing_for(waiter.weight)), None)
             if full is None:
                 return waiter, set(blocked.values())
             blocked.setdefault(full.name, waiter)

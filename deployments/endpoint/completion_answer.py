@@ -28,6 +28,8 @@ class CompletionAnswer(Chunks):
         self._account = account
         self._echoes = echoes
         self._choices = [_Choice() for _ in range(account.num_answers * len(account.requests))]
+        self._scored_prompts: dict[int, list[ScoredToken]] = {}
+        """Of each echoed prompt. They come with the first piece of its first answer, before its other answers."""
 
     async def complete(self, pieces: Pieces) -> Completion:
         parts: dict[int, list[CompletionChoice]] = {}
@@ -59,7 +61,7 @@ class CompletionAnswer(Chunks):
         echo = "" if self._echoes is None or choice.has_begun else self._echoes[number]
         part = CompletionChoice(index=piece.index, text=echo + piece.text, finish_reason=piece.finish_reason)
         if self._body.logprobs is not None:
-            of_prompt = piece.prompt_logprobs if echo else []
+            of_prompt = self._scored_prompts.setdefault(number, piece.prompt_logprobs) if echo else []
             part.logprobs = _logprobs(of_prompt, _offsets_in(echo, of_prompt))
             choice.echo_length += len(echo)
             offsets = [choice.echo_length + token.offset for token in piece.logprobs]

@@ -12,7 +12,13 @@ from starlette.exceptions import HTTPException
 from deployments.api.wire import ErrorBody, ErrorResponse
 from deployments.endpoint.admission import OverloadedError
 from deployments.endpoint.deadline import DeadlineError
-from deployments.shared.stage_calls import AdapterFailedError, PlugInFailedError, StageError, StageUnavailableError
+from deployments.shared.stage_calls import (
+    AdapterFailedError,
+    ChatTemplateFailedError,
+    PlugInFailedError,
+    StageError,
+    StageUnavailableError,
+)
 from preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(
@@ -89,6 +95,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
         return 500, _body(str(error), "server_error", code="plug_in_failed")
     if isinstance(error, AdapterFailedError):
         return 500, _body(str(error), "server_error", code="adapter_failed")
+    if isinstance(error, ChatTemplateFailedError):
+        return 500, _body(str(error), "server_error", code="chat_template_failed")
     return 500, _body("internal error, see the server's log", "server_error")
 
 

@@ -21,6 +21,7 @@ from deployments.endpoint.errors import AccessError, response_for
 from deployments.endpoint.request_headers import checked_request_id
 from deployments.endpoint.request_traces import RequestTraces
 from deployments.pipeline.long_texts import LongTexts
+from deployments.pipeline.turns import Turns
 from deployments.shared.weight import Weight
 from deployments.stages.work_scaling import PendingWork
 from preprocess.schema import InvalidRequestError
@@ -34,6 +35,8 @@ _MAX_JSON_BYTES = 32 * 2**20
 """The most bytes of a JSON body without its long texts. All other requests wait while it is parsed, a millisecond for
 each megabyte."""
 _INLINE_BYTES = 2**20
+_BODY_BYTES_PER_PIECE_BYTE = 32
+"""How many bytes of a body take as long as one byte of an answer's pieces, in which `Turns` counts."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
 _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
@@ -59,9 +62,10 @@ class Gate:
         access_log: AccessLog,
         open_requests: PendingWork,
         traces: RequestTraces,
+        turns: Turns,
     ) -> None:
         """`origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in
-        public DNS. `open_requests` counts the requests that are not answered yet."""
+        public DNS. `open_requests` counts the requests that are not answered yet. `turns`: those between tenants."""
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -71,6 +75,7 @@ class Gate:
         self._access_log = access_log
         self._open_requests = open_requests
         self._traces = traces
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -174,6 +179,7 @@ class Gate:
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
                     await ticket.take(Weight(bytes=len(chunk)))
+                    await self._turns.take(ticket.caller.cache_salt, len(chunk) // _BODY_BYTES_PER_PIECE_BYTE)
                     if is_json:
                         chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
                         num_parts += _count_parts(chunk)

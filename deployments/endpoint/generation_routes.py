@@ -39,6 +39,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest)
 
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
 
@@ -147,9 +148,11 @@ class GenerationRoutes:
         )
 
     async def _echoes(self, model: ModelRoute, body: CompletionRequest) -> list[str]:
-        """Returns the text of each prompt, as the client sent it."""
+        """Returns the text of each prompt, as the client sent it. A character that ids leave unfinished is left to the
+        answer, which completes it."""
         return [
-            prompt if isinstance(prompt, str) else await model.pipeline.detokenize(prompt) for prompt in body.prompts
+            prompt if isinstance(prompt, str) else (await model.pipeline.detokenize(prompt)).rstrip(_BROKEN)
+            for prompt in body.prompts
         ]
 
     async def _answer(

@@ -48,7 +48,7 @@ class StageMonitor:
         self._waits: set[_Wait] = set()
         self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
-        self.adapters: tuple[str, ...] = ()
+        self.adapters: dict[str, str | None] = {}
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch(name, handle)) for name, own in stages.items() for handle in own]
         self._tasks.append(loop.create_task(self._look_for_away()))

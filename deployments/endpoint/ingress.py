@@ -40,6 +40,7 @@ from deployments.pipeline.shards import Shards
 from deployments.pipeline.shared_items import SharedItems
 from deployments.pipeline.shared_traces import SharedTraces
 from deployments.pipeline.shared_uploads import SharedUploads
+from deployments.pipeline.turns import Turns
 from deployments.replica_start import Replica, start_replica
 from deployments.shared.stage_calls import route_on_this_loop
 from deployments.stages.garbage_collection import skip_startup_objects
@@ -72,6 +73,7 @@ class Ingress(Replica):
         self._metrics = IngressMetrics(models, known_errors(), self._keys.names)
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
+        self._turns = Turns()
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
@@ -104,6 +106,7 @@ class Ingress(Replica):
             SharedItems(self._shards, self._metrics.items_recomputed),
             self._metrics,
             self._uploads,
+            self._turns,
             on_reply=monitor.saw,
             model=suffix,
             chooses_by_prefix=config.generate.max_replicas > 1,
@@ -147,6 +150,7 @@ class Ingress(Replica):
             access_log=AccessLog(self._metrics.count_error),
             open_requests=self._open_requests,
             traces=RequestTraces(self._spans, self._traces.keep if self._config.shared.max_traces else None),
+            turns=self._turns,
         )
         if origins:
             api.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])

@@ -47,9 +47,14 @@ class ModelStatus:
     def adapter_cards(self) -> list[ModelCard]:
         """The descriptions of the model's adapters."""
         card = self.card
-        adapters = [name for name in self._monitor.adapters if name != self.name]
+        adapters = [name for name in self._monitor.adapters if self.adapter_of(name) is not None]
         return [card.model_copy(update={"id": name, "root": name, "parent": self.name}) for name in adapters]
 
     def adapter_of(self, model: str | None) -> str | None:
         """Returns the name of the adapter that a request for `model` is for, or None."""
-        return model if model != self.name and model in self._monitor.adapters else None
+        is_served = model in self._monitor.adapters and self._monitor.adapters[model] is None
+        return model if is_served and model != self.name else None
+
+    def why_refused(self, adapter: str) -> str | None:
+        """Returns why an adapter of that name cannot be served. None: it can, or there is none."""
+        return self._monitor.adapters.get(adapter)

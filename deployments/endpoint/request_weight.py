@@ -17,6 +17,8 @@ from preprocess.schema import Prompt
 _UNKNOWN_MAX_TOKENS = 1024
 """The tokens that count for an answer which may be as long as the context has room for."""
 
+_LOGPROBS_PER_TOKEN = 4
+"""How many log-probabilities cost as much as a token: to send, and to keep until the client takes them."""
 _SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
 """Bytes of an item that are looked at, the second for a picture whose header is longer. Every other request waits
 meanwhile: for the first some microseconds, for the second milliseconds."""
@@ -53,6 +55,7 @@ class WeighedRequests:
             media=[self._weighed(replace(source, texts=call.texts)) for source in media],
             params=params,
             options=body.mm_processor_kwargs or {},
+            video_options=body.video_options,
             cache_salt=call.cache_salt,
             cache_key=cache_key,
             adapter=adapter,
@@ -67,7 +70,9 @@ class WeighedRequests:
         answer counts at most `max_model_len` tokens, however many the client asks for: the engine refuses more and says
         why."""
         tokens = sum(
-            estimated_tokens(request.prompt) + _num_answer_tokens(request, max_model_len) for request in requests
+            _with_logprobs(estimated_tokens(request.prompt), request.params.prompt_logprobs)
+            + _with_logprobs(_num_answer_tokens(request, max_model_len), request.params.logprobs)
+            for request in requests
         )
         pixels = sum(source.num_pixels for request in requests for source in request.media)
         return Weight(requests=len(requests), pixels=pixels, tokens=tokens)
@@ -84,6 +89,10 @@ def weigh_text(num_chars: int) -> Weight:
 def _num_answer_tokens(request: PipelineRequest, max_model_len: int) -> int:
     most = _UNKNOWN_MAX_TOKENS if request.params.max_tokens is None else request.params.max_tokens
     return request.params.n * min(most, max_model_len)
+
+
+def _with_logprobs(num_tokens: int, num_logprobs: int | None) -> int:
+    return num_tokens + num_tokens * (num_logprobs or 0) // _LOGPROBS_PER_TOKEN
 
 
 def _data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:

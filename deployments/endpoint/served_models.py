@@ -43,11 +43,15 @@ class ServedModels:
             return self._first
         with_adapter = (one for one in self._routes.values() if one.status.adapter_of(name) is not None)
         if (route := self._routes.get(name) or next(with_adapter, None)) is None:
-            served = ", ".join(map(repr, self._routes))
-            raise InvalidRequestError(
-                f"{name[:100]!r} is not served here, only {served}", field="model", code="model_not_found", status=404
-            )
+            raise InvalidRequestError(self._why_not(name), field="model", code="model_not_found", status=404)
         return route
+
+    def _why_not(self, name: str) -> str:
+        for route in self._routes.values():
+            if (reason := route.status.why_refused(name)) is not None:
+                return f"adapter {name!r} cannot be served: {reason}"
+        served = ", ".join(map(repr, self._routes))
+        return f"{name[:100]!r} is not served here, only {served}"
 
     @property
     def cards(self) -> list[ModelCard]:

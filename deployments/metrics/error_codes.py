@@ -63,11 +63,16 @@ _CLIENT_CODES = (
 )
 """Of errors that the client can mend, or of the ingress itself."""
 _STAGE_CODES = ("stage_unavailable", "StageFailedError")
-_PLUG_IN_CODES = {"preprocess": ("plug_in_failed",), "encode": ("plug_in_failed",), "generate": ("adapter_failed",)}
+_OWN_CODES = {
+    "preprocess": ("plug_in_failed", "chat_template_failed"),
+    "encode": ("plug_in_failed",),
+    "generate": ("adapter_failed", "chat_template_failed"),
+}
+"""Of what an operator brings: plug-ins, adapters and checkpoints."""
 
 
 def known_errors() -> list[tuple[str, str]]:
     """Returns the stage and the code of each known error."""
     ingress = [*_CLIENT_CODES, *(f"overloaded_{reason}" for reason in ADMISSION_REASONS)]
-    of_plug_ins = [(stage, code) for stage, codes in _PLUG_IN_CODES.items() for code in codes]
-    return [*product(["ingress"], ingress), *product(STAGES, _STAGE_CODES), *of_plug_ins]
+    of_operators = [(stage, code) for stage, codes in _OWN_CODES.items() for code in codes]
+    return [*product(["ingress"], ingress), *product(STAGES, _STAGE_CODES), *of_operators]

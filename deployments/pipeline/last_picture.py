@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.pipeline.media_source import MediaSource
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, parts_of
 
 
 def with_last_picture(prompt: Prompt, media: Sequence[MediaSource]) -> tuple[Prompt, list[MediaSource]]:
@@ -28,21 +28,16 @@ def with_last_picture(prompt: Prompt, media: Sequence[MediaSource]) -> tuple[Pro
 
 
 def _last_in_conversation(prompt: ChatPrompt) -> ChatPrompt:
-    left = sum(_is_picture(part) for message in prompt.messages for part in _parts(message)) - 1
+    left = sum(_is_picture(part) for message in prompt.messages for part in parts_of(message)) - 1
     messages = []
     for message in prompt.messages:
         parts = []
-        for part in _parts(message):
+        for part in parts_of(message):
             if not _is_picture(part) or left == 0:
                 parts.append(part)
             left -= _is_picture(part)
         messages.append({**message, "content": parts} if isinstance(message.get("content"), list) else message)
     return replace(prompt, messages=messages)
-
-
-def _parts(message: Message) -> list[dict[str, Any]]:
-    content = message.get("content")
-    return content if isinstance(content, list) else []
 
 
 def _is_picture(part: dict[str, Any]) -> bool:

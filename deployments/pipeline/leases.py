@@ -26,6 +26,11 @@ class Lease:
         """Returns what the lease is short of to take `weight`. Of what is not asked for (0) nothing is missing."""
         return (self.used + weight).where(weight).excess_over(self.held)
 
+    @property
+    def has_place(self) -> bool:
+        """Returns whether one more request may start, whatever else it takes."""
+        return self.used.requests < self.held.requests
+
     def may_come(self, weight: Weight) -> bool:
         """Returns whether others may have room for `weight`: what they use is not known here."""
         return (self.used + weight).where(weight).exceeded_resource(self.limit) is None

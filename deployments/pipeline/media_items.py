@@ -47,7 +47,7 @@ class LoadedItem:
             self.content,
             self.num_pixels,
             request.num_alike(self.source),
-            request.options,
+            request.options_of(self.source),
             self.source.is_precomputed,
         )
 
@@ -100,7 +100,7 @@ class MediaItems:
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:
         """Returns the metadata of the item, processed but not encoded, for prompts that are only rendered."""
-        with _naming(item.source):
+        with _naming(request, item.source):
             made = await self._items.processed_of(item.order_of(request))
         self._note(request, item, made.trace)
         return made.stored.info
@@ -110,7 +110,7 @@ class MediaItems:
     ) -> StoredItem:
         """Returns the item with its embeddings, which stay until `pins` is closed. See `ItemMaker.embeddings_of` for
         `on_pending`."""
-        with _naming(item.source):
+        with _naming(request, item.source):
             made = await self._items.embeddings_of(item.order_of(request), on_pending, pins)
         self._note(request, item, made.trace)
         if item.source.uuid is not None and item.content is not None:
@@ -168,7 +168,7 @@ class MediaItems:
                 content = await self._fetcher.fetch(source.url)
                 self._metrics.mm_media_download_bytes.inc(len(content))
         except InvalidRequestError as error:
-            raise _of_item(error, source) from error
+            raise _of_item(error, request, source) from error
         num_pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
         await request.on_fetched(len(content), num_pixels)
         return content, num_pixels
@@ -194,7 +194,7 @@ class MediaItems:
             modality=source.modality,
             model=self._model,
             processor_fingerprint=processor.fingerprint,
-            options=request.options,
+            options=request.options_of(source),
             is_among_others=source.modality in processor.count_dependent and request.num_alike(source) > 1,
             is_precomputed=source.is_precomputed,
             cache_salt=request.cache_salt,
@@ -213,7 +213,7 @@ async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[An
 
 
 @contextmanager
-def _naming(source: MediaSource) -> Iterator[None]:
+def _naming(request: PipelineRequest, source: MediaSource) -> Iterator[None]:
     """Gives errors the client's name for the item."""
     try:
         yield
@@ -222,16 +222,21 @@ def _naming(source: MediaSource) -> Iterator[None]:
             raise _not_cached(source) from None
         raise StageUnavailableError("items", f"{source.field} is lost") from None
     except InvalidRequestError as error:
-        raise _of_item(error, source) from error
+        raise _of_item(error, request, source) from error
     except PlugInFailedError as error:
         raise PlugInFailedError(error.stage, f"{source.field}: {error}") from error
     except StageFailedError as error:
         raise StageFailedError(error.stage, f"the {error.stage} stage failed on {source.field}") from error
 
 
-def _of_item(error: InvalidRequestError, source: MediaSource) -> InvalidRequestError:
-    """Returns a library's error about a media item with the client's name for the item."""
-    return error.for_field(source.field) if error.field in ("media", "file_id") else error
+def _of_item(error: InvalidRequestError, request: PipelineRequest, source: MediaSource) -> InvalidRequestError:
+    """Returns a library's error about a media item with the client's name for the item, or for the option."""
+    if error.field in ("media", "file_id"):
+        return error.for_field(source.field)
+    field, _, option = error.field.rpartition(".")
+    if field == "mm_processor_kwargs" and source.modality == "video" and option in request.video_options:
+        return error.for_field(f"media_io_kwargs.video.{option}")
+    return error
 
 
 def _not_cached(source: MediaSource) -> InvalidRequestError:

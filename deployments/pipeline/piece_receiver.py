@@ -2,30 +2,34 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ray.serve.handle import DeploymentResponse
 
+from deployments.pipeline.turns import Turns
 from deployments.shared.stage_calls import cancel_call
 from deployments.stages.piece_connection import PieceAddress, PiecesLostError
-from deployments.stages.piece_messages import read_message
+from deployments.stages.piece_messages import read_message, unpack_piece
 from deployments.stages.private_port import PrivatePort, Reader, Writer
 from deployments.stages.stage_messages import GeneratedText
 
 _LATE_SECONDS = 10.0
 """How long pieces may take that were sent before their call ended."""
-_MAX_WAITING = 64
-"""How many pieces of a call wait for a slow client before they become one."""
+_BATCH_BYTES = 1024
+"""Packed pieces of a call that are unpacked together: what a tenant may read in one turn."""
 
 StartCall = Callable[[PieceAddress], DeploymentResponse[Any]]
 
 
 class PieceReceiver:
-    """Listens for the pieces of calls to Generate, and hands each call its own. Use it on one event loop."""
+    """Listens for the pieces of calls to Generate, and hands each call its own, in `turns` between tenants. Use it on
+    one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._numbers = itertools.count()
         self._calls: dict[int, AnswerStream] = {}
         self._port = PrivatePort(self._receive)
@@ -37,18 +41,19 @@ class PieceReceiver:
         """Ends all connections."""
         await self._port.close()
 
-    def call(self, start: StartCall) -> "AnswerStream":
+    def call(self, start: StartCall, tenant: str) -> "AnswerStream":
         """Returns what `start`, which calls Generate with the given address, brings. The call begins when the stream is
         read."""
-        return AnswerStream(PieceAddress(self._port.address, next(self._numbers)), start, self._calls)
+        address = PieceAddress(self._port.address, next(self._numbers))
+        return AnswerStream(address, start, self._calls, lambda cost: self._turns.take(tenant, cost))
 
     async def _receive(self, reader: Reader, _: Writer) -> None:
         seen: set[int] = set()
         try:
             while True:
-                for number, pieces, is_last in await read_message(reader):
+                for number, packed, is_last in await read_message(reader):
                     if number in self._calls:  # else its client is gone
-                        self._calls[number].put(pieces, is_last=is_last)
+                        self._calls[number].put(packed, is_last=is_last)
                         seen.add(number)
                     if is_last:
                         seen.discard(number)
@@ -61,19 +66,27 @@ class PieceReceiver:
 class AnswerStream:
     """The pieces that one call of Generate brings, in lists: those of an answer that are ready together are one."""
 
-    def __init__(self, address: PieceAddress, start: StartCall, calls: "dict[int, AnswerStream]") -> None:
+    def __init__(
+        self,
+        address: PieceAddress,
+        start: StartCall,
+        calls: "dict[int, AnswerStream]",
+        turn: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`turn(num_bytes)` waits until so many bytes of pieces may be read."""
         self._address = address
         self._start = start
         self._calls = calls
+        self._turn = turn
         self._response: DeploymentResponse[Any] | None = None
-        self._waiting: list[GeneratedText] = []
+        self._waiting: deque[bytes] = deque()
+        self._num_waiting_bytes = 0
         self._has_ended = self._is_lost = False
         self._news = asyncio.Event()
 
-    def put(self, pieces: list[GeneratedText], *, is_last: bool) -> None:
-        self._waiting += pieces
-        if len(self._waiting) > _MAX_WAITING:
-            self._waiting = joined(self._waiting)
+    def put(self, packed: Sequence[bytes], *, is_last: bool) -> None:
+        self._waiting.extend(packed)
+        self._num_waiting_bytes += sum(map(len, packed))
         self._has_ended = is_last
         self._news.set()
 
@@ -91,17 +104,28 @@ class AnswerStream:
         call.add_done_callback(lambda _: self._news.set())
         try:
             while self._waiting or not self._has_ended:
-                await self._wait(_LATE_SECONDS if call.done() else None)
                 if self._waiting:
-                    pieces, self._waiting = joined(self._waiting), []
-                    yield pieces
+                    yield await self._next()
                 elif self._is_lost:
                     raise PiecesLostError("the connection to the replica is lost")
                 elif call.done():
                     call.result()
+                    await self._wait(_LATE_SECONDS)
+                else:
+                    await self._wait(None)
         finally:
             del self._calls[self._address.number]
             call.add_done_callback(_read_failure)  # after the last piece nobody else does
+
+    async def _next(self) -> list[GeneratedText]:
+        """Returns what waits, up to a batch of it, once it is the tenant's turn."""
+        await self._turn(min(_BATCH_BYTES, self._num_waiting_bytes))
+        pieces, end = list[GeneratedText](), self._num_waiting_bytes - _BATCH_BYTES
+        while self._waiting and self._num_waiting_bytes > end:
+            packed = self._waiting.popleft()
+            self._num_waiting_bytes -= len(packed)
+            pieces.append(unpack_piece(packed))
+        return joined(pieces)
 
     def cancel(self) -> None:
         """Ends the call, if it has begun."""
@@ -109,12 +133,12 @@ class AnswerStream:
             cancel_call(self._response)
 
     async def _wait(self, seconds: float | None) -> None:
+        self._news.clear()
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
         except TimeoutError:
             raise PiecesLostError(f"no pieces for {seconds} s after their call had ended") from None
-        self._news.clear()
 
 
 def joined(pieces: list[GeneratedText]) -> list[GeneratedText]:

@@ -16,6 +16,7 @@ from deployments.pipeline.pipeline_request import PipelineRequest
 from deployments.pipeline.prompt_affinity import affinity_of
 from deployments.pipeline.shared_items import ItemSource
 from deployments.pipeline.shared_uploads import SharedUploads
+from deployments.pipeline.turns import Turns
 from deployments.shared.in_the_making import Announce, InTheMaking
 from deployments.shared.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
 from deployments.stages.hand_over import ItemEmbeddings
@@ -43,6 +44,7 @@ class Pipeline:
         items: ItemSource,
         metrics: IngressMetrics,
         uploads: SharedUploads,
+        turns: Turns,
         on_reply: Callable[[str], None],
         *,
         model: str = "",
@@ -56,7 +58,7 @@ class Pipeline:
         self._generate_text = generate.options(_by_reference=False)
         self._chooses_by_prefix = chooses_by_prefix
         self._calls = StageCalls(metrics.items_recomputed, on_reply)
-        self._receiver = PieceReceiver()
+        self._receiver = PieceReceiver(turns)
         self._items = MediaItems(config, items, metrics, uploads, on_reply, model=model)
 
     async def open(self) -> None:
@@ -222,7 +224,7 @@ class Pipeline:
                 adapter=request.adapter,
             )
 
-        return self._receiver.call(start)
+        return self._receiver.call(start, request.cache_salt)
 
 
 @asynccontextmanager

@@ -53,9 +53,10 @@ async def _ignore(num_bytes: int, num_pixels: int) -> None:
 class PipelineRequest:
     """What is asked. `context`: of the client's request, which may bring several of these.
 
-    `media`: the prompt's items, in its order. `options`: the client's settings of the processor. `cache_salt`: requests
-    with different ones share neither items nor prefixes. `cache_key`: those with the same one belong together, by their
-    client's word, and go to the same replica of Generate. `adapter`: the name of the LoRA adapter that answers, if any.
+    `media`: the prompt's items, in its order. `options`: the client's settings of the processor; `video_options`: those
+    for videos only. `cache_salt`: requests with different ones share neither items nor prefixes. `cache_key`: those
+    with the same one belong together, by their client's word, and go to the same replica of Generate. `adapter`: the
+    name of the LoRA adapter that answers, if any.
     `priority`: requests with a lower one go first.
     `returns_prompt_ids`: whether `trace` is to have the ids of the prompt's tokens.
     `on_fetched` is told the bytes and the pixels of each item that had to be fetched; what it raises ends the request.
@@ -66,6 +67,7 @@ class PipelineRequest:
     media: list[MediaSource]
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
+    video_options: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     cache_key: str | None = None
     adapter: str | None = None
@@ -94,6 +96,10 @@ class PipelineRequest:
         if self.media:
             return "shared", "preprocess", "encode", "generate"
         return ("generate",) if self.is_short() else ("preprocess", "generate")
+
+    def options_of(self, source: MediaSource) -> dict[str, Any]:
+        """Returns the client's settings of the processor for an item."""
+        return self.options | self.video_options if source.modality == "video" else self.options
 
     def num_alike(self, source: MediaSource) -> int:
         """The number of items of the source's modality in the request, the source's own included."""

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Any
 
 from deployments.stages.prefix_router import PromptAffinity
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt, TextPrompt
+from preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt, TextPrompt, parts_of
 
 _MARK_BYTES = 256
 _MOST_MARKS = 64
@@ -62,7 +62,7 @@ def _parts(prompt: Prompt, mm_hashes: Sequence[str]) -> Iterator[tuple[bytes, bo
 def _parts_of(message: Message, hashes: Iterator[str]) -> Iterator[bytes]:
     others: dict[str, Any] = {name: value for name, value in message.items() if name != "content"}
     yield _encoded(json.dumps(others))
-    for part in message["content"]:
+    for part in parts_of(message):
         yield _encoded(part["text"] if part["type"] == "text" else next(hashes, ""))
 
 

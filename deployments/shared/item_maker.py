@@ -5,10 +5,10 @@ lies in the object store, one copy a node, and outlives the replica that made it
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ray import ObjectRef
 
@@ -37,6 +37,7 @@ from preprocess.schema import ItemInfo, Stopwatch
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
+ResultT = TypeVar("ResultT")
 ItemProcessing = InTheMaking[PendingItem, StoredItem]
 StoredItems = ItemCache[StoredItem, PendingItem]
 
@@ -57,6 +58,8 @@ class ItemMaker:
         self._spans = spans
         self._first: dict[str, OpenSpan] = {}
         """Of each item with orders under way, the first one's span."""
+        self._contents: dict[str, dict[object, bytes | ObjectRef]] = {}
+        """Of each item with orders under way, the contents that these orders brought and that are not lost."""
         self._stages = stages
         self._encoders = {model: places_of(own) for model, own in stages.items()}
         self._calls = calls
@@ -68,7 +71,8 @@ class ItemMaker:
         """Returns the item processed but not encoded. Raises like `embeddings_of`."""
         trace = ItemTrace()
         with self._watched(order, trace) as span:
-            return MadeItem(await self._processed(replace(order, context=span.context), trace), trace)
+            order = replace(order, context=span.context)
+            return MadeItem(await self._with_content(order, lambda: self._processed(order, trace)), trace)
 
     async def embeddings_of(self, order: ItemOrder, on_pending: OnPending) -> MadeItem:
         """Returns the item with its embeddings. If they do not exist yet, `on_pending` gets the item as soon as a
@@ -86,24 +90,38 @@ class ItemMaker:
             return made
 
     async def _embeddings_of(self, order: ItemOrder, on_pending: OnPending, trace: ItemTrace) -> MadeItem:
-        is_own = False
-
         async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
-            nonlocal is_own
-            is_own = True
             with in_request(order.context):
                 return await self._make(order, trace, announce)
 
-        while True:
-            try:
-                stored, trace.was_encoded = await self.embeddings.get_or_create(order.mm_hash, create, on_pending)
-            except ContentMissingError:
-                if order.content is None or is_own:
-                    raise
-                # The attempt that failed was for an order without content.
-            else:
-                self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
-                return MadeItem(stored, trace)
+        stored, trace.was_encoded = await self._with_content(
+            order, lambda: self.embeddings.get_or_create(order.mm_hash, create, on_pending)
+        )
+        self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
+        return MadeItem(stored, trace)
+
+    async def _with_content(self, order: ItemOrder, make: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Awaits `make()`. Meanwhile all orders of the item may use this order's content.
+
+        `make()` may join work that began before this order brought its content, and that fails for want of it. It is
+        called again then. Work that begins later has this order's content, and fails only if that is lost: so each
+        further failure costs one of the item's contents, and their number bounds the calls.
+        """
+        if order.content is None:
+            return await make()
+        contents, own = self._contents.setdefault(order.mm_hash, {}), object()
+        contents[own] = order.content
+        try:
+            while True:
+                try:
+                    return await make()
+                except ContentMissingError:
+                    if own not in contents:
+                        raise
+        finally:
+            contents.pop(own, None)
+            if not contents and self._contents.get(order.mm_hash) is contents:
+                del self._contents[order.mm_hash]
 
     async def _make(
         self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
@@ -175,11 +193,13 @@ class ItemMaker:
     async def _process(
         self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
-        if order.content is None:
+        contents = self._contents.get(order.mm_hash, {})
+        if not contents:
             raise ContentMissingError
+        source, content = next(iter(contents.items()))
         job = ItemJob(
             order.modality,
-            order.content,
+            content,
             order.num_pixels,
             order.num_in_prompt,
             order.options,
@@ -198,7 +218,8 @@ class ItemMaker:
             return tensors, info
 
         async def give_up() -> None:
-            raise ContentMissingError  # the content has gone with the ingress that sent it
+            contents.pop(source, None)  # this one has gone with the ingress that sent it
+            raise ContentMissingError
 
         tensors, info = await self._calls.send("preprocess", call, give_up)
         assert isinstance(info, ItemInfo)

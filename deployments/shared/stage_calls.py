@@ -21,7 +21,7 @@ from deployments.stages.hand_over import EmbeddingsLostError
 from deployments.stages.piece_connection import PiecesLostError
 from llm.lora_request import LoraError
 from pipelines.interface import PipelineError
-from preprocess.schema import InvalidRequestError
+from preprocess.schema import ChatTemplateError, InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -64,6 +64,10 @@ class PlugInFailedError(StageFailedError):
 
 class AdapterFailedError(StageFailedError):
     """A LoRA adapter cannot be served. The message says why, and is for the client, too."""
+
+
+class ChatTemplateFailedError(StageFailedError):
+    """The model's chat template fails in the stage. The message is for the client, too."""
 
 
 class StageUnavailableError(StageError):
@@ -281,6 +285,8 @@ def _translated(error: Exception, stage: str) -> Exception:
         return PlugInFailedError(stage, str(cause))
     if isinstance(cause, LoraError):
         return AdapterFailedError(stage, str(cause))
+    if isinstance(cause, ChatTemplateError):
+        return ChatTemplateFailedError(stage, str(cause))
     if _is_own(error) and not isinstance(cause, _ENDS):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

@@ -1,10 +1,14 @@
 """The LoRA adapters that are served: the folders below one folder, by their names."""
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraRequest
+from llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraError, LoraRequest
 from preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _MAX_NAME_CHARS = 200
 
@@ -12,25 +16,44 @@ _MAX_NAME_CHARS = 200
 class AdapterFolder:
     """Looks into the folder anew each time, so that adapters may come, change and go. Any thread may ask."""
 
-    def __init__(self, path: str) -> None:
-        """Raises ValueError unless there is such a folder."""
+    def __init__(self, path: str, check: Callable[[str], None]) -> None:
+        """`check` raises LoraError for the folder of an adapter that cannot be served. Raises ValueError unless there
+        is such a folder."""
         self._path = Path(path)
+        self._check = check
+        self._checked: dict[LoraRequest, str | None] = {}
         if not self._path.is_dir():
             raise ValueError(f"generate.adapters_folder: {path} is no folder")
 
-    def names(self) -> tuple[str, ...]:
-        """Returns the names of all adapters, in order. Folders whose names no model may have are passed over. Raises
-        OSError."""
+    def look(self) -> dict[str, str | None]:
+        """Returns all adapters by their names, in order, each with the reason why it cannot be served, or None. Folders
+        whose names no model may have are passed over. Logs each reason once. Raises OSError."""
         with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if is_adapter_name(entry.name)]
-        return tuple(sorted(name for name in names if (self._path / name / CONFIG_FILE).is_file()))
+            names = sorted(entry.name for entry in entries if self._is_adapter(entry.name))
+        before, adapters = self._checked, [self._request(name) for name in names]
+        self._checked = {one: before[one] if one in before else self._why_refused(one) for one in adapters}
+        return {one.name: reason for one, reason in self._checked.items()}
 
     def find(self, name: str) -> LoraRequest:
         """Returns the adapter as it is now. Raises InvalidRequestError, with status 404, if it is not there."""
-        if not is_adapter_name(name) or not (self._path / name / CONFIG_FILE).is_file():
+        if not self._is_adapter(name):
             raise adapter_not_found(name)
+        return self._request(name)
+
+    def _is_adapter(self, name: str) -> bool:
+        return is_adapter_name(name) and (self._path / name / CONFIG_FILE).is_file()
+
+    def _request(self, name: str) -> LoraRequest:
         folder = self._path / name
         return LoraRequest(name, str(folder), f"{_state(folder / CONFIG_FILE)} {_state(folder / WEIGHTS_FILE)}")
+
+    def _why_refused(self, adapter: LoraRequest) -> str | None:
+        try:
+            self._check(adapter.folder)
+        except LoraError as error:
+            logger.warning("adapter %s cannot be served: %s", adapter.name, error)
+            return str(error)
+        return None
 
 
 def is_adapter_name(name: str) -> bool:
@@ -48,6 +71,6 @@ def _state(path: Path) -> str:
     """Returns what changes when the file does."""
     try:
         state = path.stat()
-    except OSError:  # the engine says what is wrong
+    except OSError:  # the check says what is wrong
         return ""
     return f"{state.st_ino}:{state.st_mtime_ns}:{state.st_size}"

@@ -71,7 +71,8 @@ class Generate(Replica):
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
         self._ranks = ranks
-        self._adapters = None if settings.adapters_folder is None else AdapterFolder(settings.adapters_folder)
+        folder = settings.adapters_folder
+        self._adapters = None if folder is None else AdapterFolder(folder, engine.check_adapter)
         engine.call_when_adapter_read(self._loop.wake)
         self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
@@ -97,6 +98,7 @@ class Generate(Replica):
             gpu_share=config.generate.gpu_share,
             reserved_bytes=reserved_bytes,
             max_model_len=config.max_model_len,
+            allow_longer_context=config.allow_longer_context,
             largest_item_tokens=_largest_picture_tokens(processor.items),
             **asdict(config.generate.engine),
         )
@@ -202,11 +204,11 @@ class Generate(Replica):
             raise adapter_not_found(name)
         return await asyncio.to_thread(self._adapters.find, name)
 
-    async def _adapter_names(self) -> tuple[str, ...] | None:
+    async def _seen_adapters(self) -> dict[str, str | None] | None:
         if self._adapters is None:
             return None
         try:
-            return await asyncio.to_thread(self._adapters.names)
+            return await asyncio.to_thread(self._adapters.look)
         except OSError as error:  # a file system that is away for a while
             logger.warning("generate.adapters_folder cannot be read: %s", error)
             return None
@@ -230,7 +232,7 @@ class Generate(Replica):
     async def heartbeat(self) -> Heartbeat:
         encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()
         age_s = max(self._loop.heartbeat_age, encoder.age_s)
-        return Heartbeat(age_s, details=self._details, adapters=await self._adapter_names())
+        return Heartbeat(age_s, details=self._details, adapters=await self._seen_adapters())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns what `deployments.stages.work_scaling` scales by."""

@@ -8,7 +8,7 @@ take as much of the processor as the model's own work on it. `deployments.pipeli
 import asyncio
 from dataclasses import dataclass
 
-from deployments.stages.piece_messages import SentPieces, pack_message
+from deployments.stages.piece_messages import SentPieces, pack_message, pack_piece
 from deployments.stages.private_port import PortAddress, connect
 from deployments.stages.stage_messages import GeneratedText
 
@@ -70,7 +70,7 @@ class PieceConnection:
         connection is gone."""
         if self.is_lost:
             raise PiecesLostError("the connection to the ingress is gone")
-        self._waiting.append((number, pieces, is_last))
+        self._waiting.append((number, list(map(pack_piece, pieces)), is_last))
         self._has_waiting.set()
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The messages that carry pieces of answers: data and no code, unlike Ray's own.
 
 A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
-A piece is the list of its fields, and so are a stage time and a scored token.
+Each piece is msgpack within it, which the ingress unpacks when the call's client takes it: unpacked, log-probabilities
+take ten times the memory. A piece is the list of its fields, and so are a stage time and a scored token.
 """
 
 import asyncio
@@ -16,8 +17,8 @@ from deployments.stages.private_port import MalformedMessageError, frame, read_f
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
-SentPieces: TypeAlias = tuple[int, list[GeneratedText], bool]
-"""A call's number, pieces of its answers, and whether they are the last ones."""
+SentPieces: TypeAlias = tuple[int, Sequence[bytes], bool]
+"""A call's number, packed pieces of its answers, and whether they are the last ones."""
 
 _piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
 _time_fields = attrgetter(*(one.name for one in fields(StageTime)))
@@ -26,9 +27,22 @@ _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
 _NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
 
 
+def pack_piece(piece: GeneratedText) -> bytes:
+    packed: bytes = msgpack.packb(_packed(piece))
+    return packed
+
+
+def unpack_piece(packed: bytes) -> GeneratedText:
+    """Raises MalformedMessageError for what is no piece."""
+    try:
+        return _unpacked(msgpack.unpackb(packed, use_list=True, strict_map_key=False))
+    except Exception as error:
+        raise MalformedMessageError(f"not a piece: {error!r}") from error
+
+
 def pack_message(sent: Sequence[SentPieces]) -> bytes:
     """Returns one message."""
-    body: bytes = msgpack.packb([(number, list(map(_packed, pieces)), is_last) for number, pieces, is_last in sent])
+    body: bytes = msgpack.packb(sent)
     return frame(body)
 
 
@@ -37,10 +51,14 @@ async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
     no message."""
     body = await read_frame(reader)
     try:
-        sent = msgpack.unpackb(body, use_list=True, strict_map_key=False)
-        return [(number, list(map(_unpacked, pieces)), is_last) for number, pieces, is_last in sent]
+        sent = [(number, packed, is_last) for number, packed, is_last in msgpack.unpackb(body)]
     except Exception as error:
         raise MalformedMessageError(f"not a message: {error!r}") from error
+    for number, packed, is_last in sent:
+        is_list = isinstance(packed, list) and all(isinstance(one, bytes) for one in packed)
+        if not (isinstance(number, int) and is_list and isinstance(is_last, bool)):
+            raise MalformedMessageError("not a message: a field of another type")
+    return sent
 
 
 def _packed(piece: GeneratedText) -> tuple[Any, ...]:

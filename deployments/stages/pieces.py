@@ -33,7 +33,6 @@ class PieceMaker:
         token that ends an answer is part of its text."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
-        self._starts: defaultdict[int, CharacterStarts] = defaultdict(CharacterStarts)
         self._first_prompt_token = first_prompt_token
         self._includes_stop = includes_stop
 
@@ -98,12 +97,10 @@ class PieceMaker:
     def _offset(self, index: int, token_id: int) -> int:
         """Returns where answer `index`'s next token begins. Whole characters are counted as text is decoded; bytes are
         counted only within a character that is not complete."""
-        detokenizer = self._detokenizers[index]
-        if detokenizer.is_whole:
-            self._starts[index] = CharacterStarts()
-        content = self._tokenizer.token_bytes(token_id) if detokenizer.tells(token_id) else b""
-        start, _ = self._starts[index].feed(content)
-        return detokenizer.num_chars + start
+        detokenizer, starts, start = self._detokenizers[index], CharacterStarts(), 0
+        for one in (*detokenizer.unfinished, token_id):
+            start, _ = starts.feed(self._tokenizer.token_bytes(one) if detokenizer.tells(one) else b"")
+        return detokenizer.num_chars + max(0, start - detokenizer.num_chars_before)
 
     def _scored(self, token: "TokenLogprobs", offset: int = 0) -> ScoredToken:
         top = [(self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]

@@ -175,6 +175,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             revision=config.revision,
             image_backend=config.preprocess.image_backend,
             jpeg_draft=config.preprocess.jpeg_draft,
+            video_frames=config.preprocess.video_frames,
             dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
             embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),
             max_model_len=config.max_model_len,

@@ -33,13 +33,13 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told.
-    `details`: what it tells of itself in `/health`. `adapters`: the names of those that it can serve, if it is
-    Generate."""
+    `details`: what it tells of itself in `/health`. `adapters`: the LoRA adapters by name, if it is Generate,
+    each with the reason why it cannot be served, or None."""
 
     age_s: float = 0.0
     served: ServedModel | None = None
     details: dict[str, str] = field(default_factory=dict)
-    adapters: tuple[str, ...] | None = None
+    adapters: dict[str, str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,5 +72,11 @@ class LanguageFamily(HalfModel):
     logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = output_head
 
     def find_decoder(self, model: PreTrainedModel) -> nn.Module:
-        decoder: nn.Module = model.get_submodule(self.decoder)
+        """Raises ValueError for a model of another structure than the family's."""
+        try:
+            decoder: nn.Module = model.get_submodule(self.decoder)
+        except AttributeError as error:
+            raise ValueError(
+                f"text models of type {type(model).__name__} are not supported: there is no decoder at {self.decoder!r}"
+            ) from error
         return decoder

@@ -9,7 +9,7 @@ from preprocess.schema import ProcessedPrompt
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     whole = BidirectionalSpan.of(range(len(prompt.prompt_token_ids)))
-    return PromptLayout(rope_offset=1, spans=(whole,), is_prefix_cacheable=False)
+    return PromptLayout(rope_offsets=(1,), spans=(whole,), is_prefix_cacheable=False)
 
 
 PALIGEMMA = LanguageFamily(

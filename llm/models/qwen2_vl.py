@@ -16,16 +16,26 @@ _GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Returns the rotary positions that the model itself computes from the items' grids of patches."""
+    """Returns the rotary positions that the model itself computes from the items' grids of patches.
+
+    As in `generate`, each axis goes on behind the prompt's last token. The model's own `rope_deltas` go on behind the
+    largest position of the prompt, which is often that of a video's last frame.
+    """
     num_tokens = len(prompt.prompt_token_ids)
     token_types = torch.full((1, num_tokens), _TEXT, dtype=torch.int)
     for placeholder, inputs in zip(prompt.placeholders, prompt.language_inputs, strict=True):
         token_types[0, list(placeholder.embed_positions())] = _modality(inputs)
     _check_grids(model.config, token_types, prompt)
-    positions, offset = model.model.get_rope_index(
+    batch, _ = model.model.get_rope_index(
         torch.tensor([prompt.prompt_token_ids]), mm_token_type_ids=token_types, **_merged(prompt.language_inputs)
     )
-    return PromptLayout(rope_positions=positions[:, 0].numpy(), rope_offset=int(offset))
+    positions = batch[:, 0]
+    return PromptLayout(
+        rope_positions=positions.numpy(),
+        rope_offsets=tuple((positions[:, -1] + 1 - num_tokens).tolist()),
+        # Behind an item, generated text has other positions than text of a longer prompt.
+        is_prefix_cacheable=bool(token_types[0, -1] == _TEXT),
+    )
 
 
 def _modality(inputs: LanguageInputs) -> int:

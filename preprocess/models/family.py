@@ -29,6 +29,10 @@ Size: TypeAlias = tuple[int, ...]
 Backend: TypeAlias = Literal["pil", "torchvision"]
 """The library that resizes and normalises pictures: Pillow with numpy, or torchvision."""
 
+DEFAULT_FRAMES = "default_frames"
+"""The keyword argument of videos that holds the most frames where neither the request nor the processor names a number
+or a rate."""
+
 RAGGED = Batched(shape=lambda outputs, index: ())
 """The layout of the outputs that `run_ragged_images` leaves unpadded. Merging pads them to the batch's largest item."""
 

@@ -24,33 +24,13 @@ _IMAGE_TOKEN = "<image>"
 
 
 class PipelineProcessor(ProcessorMixin):
-    """A text model's tokenizer, with a token more for the place of a picture.
-
-    Chat templates of text models take texts only. So a message's pictures become placeholders in its text, each with
-    the pipeline's markers around it."""
+    """A text model's tokenizer, with a token more for the place of a picture."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         tokenizer.add_tokens([AddedToken(_IMAGE_TOKEN, normalized=False, special=True)])
         self.image_token = _IMAGE_TOKEN
-        self.marks = ("", "")
         self.identity = ""
         super().__init__(tokenizer, chat_template=chat_template)
-
-    def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.tokenizer.apply_chat_template(
-            [{**message, "content": self._flat(message.get("content"))} for message in conversation], *args, **kwargs
-        )
-
-    def _flat(self, content: Any) -> Any:
-        """Returns the parts of a message as one text. A picture stands on a line of its own."""
-        if not isinstance(content, list):
-            return content
-        before, after = self.marks
-        pieces = [
-            f"{before}{self.image_token}{after}\n" if part["type"] == "image" else part.get("text", "")
-            for part in content
-        ]
-        return "".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +41,9 @@ class _Loader:
     params: PipelineParams
 
     def from_pretrained(self, model: str, *, revision: str | None = None, backend: str = "pil") -> PipelineProcessor:
-        processor = PipelineProcessor(AutoTokenizer.from_pretrained(model, revision=revision))
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
+        processor = PipelineProcessor(tokenizer)
         pipeline = self.pipeline
-        processor.marks = (pipeline.image_start(), pipeline.image_end())
         processor.identity = f"{pipeline.name()} {pipeline.num_image_embeds()} {sorted(self.params.items())}"
         return processor
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -21,8 +22,9 @@ from preprocess.models.family import (
     replaces_image_token,
     run_images,
 )
-from preprocess.models.video import FIXED_FRAMES, clip_options, size_metadata
+from preprocess.models.video import FIXED_FRAMES, clip_options, least_frames, run_clips, size_metadata
 from preprocess.schema import ItemTensors
+from preprocess.video import DecodedVideo
 
 
 def _num_patches(outputs: Outputs) -> torch.Tensor:
@@ -133,14 +135,16 @@ class _Clips:
         less of it unused."""
         part = processor.video_processor
         square, most = part.patch_size * part.merge_size, min(part.max_frames, kwargs["max_frames"])
-        numbers = range(part.temporal_patch_size, most + 1)
+        numbers = range(1, most + 1)
         sizes = [(number, *one) for number in numbers for one in _fullest(square, self._most_pixels(part, number))]
         # Here and not by `expansion`: they are many.
         return [max(sizes, key=lambda size: self._num_patches(part, *size))]
 
     def _num_patches(self, part: HFProcessor, num_frames: int, height: int, width: int) -> int:
         size = dict(part.size)
-        if not self.is_shared:
+        if self.is_shared:
+            num_frames = max(num_frames, part.temporal_patch_size)  # as `_run_filled` does
+        else:
             # In Qwen2-VL, what counts patches leaves `cap_pixels_per_frame` out.
             size["longest_edge"] = self._most_pixels(part, num_frames)
         count: int = part.get_num_of_video_patches(num_frames, height, width, {"size": size})
@@ -160,6 +164,18 @@ class _Clips:
         return int(longest)
 
 
+def _run_filled(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
+    """Repeats the last frame of a video that is too short for one token. Qwen3-VL's processor would do so, but its
+    `resize` has refused the video before."""
+    least = least_frames(processor)
+    return run_clips(processor, [_filled(clip, least) if len(clip.frames) < least else clip for clip in clips], kwargs)
+
+
+def _filled(clip: DecodedVideo, num_frames: int) -> DecodedVideo:
+    last = np.repeat(clip.frames[-1:], num_frames - len(clip.frames), axis=0)
+    return replace(clip, frames=np.concatenate([clip.frames, last]))
+
+
 def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
     """Returns the modality of videos. `is_timed`: whether positions in time come from seconds."""
     timed: Fields = {"second_per_grid_ts": Batched()} if is_timed else {}
@@ -176,7 +192,7 @@ def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
 
 _VIDEO = _video(_Clips(is_shared=False))
 _TIMED_VIDEO = _video(_Clips(is_shared=False), is_timed=True)
-_SHARING_VIDEO = _video(_Clips(is_shared=True))
+_SHARING_VIDEO = replace(_video(_Clips(is_shared=True)), run=_run_filled)
 
 QWEN2_VL = ProcessorFamily(processor_class="Qwen2VLProcessor", modalities={"image": _IMAGE, "video": _VIDEO})
 QWEN2_5_VL = ProcessorFamily(processor_class="Qwen2_5_VLProcessor", modalities={"image": _IMAGE, "video": _TIMED_VIDEO})

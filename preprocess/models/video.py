@@ -10,6 +10,7 @@ from transformers.video_utils import VideoMetadata
 from preprocess.field_layout import Batched, Outputs
 from preprocess.media import MediaLimits, VideoLimits, check_shape
 from preprocess.models.family import (
+    DEFAULT_FRAMES,
     HFProcessor,
     Kwargs,
     Modality,
@@ -25,11 +26,8 @@ from preprocess.models.family import (
 from preprocess.schema import InvalidRequestError
 from preprocess.video import DecodedVideo, decode_video
 
-DEFAULT_NUM_FRAMES = 32
-"""The frames of a video, if the checkpoint says neither how many nor how many a second. transformers would take all
-frames, which are 1,500 for a minute of film. The families without a setting were trained with 8 to 32."""
-
 MAX_FPS = 30
+_RATES = ("num_frames", "fps")
 _NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}
 
 
@@ -55,7 +53,11 @@ def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwa
     outputs, _ = processor._process_videos(
         [clip.frames for clip in clips],
         video_metadata=metadata,
-        **{**kwargs, "do_sample_frames": False, "return_metadata": True},
+        **{
+            **{name: value for name, value in kwargs.items() if name not in (*_RATES, DEFAULT_FRAMES)},
+            "do_sample_frames": False,
+            "return_metadata": True,
+        },
     )
     return outputs  # type: ignore[no-any-return]
 
@@ -72,17 +74,17 @@ def size_metadata(num_frames: int) -> Any:
 
 
 def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Option]:
-    """Returns the options `num_frames` and `fps` of a video. Each unsets the other, because some processors refuse both
-    together."""
+    """Returns the options `num_frames` and `fps` of a video. A video of fewer frames than `num_frames` keeps all. With
+    both options, it has as many frames as the one that asks for fewer says."""
 
     def num_frames(processor: HFProcessor, value: object) -> Kwargs:
         least, most = least_frames(processor), most_frames(processor)
-        return {"num_frames": checked_int("num_frames", value, least=least, most=most), "fps": None}
+        return {"num_frames": checked_int("num_frames", value, least=least, most=most)}
 
     def fps(processor: HFProcessor, value: object) -> Kwargs:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_FPS:
             raise invalid_option("fps", f"must be a number above 0, at most {MAX_FPS}")
-        return {"fps": value, "num_frames": None}
+        return {"fps": value}
 
     return {"fps": fps, "num_frames": num_frames}
 
@@ -103,26 +105,41 @@ def _longest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, most: int) -> Any:
-    """Chooses frames as `BaseVideoProcessor.preprocess` does: by the call's settings, or else by the processor's own.
+    """Chooses frames as `BaseVideoProcessor.preprocess` does: by the request's settings, or else by the processor's
+    own.
 
     If neither says anything, frames stand at even distances, and a short video keeps all. Raises InvalidRequestError if
     the processor finds no frames.
     """
-    part, total, least = processor.video_processor, metadata.total_num_frames, least_frames(processor)
-    if total < least:
-        raise _too_short(metadata, f"this model takes {least} or more")
-    names = [name for name in part.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
-    own = {name: getattr(part, name, None) for name in names}
-    settings = own | {name: value for name, value in kwargs.items() if name in names}
-    num_frames, fps = settings.get("num_frames"), settings.get("fps")
+    part, total = processor.video_processor, metadata.total_num_frames
+    if total < least_frames(processor):
+        return np.arange(total)  # samplers refuse these frames, of which the processor repeats the last to fill a token
+    rates = {name: kwargs.get(name) for name in _RATES}
+    num_frames, fps = rates.values()
     if num_frames is None and fps is None:
-        return np.linspace(0, total - 1, min(total, most, DEFAULT_NUM_FRAMES)).round().astype(int)
+        rates = {name: getattr(part, name, None) for name in _RATES}
+        if set(rates.values()) == {None}:
+            return np.linspace(0, total - 1, min(total, most, kwargs[DEFAULT_FRAMES])).round().astype(int)
+    elif num_frames is not None and fps is not None:  # some samplers refuse both
+        chosen = _sample_at(part, {**kwargs, "num_frames": None, "fps": fps}, metadata)
+        if len(chosen) <= num_frames:
+            return chosen
+        rates["fps"] = None
+    return _sample_at(part, {**kwargs, **rates}, metadata)
+
+
+def _sample_at(part: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata) -> Any:
+    """Returns the frames that the video processor chooses. A processor may refuse a video of fewer frames than the
+    number: then the video keeps all."""
+    names = [name for name in part.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
+    settings = {name: kwargs.get(name, getattr(part, name, None)) for name in names}
+    total, num_frames = metadata.total_num_frames, settings["num_frames"]
     try:
         chosen = part.sample_frames(metadata=metadata, **settings)
     except (ValueError, ZeroDivisionError):
-        if num_frames is not None:
-            raise _too_short(metadata, f"{num_frames} were asked for") from None
-        raise _too_short(metadata, f"at {fps:g} a second too few are left") from None
+        if num_frames is None:
+            raise _too_short(metadata, f"at {settings['fps']:g} a second too few are left") from None
+        return np.linspace(0, total - 1, min(total, num_frames)).round().astype(int)
     # torch.arange by steps of total / number, as some processors do it, may run one step too far.
     return chosen[chosen < total]
 

@@ -3,8 +3,10 @@ one front door knows what the other knows, and `ray down` leaves nothing behind.
 
 import base64
 import json
+import re
 import secrets
 import shutil
+import stat
 import statistics
 import subprocess
 import sys
@@ -140,8 +142,8 @@ def cluster_file(head: Host, worker: Host) -> dict[str, Any]:
     cluster["auth"] = {"ssh_user": "root", "ssh_private_key": "~/id"}
     cluster["file_mounts"] |= {"~/raylens": "~/raylens", "~/install.sh": "~/install.sh"}
     del cluster["rsync_filter"]  # the compiled kernels come along
-    in_path = cluster["setup_commands"][3]
-    cluster["setup_commands"] = ["test -x ~/venv/bin/ray || bash ~/install.sh", in_path]
+    for_shells = [command for command in cluster["setup_commands"] if ".bashrc" in command]
+    cluster["setup_commands"] = ["test -x ~/venv/bin/ray || bash ~/install.sh", *for_shells]
     for host, key in ((head, "head_start_ray_commands"), (worker, "worker_start_ray_commands")):
         # Ray finds out a host's address by a route to the Internet. CPUs: more than the two of this machine.
         own = f"--num-cpus=8 --object-store-memory=300000000 --node-ip-address={host.address}"
@@ -192,7 +194,7 @@ def cluster() -> Iterator[Cluster]:
             shutil.copy(folder / "id", control.home / "id")
             (control.home / ".ray").mkdir()
             (control.home / ".ray" / "auth_token").write_text(secrets.token_hex(32))
-            (control.home / ".ray" / "auth_token").chmod(0o600)
+            (control.home / ".ray" / "auth_token").chmod(0o644)  # as Ray makes it
             (control.home / "install.sh").write_text(INSTALL)
             ignored = shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
             shutil.copytree(ROOT, control.home / "raylens", ignore=ignored, symlinks=True)
@@ -210,6 +212,19 @@ def test_the_application_is_ready_when_ray_up_ends(cluster: Cluster) -> None:
     assert "every stage is ready after" in cluster.first_up
     assert "Encode: starting, 0 of 1 replicas" in cluster.first_up
     assert cluster.is_ready()
+
+
+def test_the_status_is_had_by_the_command_that_the_files_name(cluster: Cluster) -> None:
+    (command,) = re.findall(
+        r"^#   ray exec clusters/local.yaml (.*)$", (ROOT / "clusters/local.yaml").read_text(), re.M
+    )
+    status = cluster.control.run(f"ray exec cluster.yaml {command}")
+    assert "status: RUNNING" in status
+
+
+def test_no_other_user_of_a_node_reads_the_token(cluster: Cluster) -> None:
+    for host in (cluster.head, cluster.worker):
+        assert stat.S_IMODE((host.home / ".ray" / "auth_token").stat().st_mode) == 0o600
 
 
 def test_an_endpoint_that_the_other_host_cannot_reach_is_refused(cluster: Cluster) -> None:

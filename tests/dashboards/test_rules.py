@@ -17,6 +17,7 @@ from deployments.endpoint.errors import error_kind, response_for
 from deployments.metrics.definitions import IngressMetrics
 from deployments.shared.stage_calls import (
     AdapterFailedError,
+    ChatTemplateFailedError,
     PlugInFailedError,
     StageFailedError,
     StageUnavailableError,
@@ -77,6 +78,7 @@ def test_runbooks_name_panels_that_there_are() -> None:
         StageFailedError("generate", "it broke"),
         PlugInFailedError("generate", "it broke"),
         AdapterFailedError("generate", "it broke"),
+        ChatTemplateFailedError("preprocess", "it broke"),
         DeadlineError("too late"),
         KeyError("nobody expected it"),
         HTTPException(503),

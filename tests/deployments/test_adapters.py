@@ -32,7 +32,11 @@ def spare(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spare")
     save_adapter(folder / "first", whole(shapes), seed=1, spread=2)
     save_adapter(folder / "second", whole(shapes), seed=2, rank=8, use_rslora=True, spread=2)
-    save_adapter(folder / "third", whole(shapes), seed=3, rank=2, spread=2)
+    patterns: dict[str, Any] = {
+        "rank_pattern": {"q_proj": 5},
+        "alpha_pattern": {r"layers\.[01]\.mlp\.\w+": 20, "q_proj": 1},
+    }
+    save_adapter(folder / "third", whole(shapes), seed=3, rank=2, spread=2, **patterns)
     return folder
 
 
@@ -137,17 +141,38 @@ def test_a_new_adapter_is_served_and_more_than_have_room_answer_in_turn(
         assert_right(completion, oracles, model, colours)
 
 
+def test_an_adapter_that_cannot_be_served_is_not_listed_and_its_404_says_why(
+    client: OpenAI, shapes: str, served: Path
+) -> None:
+    save_adapter(served / "dora", whole(shapes), seed=4, use_dora=True)
+    deadline = time.monotonic() + 10
+    while "is not served here" in str(error := refusal(client, "dora")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (error.status_code, error.code) == (404, "model_not_found")
+    assert "adapter 'dora' cannot be served: adapter_config.json: use_dora is True, only False is" in str(error)
+    assert str(served) not in str(error)
+    assert "dora" not in [model.id for model in client.models.list()]
+    save_adapter(served / "mended", whole(shapes), seed=4)
+    shutil.rmtree(served / "dora")
+    (served / "mended").rename(served / "dora")
+    wait_for_model(client, "dora")
+    ask(client, "dora", *QUESTIONS[1])
+
+
 def test_a_broken_adapter_is_named_and_others_go_on(
     client: OpenAI, shapes: str, served: Path, oracles: dict[str, Oracle]
 ) -> None:
-    save_adapter(served / "broken", whole(shapes), seed=4, use_dora=True)
+    """Its weights are no numbers, which only reading them shows."""
+    save_adapter(served / "broken", whole(shapes), seed=4, spread=float("nan"))
     wait_for_model(client, "broken")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(ask, client, "first", *QUESTIONS[0])
         error = refusal(client, "broken")
     assert isinstance(error, InternalServerError)
     assert error.code == "adapter_failed"
-    assert "adapter 'broken': adapter_config.json: use_dora is True, only False is supported" in str(error)
+    assert "adapter 'broken': adapter_model.safetensors: lora_A or lora_B of 'layers." in str(error)
+    assert "numbers that are not finite" in str(error)
     assert str(served) not in str(error)
     assert_right(other.result(), oracles, "first", QUESTIONS[0][1])
 

@@ -147,7 +147,9 @@ def test_a_stage_that_does_not_start_ends_it_with_the_stage_s_own_error(
 
 
 def test_the_wait_ends_when_its_time_is_over_and_says_who_is_late(deploy: Deploy) -> None:
-    late = deploy("--timeout", "10", encode={"resources": {"no_such_node": 1}})
+    late = deploy("--timeout", "10", encode={"num_gpus": 1})
+    lacking = "Encode: starting, 0 of 1 replicas; waits for 1 GPU, and the cluster has none"
     assert late.returncode == 1
     assert late.stderr.startswith("raylens: the time is over, and the deployment goes on: ")
-    assert "Encode: starting, 0 of 1 replicas" in late.stderr
+    assert lacking in late.stdout, "before the time is over"
+    assert lacking in late.stderr

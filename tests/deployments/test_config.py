@@ -1,6 +1,7 @@
 """serve.yaml and the settings behind it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def fields(model: Any) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(("name", "field"), [*fields(AppConfig), *fields(ModelConfig)])
 def test_every_setting_is_described(name: str, field: Any) -> None:
     assert field.description, name
+
+
+def single_fields(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields each field of each group of settings, alone in its groups."""
+    for name, value in settings.items():
+        for one in single_fields(value) if isinstance(value, dict) else [value]:
+            yield {name: one}
+
+
+def test_a_group_with_one_field_keeps_the_defaults_of_its_others() -> None:
+    default = AppConfig()
+    for settings in single_fields(default.model_dump()):
+        assert AppConfig.model_validate(settings) == default, settings
+    budget = AppConfig.model_validate({"admission": {"per_key": {"requests": 3}}}).admission.per_key
+    assert budget == default.admission.per_key.model_copy(update={"requests": 3})
 
 
 @pytest.mark.parametrize(

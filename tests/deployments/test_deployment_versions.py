@@ -27,6 +27,7 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"uploads": {"max_files": 1}}, {"Shared-0"}),
     ({"shared": {"max_names": 1}}, {"Shared-0"}),
     ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess"}),
+    ({"preprocess": {"video_frames": 8}}, {"Shared-0", "Preprocess"}),
     ({"preprocess": {"niceness": 5}}, {"Preprocess"}),
     ({"encode": {"tower": {"dtype": "bfloat16"}}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
     ({"encode": {"step_timeout_s": 1}}, {"Encode"}),
@@ -35,6 +36,7 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"generate": {"engine": {"max_num_seqs": 3}}}, {"Generate"}),
     ({"media": {"limits": {"max_items": 3}}}, ALL),
     ({"max_model_len": 100}, ALL),
+    ({"allow_longer_context": True}, ALL),
     ({"model": "other"}, ALL),
 ]
 

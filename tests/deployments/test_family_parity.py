@@ -55,7 +55,12 @@ class Served:
         self._oracle = FamilyOracle(model_type, checkpoint)
 
     def ask(
-        self, text: str, pictures: list[int], videos: Sequence[int] = (), further: Sequence[dict[str, Any]] = ()
+        self,
+        text: str,
+        pictures: list[int],
+        videos: Sequence[int] = (),
+        further: Sequence[dict[str, Any]] = (),
+        **fields: Any,
     ) -> Any:
         """`further`: parts of the message that stand behind the pictures and videos."""
         message = user_message(text, *(encoded(picture(index)) for index in pictures))
@@ -66,7 +71,7 @@ class Served:
             messages=[message],
             temperature=0,
             max_tokens=NUM_TOKENS,
-            extra_body={"ignore_eos": True, "return_token_ids": True},
+            extra_body={"ignore_eos": True, "return_token_ids": True, **fields},
         )
 
     def complete(self, prompt: str, media: dict[str, list[str]]) -> Any:
@@ -124,6 +129,49 @@ def test_videos_are_answered_as_by_generate(served: Served) -> None:
     completions = [served.ask(*question) for question in asked]
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
     assert answers == [served.expected(*question) for question in asked]
+
+
+def test_a_request_chooses_how_many_frames_of_a_video_the_model_gets(served: Served) -> None:
+    """Of 24 frames in 3 seconds, and beside a picture, which has no such option."""
+    if served.model_type != "qwen3_vl":
+        return  # takes no videos
+
+    def num_tokens(**fields: Any) -> int:
+        return len(served.ask("?", [0], [0], **fields).prompt_token_ids)
+
+    two, four, both, usual = (
+        num_tokens(media_io_kwargs={"video": video})
+        for video in ({"fps": 0.7}, {"num_frames": 4}, {"num_frames": 4, "fps": 0.7}, {})
+    )
+    # of 4 frames at least, whatever the rate
+    assert two == four == both < usual == num_tokens()
+    assert num_tokens(media_io_kwargs={"video": {"num_frames": 8}}) > usual
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"media_io_kwargs": {"video": {"num_frames": 0}}}, "media_io_kwargs.video.num_frames", "equal to 1"),
+        ({"media_io_kwargs": {"video": {"num_frames": 9}}}, "media_io_kwargs.video.num_frames", "from 2 to 8"),
+        ({"media_io_kwargs": {"video": {"fps": 31}}}, "media_io_kwargs.video.fps", "at most 30"),
+        ({"media_io_kwargs": {"video": {"fps": "fast"}}}, "media_io_kwargs.video.fps", "number"),
+        ({"media_io_kwargs": 5}, "media_io_kwargs", "dictionary"),
+        (
+            {"media_io_kwargs": {"video": {"fps": 2}}, "mm_processor_kwargs": {"fps": 2}},
+            "body",
+            "fps is set in media_io_kwargs.video and in mm_processor_kwargs",
+        ),
+        ({"mm_processor_kwargs": {"num_frames": 9}}, "mm_processor_kwargs.num_frames", "from 2 to 8"),
+    ],
+)
+def test_wrong_numbers_of_frames_are_refused_by_name(
+    served: Served, fields: dict[str, Any], param: str, message: str
+) -> None:
+    if served.model_type != "qwen3_vl":
+        return  # takes no videos
+    with pytest.raises(BadRequestError, match=message) as caught:
+        served.ask("?", [], [0], **fields)
+    assert caught.value.param == param
 
 
 def test_the_page_asks_about_videos_where_the_model_takes_them(

@@ -47,6 +47,11 @@ def test_a_token_that_others_may_read_becomes_private(tmp_path: Path) -> None:
     assert (file.read_text(), mode(file)) == ("the token", 0o600)
 
 
+def test_a_node_of_a_cluster_makes_no_token_of_its_own(tmp_path: Path) -> None:
+    keep_ray_token_private(tmp_path, make=False)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_token_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".ray").write_text("a file, not a folder")
     with pytest.raises(RuntimeError, match="cannot be kept private: "):

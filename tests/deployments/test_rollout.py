@@ -48,11 +48,20 @@ def application(
     ],
 )
 def test_a_line_says_how_far_a_stage_is(stage: ApplicationStatusOverview, known: bool, line: str) -> None:
-    assert stage_lines(stage, known={"Encode"} if known else set()) == {"Encode": f"Encode: {line}"}
+    assert stage_lines(stage, known={"Encode"} if known else set(), missing={}) == {"Encode": f"Encode: {line}"}
+
+
+def test_a_line_says_at_once_what_the_nodes_lack() -> None:
+    missing = {"Encode": "1 GPU, and the cluster has none"}
+    starting = application(DeploymentStatus.UPDATING, STARTING=1)
+    line = "Encode: starting, 0 of 1 replicas; waits for 1 GPU, and the cluster has none"
+    assert stage_lines(starting, known=set(), missing=missing) == {"Encode": line}
+    ready = application(DeploymentStatus.HEALTHY, RUNNING=1)
+    assert stage_lines(ready, known=set(), missing=missing) == {"Encode": "Encode: ready, 1 of 1 replicas"}
 
 
 def test_there_is_no_line_about_a_stage_without_replicas() -> None:
-    assert stage_lines(application(DeploymentStatus.UPDATING), known=set()) == {}
+    assert stage_lines(application(DeploymentStatus.UPDATING), known=set(), missing={}) == {}
 
 
 def test_the_reason_of_a_failure_is_the_stage_s_own_or_that_of_the_builder() -> None:

@@ -64,6 +64,6 @@ def make_attention(runner: ModelRunner, layers: Sequence[LayerShape], num_blocks
         block_size=BLOCK_SIZE,
         dtype=torch.float32,
         windows_cut_spans=runner._family.windows_cut_spans,
-        max_positions=runner.max_position_embeddings,
+        max_positions=runner.context_length,
         device=DEVICE,
     )

@@ -200,7 +200,7 @@ def test_a_step_is_launched_before_the_last_one_is_read_and_its_tokens_are_chose
     monkeypatch.setattr("llm.late_masks._PATIENCE_SECONDS", 60)
     turns = note_turns(ahead, monkeypatch)
     params = ALL[name]
-    add(ahead, "r", PROMPTS[0], replace(params, max_tokens=9, min_tokens=min(params.min_tokens, 9)))
+    add(ahead, "r", PROMPTS[0], replace(params, max_tokens=9, min_tokens=min(params.min_tokens or 0, 9)))
     assert sum(len(output.token_ids) for output in steps(ahead)) == 9
     assert turns == ["launch", "choose", *["launch", "read", "choose"] * 8, "read"]
 

@@ -53,11 +53,11 @@ def test_a_split_span_is_an_error() -> None:
 def test_positions_do_not_depend_on_the_chunks(first: int, second: int, third: int) -> None:
     start, middle, end = sorted((first, second, third))
     prompt = np.random.default_rng(0).integers(100, size=(3, 6))
-    for layout in (PromptLayout(), PromptLayout(rope_offset=1), PromptLayout(prompt, rope_offset=-2)):
+    for layout in (PromptLayout(), PromptLayout(rope_offsets=(1,)), PromptLayout(prompt, rope_offsets=(-2, 0, 5))):
         whole, *parts = (
             np.broadcast_to(layout.positions(*bounds), (3, bounds[1] - bounds[0]))
             for bounds in ((start, end), (start, middle), (middle, end))
         )
         assert np.array_equal(np.concatenate(parts, axis=1), whole)
-    generated = PromptLayout(prompt, rope_offset=-2).positions(6, 9)
-    assert generated.tolist() == [[4, 5, 6]]
+    generated = PromptLayout(prompt, rope_offsets=(-2, 0, 5)).positions(6, 9)
+    assert generated.tolist() == [[4, 5, 6], [6, 7, 8], [11, 12, 13]]

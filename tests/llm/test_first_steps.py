@@ -90,7 +90,7 @@ def test_the_first_steps_decode_with_and_without_a_graph(
     monkeypatch.setattr(cuda_attention, "paged_decode", noted)
     start(engine)
     runner = engine._runner
-    longest = min(runner.max_position_embeddings, runner.num_blocks * engine._config.block_size)
+    longest = min(runner.context_length, runner.num_blocks * engine._config.block_size)
     assert [lengths for before, lengths in zip([[], *decoded], decoded, strict=False) if lengths != before] == [
         [2],
         [longest],

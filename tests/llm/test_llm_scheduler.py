@@ -1,5 +1,6 @@
 """The scheduler without a model: budgets, fairness, preemption, and that everything ends."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,6 +195,7 @@ class Arrival:
     num_answers: int
     aborted_after: int | None
     priority: int
+    tenant: str
 
 
 ARRIVALS = st.builds(
@@ -208,6 +210,7 @@ ARRIVALS = st.builds(
     num_answers=st.sampled_from([1, 1, 1, 3]),
     aborted_after=st.none() | st.none() | st.integers(0, 20),
     priority=st.integers(0, 2),
+    tenant=st.sampled_from(["", "", "other"]),
 )
 
 
@@ -220,7 +223,7 @@ def answers(name: str, arrival: Arrival) -> list[Sequence]:
         items = [PromptItem("hash", range(arrival.item_at, end), None)]
         spans = (BidirectionalSpan(arrival.item_at, end, range(arrival.item_at, end)),)
     first = sequence(name, arrival.num_prompt_tokens, arrival.num_output_tokens, prefix_root=arrival.root)
-    first.priority = arrival.priority
+    first.priority, first.tenant = arrival.priority, arrival.tenant
     first = replace(first, items=items, layout=PromptLayout(spans=spans))
     copies = [replace(first, token_ids=[*first.token_ids], block_table=[], block_hashes=[]) for _ in range(2)]
     return [first, *(replace(copy, parent=first) for copy in copies)][: arrival.num_answers]
@@ -265,6 +268,8 @@ def test_everything_ends_within_budget(
             assert any(longer[0].end == span.end for span in longer[0].sequence.layout.spans)
         assert len(scheduler.running) <= max_num_seqs
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
+        decoding = [chunk.num_tokens == 1 for chunk in chunks[: scheduler.num_decodes]]
+        assert all(decoding), "decode chunks come first"
         manager.check_integrity(sequences)
     assert all(one.is_finished for one in sequences)
     assert manager.num_free_blocks == num_blocks
@@ -480,6 +485,69 @@ def test_an_answer_that_goes_on_behind_its_cached_beginning_waits_for_a_long_spa
     scheduler.add(preempted)
     assert sizes(run_step(scheduler)) == {"long": 40}
     assert sizes(run_step(scheduler)) == {"long": 1, "preempted": 4}
+
+
+def of_tenant(tenant: str, count: int, num_output_tokens: int = 50) -> list[Sequence]:
+    return [sequence(f"{tenant}{number}", 4, num_output_tokens, tenant=tenant) for number in range(count)]
+
+
+def num_running(scheduler: Scheduler) -> Counter[str]:
+    return Counter(one.tenant for one in scheduler.running)
+
+
+def test_a_tenant_alone_has_all_places_and_another_one_starts_at_once() -> None:
+    scheduler = make(num_blocks=1000, max_num_seqs=8, budget=64)
+    for one in of_tenant("heavy", 100):
+        scheduler.add(one)
+    run_step(scheduler)
+    assert num_running(scheduler) == {"heavy": 8}
+    scheduler.add(sequence("light", 4, 3, tenant="light"))
+    chunks = run_step(scheduler)
+    assert sizes(chunks)["light"] == 4
+    assert scheduler.num_decodes == 7
+    assert [sizes(run_step(scheduler))["light"] for _ in range(2)] == [1, 1]
+    run_step(scheduler)
+    assert num_running(scheduler) == {"heavy": 8}
+    assert scheduler.num_preemptions == 1
+
+
+def test_two_tenants_with_much_to_do_have_as_many_places() -> None:
+    scheduler = make(num_blocks=1000, max_num_seqs=8, budget=64)
+    for tenant in ("first", "second"):
+        for one in of_tenant(tenant, 30):
+            scheduler.add(one)
+        run_step(scheduler)
+        run_step(scheduler)
+    assert num_running(scheduler) == {"first": 4, "second": 4}
+    num_preemptions = scheduler.num_preemptions
+    for _ in range(30):
+        run_step(scheduler)
+    assert scheduler.num_preemptions == num_preemptions
+
+
+def test_a_tenant_s_blocks_make_room_for_another_s_prompt_only_if_they_are_enough() -> None:
+    scheduler = make(num_blocks=12, max_num_seqs=8, budget=64)
+    for one in of_tenant("heavy", 6, num_output_tokens=3):
+        scheduler.add(one)
+    run_step(scheduler)
+    scheduler.add(sequence("large", 47, 1, tenant="light"))
+    run_step(scheduler)
+    assert (num_running(scheduler), scheduler.num_preemptions) == ({"heavy": 6}, 0)
+    scheduler.add(sequence("small", 20, 1, tenant="third"))
+    assert "small" in sizes(run_step(scheduler))
+    assert scheduler.num_preemptions > 0
+    while scheduler.has_unfinished():
+        run_step(scheduler)
+
+
+def test_a_low_priority_goes_first_whatever_its_tenant_runs() -> None:
+    scheduler = make(num_blocks=1000, max_num_seqs=2, budget=64)
+    for one in of_tenant("urgent", 4):
+        one.priority = -1
+        scheduler.add(one)
+    run_step(scheduler)
+    scheduler.add(sequence("other", 4, 1, tenant="other"))
+    assert "other" not in sizes(run_step(scheduler))
 
 
 def test_an_older_prompt_takes_blocks_from_younger_streams() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
-from llm.lora_adapter import LinearShape, read_adapter
+from llm.lora_adapter import LinearShape, check_adapter, read_adapter
 from llm.lora_adapters import LoraAdapters
 from llm.lora_layers import LoraLayers
 from llm.lora_request import LoraError, LoraRequest
@@ -57,6 +57,10 @@ def read(folder: str) -> Any:
     return read_adapter(folder, SHAPES, max_rank=4, dtype=torch.float32)
 
 
+def check(folder: str) -> None:
+    check_adapter(folder, SHAPES, max_rank=4)
+
+
 @pytest.mark.parametrize("front", FRONTS)
 def test_all_names_of_the_language_half_are_known(tmp_path: Path, front: str) -> None:
     deltas = read(saved(tmp_path, tensors(front)))
@@ -65,7 +69,14 @@ def test_all_names_of_the_language_half_are_known(tmp_path: Path, front: str) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "scale"), [({}, 4.0), ({"use_rslora": True}, 8 / 2**0.5), ({"lora_alpha": 1}, 0.5)]
+    ("settings", "scale"),
+    [
+        ({}, 4.0),
+        ({"use_rslora": True}, 8 / 2**0.5),
+        ({"lora_alpha": 1}, 0.5),
+        ({"alpha_pattern": {"nothing": 5, r"\w+": 2}}, 1.0),
+        ({"alpha_pattern": {r"layers\.\d+\.\w+\.\w+": 6}, "use_rslora": True}, 6 / 2**0.5),
+    ],
 )
 def test_deltas_are_scaled(tmp_path: Path, settings: dict[str, Any], scale: float) -> None:
     deltas = read(saved(tmp_path, tensors(), **settings))
@@ -82,7 +93,9 @@ def test_deltas_are_scaled(tmp_path: Path, settings: dict[str, Any], scale: floa
         ({"bias": "all"}, "bias is 'all', only 'none'"),
         ({"lora_bias": True}, "lora_bias is True"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
-        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"alpha_pattern": {"q_proj": "2"}}, r"alpha_pattern\['q_proj'\] is '2'"),
+        ({"alpha_pattern": {"(": 2}}, r"alpha_pattern has '\(', which is no pattern"),
+        ({"alpha_pattern": [2]}, r"alpha_pattern is \[2\]"),
         ({"target_parameters": ["experts"]}, "target_parameters"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"arrow_config": {"top_k": 3}}, "arrow_config is .*, only None"),
@@ -94,8 +107,10 @@ def test_deltas_are_scaled(tmp_path: Path, settings: dict[str, Any], scale: floa
 def test_settings_that_are_not_supported_are_refused_by_name(
     tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(LoraError, match=rf"adapter_config\.json: {reason}"):
-        read(saved(tmp_path, tensors(), **settings))
+    folder = saved(tmp_path, tensors(), **settings)
+    for look in (read, check):
+        with pytest.raises(LoraError, match=rf"adapter_config\.json: {reason}"):
+            look(folder)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +132,18 @@ def test_settings_that_are_not_supported_are_refused_by_name(
 def test_tensors_that_do_not_fit_are_refused_by_name(
     tmp_path: Path, change: Callable[[Tensors], Tensors], reason: str
 ) -> None:
-    with pytest.raises(LoraError, match=rf"adapter_model\.safetensors.*{reason}"):
-        read(saved(tmp_path, change(tensors())))
+    folder = saved(tmp_path, change(tensors()))
+    # That numbers are not finite shows only where the weights are read.
+    for look in (read,) if reason == "not finite" else (read, check):
+        with pytest.raises(LoraError, match=rf"adapter_model\.safetensors.*{reason}"):
+            look(folder)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path, tensors())
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(LoraError, match=r"safetensors does not exist, and adapter_model\.bin is a pickle"):
+        check(folder)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])

@@ -18,11 +18,11 @@ def decode(budget: StepBudget, num_decodes: int = 2, seconds: float = 1.0) -> No
     budget.note(num_decodes, 0, seconds)
 
 
-def run(budget: StepBudget, seconds: Seconds, num_steps: int, num_decodes: int = 2) -> list[int]:
+def run(budget: StepBudget, seconds: Seconds, num_steps: int, num_decodes: int = 2, num_tenants: int = 1) -> list[int]:
     """Returns how many tokens of prompts the steps had, while there is no end of prompts."""
     numbers = []
     for _ in range(num_steps):
-        numbers.append(budget.prompt_tokens(num_decodes, ROOM))
+        numbers.append(budget.prompt_tokens(num_decodes, ROOM, num_tenants))
         budget.note(num_decodes, numbers[-1], seconds(num_decodes, numbers[-1]))
     return numbers
 
@@ -51,6 +51,13 @@ def test_the_first_step_beside_prompts_only_decodes_to_show_how_long_that_takes(
 @pytest.mark.parametrize(("slowdown", "expected"), [(2.0, 100), (4.0, 300), (11.0, ROOM)])
 def test_steps_come_to_take_as_long_as_they_may(slowdown: float, expected: int) -> None:
     numbers = run(StepBudget(max_decode_slowdown=slowdown), linear(0.01), 100)
+    mixed = [number for number in numbers[20:] if number]
+    assert all(expected - 8 <= number <= expected for number in mixed)
+
+
+@pytest.mark.parametrize(("num_tenants", "expected"), [(2, 100), (3, 200), (9, 300)])
+def test_prompts_slow_other_tenants_down_by_their_part_of_the_time(num_tenants: int, expected: int) -> None:
+    numbers = run(StepBudget(max_decode_slowdown=4.0), linear(0.01), 100, num_tenants=num_tenants)
     mixed = [number for number in numbers[20:] if number]
     assert all(expected - 8 <= number <= expected for number in mixed)
 

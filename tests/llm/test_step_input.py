@@ -80,12 +80,12 @@ def test_embeddings_of_items_one_behind_the_other_are_not_copied() -> None:
 
 
 def test_positions_of_several_axes_go_on_behind_the_prompt() -> None:
-    layout = PromptLayout(rope_positions=np.array([[0, 1, 1], [0, 1, 2], [0, 3, 1]]), rope_offset=-1)
+    layout = PromptLayout(rope_positions=np.array([[0, 1, 1], [0, 1, 2], [0, 3, 1]]), rope_offsets=(-1, 0, -1))
     one = prompt(3, layout=layout)
     assert build([ScheduledChunk(one, 3)], num_rope_axes=3).positions.tolist() == [[0, 1, 1], [0, 1, 2], [0, 3, 1]]
     one.append_token(4)
     one.num_computed_tokens = 3
-    assert build([ScheduledChunk(one, 1)], num_rope_axes=3).positions.tolist() == [[2]] * 3
+    assert build([ScheduledChunk(one, 1)], num_rope_axes=3).positions.tolist() == [[2], [3], [2]]
 
 
 def test_spans_are_told_with_their_chunks() -> None:

@@ -1,6 +1,7 @@
 """The search for the fewest replicas, and what a large fleet runs into."""
 
 import math
+import re
 
 import pytest
 
@@ -108,10 +109,23 @@ def test_stages_that_share_a_machine_need_enough_cores() -> None:
     shared = make_plan(example_costs(), load, Slo(), SearchOptions(cores=2))
     alone = make_plan(example_costs(), load, Slo())
     assert shared.outcome.ttft_p95 > alone.outcome.ttft_p95
-    with pytest.raises(PlanError, match="cores: must be at least [34] for this load, not 2"):
-        make_plan(
-            example_costs(), LOAD.model_copy(update={"requests_per_second": 100.0}), Slo(), SearchOptions(cores=2)
-        )
+
+
+@pytest.mark.parametrize(("rate", "cores", "utilisation"), [(60.0, 1, 0.8), (40.0, 1, 0.5)])
+def test_the_cores_that_are_named_are_enough_and_one_fewer_is_not(rate: float, cores: int, utilisation: float) -> None:
+    load = LoadProfile(requests_per_second=rate, answer_tokens=20)
+
+    def try_with(cores: int) -> Plan:
+        return make_plan(example_costs(), load, Slo(), SearchOptions(cores=cores, max_utilisation=utilisation))
+
+    with pytest.raises(PlanError, match=rf"cores: {cores} would be busier than {utilisation:.0%} ") as refused:
+        try_with(cores)
+    (fewest,) = map(int, re.findall(r"; (\d+) are the fewest that would not", str(refused.value)))
+    outcome = try_with(fewest).outcome
+    assert outcome.cores_busy <= utilisation * fewest
+    assert fewest > cores
+    with pytest.raises(PlanError, match=rf"; {fewest} are the fewest"):
+        try_with(fewest - 1)
 
 
 def test_a_fleet_of_many_gpus_takes_about_all_of_them() -> None:

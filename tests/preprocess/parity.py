@@ -38,8 +38,9 @@ class Pair:
     """One checkpoint's processors, ours and Hugging Face's."""
 
     def __init__(self, model_type: str, vocabulary: Vocabulary, backend: ImageBackend) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="raylens-processor-")  # goes with this object
-        folder = Path(self._folder.name)
+        self._temporary = tempfile.TemporaryDirectory(prefix="raylens-processor-")  # goes with this object
+        folder = Path(self._temporary.name)
+        self.folder = str(folder)
         save_processor(model_type, vocabulary, folder)
         self._cache: dict[str, tuple[ItemInfo, ItemTensors]] = {}
         self.model_type = model_type

@@ -21,7 +21,7 @@ from tests.preprocess.small_tokenizers import (
     unigram_tokenizer,
 )
 
-__all__ = ["FAMILIES", "VIDEO_FAMILIES", "Vocabulary", "prompt_placeholder", "save_processor"]
+__all__ = ["FAMILIES", "VIDEO_FAMILIES", "Vocabulary", "family_chat_template", "prompt_placeholder", "save_processor"]
 
 Json = dict[str, Any]
 
@@ -72,7 +72,7 @@ def save_processor(model_type: str, vocabulary: Vocabulary, folder: Path, *, cha
         if content is not None:
             (folder / name).write_text(json.dumps(content, indent=1))
     if chat_template:
-        (folder / "chat_template.jinja").write_text(_chat_template(model_type))
+        (folder / "chat_template.jinja").write_text(family_chat_template(model_type))
     return str(folder)
 
 
@@ -106,7 +106,7 @@ def _tokenizer_config(family: _Family) -> Json:
     }
 
 
-def _chat_template(model_type: str) -> str:
+def family_chat_template(model_type: str) -> str:
     image, video = (json.dumps(prompt_placeholder(model_type, modality)) for modality in ("image", "video"))
     return (
         "{%- for message in messages -%}{{- message['role'] + ': ' -}}"

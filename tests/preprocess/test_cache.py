@@ -126,6 +126,29 @@ async def test_a_failure_reaches_all_callers_and_leaves_nothing() -> None:
     assert await cache.get_or_create("k", create("good")) == ("good", False)
 
 
+@pytest.mark.parametrize("turns", range(1, 7))
+async def test_a_caller_that_comes_while_a_computation_fails_joins_it_or_starts_its_own(turns: int) -> None:
+    has_failed = False
+
+    async def fail(_: object) -> tuple[str, int]:
+        nonlocal has_failed
+        await asyncio.sleep(0)
+        has_failed = True
+        raise ValueError("broken")
+
+    cache: ItemCache[str, str] = ItemCache(10)
+    first = asyncio.create_task(cache.get_or_create("k", fail))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    expected: object = ("good", False) if has_failed else ValueError
+    try:
+        found: object = await cache.get_or_create("k", create("good"))
+    except ValueError as error:
+        found = type(error)
+    assert found == expected
+    await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_a_caller_that_goes_away_does_not_take_the_others_along() -> None:
     gate = asyncio.Event()
 

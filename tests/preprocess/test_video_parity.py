@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from modeling.families import known_to, load_family
 from preprocess.media import MediaLimits, VideoLimits
 from preprocess.models.family import ProcessorFamily
+from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
+from preprocess.video import decode_video
 from tests.preprocess.merged_items import merged_items
 from tests.preprocess.parity import EDGES, Pair, in_prompt_order, pair
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder
-from tests.preprocess.video_parity import CLIPS, Medium, clip, encoded_clip, items_of, one_shot, prompt_of
+from tests.preprocess.video_parity import CLIPS, Medium, clip, encoded_clip, has_setting, items_of, one_shot, prompt_of
 
 STACKING = ("llava_onevision", "internvl", "smolvlm")
 """Hugging Face stacks the videos of these, or tells for each of them how many frames the longest has."""
@@ -236,10 +239,33 @@ def test_no_more_frames_than_any_limit_may_be_asked_for(model_type: str) -> None
         video_pair(model_type).ours.items.process("video", clip(0), options={"num_frames": most + 1})
 
 
-def test_either_option_is_meant(model_type: str) -> None:
-    for options in ({"fps": 2, "num_frames": 4}, {"num_frames": 4, "fps": 2}):
-        with pytest.raises(InvalidRequestError, match="cannot be set beside the other options: fps, num_frames"):
-            video_pair(model_type).ours.items.process("video", clip(0), options=options)
+@pytest.mark.parametrize(("num_frames", "same"), [(4, {"num_frames": 4}), (8, {"fps": 2})])
+def test_of_two_options_the_one_that_asks_for_fewer_frames_counts(
+    model_type: str, num_frames: int, same: dict[str, Any]
+) -> None:
+    """Of 24 frames in 3 seconds."""
+    process = video_pair(model_type).ours.items.process
+    both = process("video", clip(0), options={"fps": 2, "num_frames": num_frames})
+    check_equal(both, process("video", clip(0), options=same))
+
+
+def check_equal(one: tuple[ItemInfo, ItemTensors], other: tuple[ItemInfo, ItemTensors]) -> None:
+    assert one[0].expansion.token_ids.tolist() == other[0].expansion.token_ids.tolist()
+    assert one[1].keys() == other[1].keys()
+    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
+
+
+def test_the_number_of_frames_where_nobody_names_one(model_type: str) -> None:
+    families = video_pair(model_type)
+    config = ProcessorConfig(families.folder, image_backend="torchvision", video_frames=5)
+    ours = MultiModalProcessor(config)
+    item, usual = (one.items.process("video", clip(0)) for one in (ours, families.ours))
+    if has_setting(families):
+        check_equal(item, usual)
+    else:
+        assert item[0].num_embeds == ours.items.expansion_for_size("video", (5, 48, 64)).features.num_embeds
+        assert item[0].num_embeds < usual[0].num_embeds
+    assert ours.identity != MultiModalProcessor(replace(config, video_frames=6)).identity
 
 
 # --- counting
@@ -285,7 +311,7 @@ def check_sizes(families: Pair) -> None:
     items, rules = families.ours.items, families.family.modalities["video"]
     largest = items.largest_size("video")
     most = items.expansion_for_size("video", largest).features.num_embeds
-    numbers = sorted({2, 3, 4, 5, 7, 8, min(8, largest[0])})
+    numbers = sorted({1, 2, 3, 4, 5, 7, 8, min(8, largest[0])})
     for size in itertools.product(numbers, (8, 30, 45, 64, 100, 333), (30, 64, 220, 800)):
         counted = items.expansion_for_size("video", size).features.num_embeds
         assert counted <= most, size
@@ -350,20 +376,37 @@ def test_times_are_not_rounded_to_the_encoders_precision(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 3])
-def test_very_short_videos_work_or_are_refused(model_type: str, num_frames: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"fps": 5}])
+def test_very_short_videos_work(model_type: str, num_frames: int, options: dict[str, Any]) -> None:
     items, content = video_pair(model_type).ours.items, encoded_clip(num_frames, 64, 48, 5)
-    if num_frames == 1 and model_type.startswith("qwen"):
-        with pytest.raises(InvalidRequestError, match="has 1 frames in 0.20 s, this model takes 2 or more") as caught:
-            items.process("video", content)
-        assert (caught.value.field, caught.value.code) == ("media", "video_too_short")
-    else:
-        assert items.process("video", content)[0].num_embeds > 0
+    assert items.process("video", content, options=options)[0].num_embeds > 0
+
+
+@pytest.mark.parametrize("file_format", ["mp4", "gif"])
+def test_a_single_frame_is_repeated_to_fill_a_token(model_type: str, file_format: str) -> None:
+    """As the Hugging Face processors do, but Qwen3-VL's, which refuses the frame alone."""
+    families, content = video_pair(model_type), encoded_clip(1, 64, 48, 5, file_format=file_format)
+    info, tensors = families.ours.items.process("video", content)
+    video = decode_video(content, lambda metadata: [0], limits=VideoLimits())
+    frames = torch.from_numpy(video.frames)
+    expected = families.theirs(
+        text=prompt_placeholder(model_type, "video"),
+        videos=[frames.expand(2, -1, -1, -1) if model_type == "qwen3_vl" else frames],
+        video_metadata=[vars(video.metadata)],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    prompt = families.render_text(prompt_placeholder(model_type, "video"), [info])
+    assert prompt.prompt_token_ids == expected["input_ids"][0].tolist()
+    check_tensors(families, [("video", 0)], {"video": [tensors]}, dict(expected))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl"])
-def test_more_frames_than_there_are(model_type: str) -> None:
-    with pytest.raises(InvalidRequestError, match="the video has 7 frames in 1.75 s, 8 were asked for"):
-        video_pair(model_type).ours.items.process("video", clip(1), options={"num_frames": 8})
+def test_a_video_of_fewer_frames_than_asked_for_keeps_all(model_type: str) -> None:
+    """The Hugging Face processor refuses it."""
+    items = video_pair(model_type).ours.items
+    info, _ = items.process("video", clip(1), options={"num_frames": 8})
+    assert info.num_embeds == items.expansion_for_size("video", (7, 96, 48)).features.num_embeds
 
 
 def test_too_few_frames_a_second() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from av.video.stream import VideoStream
 
 from preprocess.media import VideoLimits
 from preprocess.video import DecodedVideo, decode_video
@@ -22,17 +23,25 @@ Medium = tuple[str, int]
 """A modality, and which of its videos or pictures."""
 
 
-def encoded_clip(num_frames: int, width: int, height: int, fps: int, tint: int = 0) -> bytes:
+_CODECS = {"mp4": ("mpeg4", "yuv420p"), "gif": ("gif", "rgb8")}
+
+
+def encoded_clip(
+    num_frames: int, width: int, height: int, fps: int, tint: int = 0, *, file_format: str = "mp4"
+) -> bytes:
     """A square that moves and changes its shade, so that every frame is its own."""
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as container:
-        stream = container.add_stream("mpeg4", rate=fps)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+    codec, pixel_format = _CODECS[file_format]
+    with av.open(buffer, "w", format=file_format) as container:
+        stream = container.add_stream(codec, rate=fps)
+        assert isinstance(stream, VideoStream)
+        stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         for number in range(num_frames):
             pixels = np.full((height, width, 3), 30, np.uint8)
             start = number * 3 % (width - 16)
             pixels[8:24, start : start + 16] = (number * 9 % 256, 255 - number * 9 % 256, tint)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+            frame = av.VideoFrame.from_ndarray(pixels).reformat(format=pixel_format)
+            container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return buffer.getvalue()
 

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
+from transformers import AutoTokenizer
 
 from preprocess.data_url import data_url
 from tests.pictures import disc, encoded, user_message
@@ -30,8 +31,8 @@ QUESTION = "\nWhat colour is the circle? ASSISTANT:"
 
 
 def test_pictures_in_the_text_of_a_prompt(client: OpenAI) -> None:
-    assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == "red"
-    assert text_of(client, f"USER: {in_text(JPEG, 'jpeg')}{QUESTION}") == "blue"
+    assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == " red"
+    assert text_of(client, f"USER: {in_text(JPEG, 'jpeg')}{QUESTION}") == " blue"
     both = f"USER: {in_text(RED)}\n{in_text(BLUE)}\nWhat is in the second image? ASSISTANT:"
     assert "blue" in text_of(client, both)
     # What is not exactly of that form is text.
@@ -43,14 +44,14 @@ def test_pictures_in_the_text_of_a_prompt(client: OpenAI) -> None:
 def test_pictures_beside_a_prompt_of_text_or_ids(client: OpenAI, app_url: str) -> None:
     beside: Any = {"extra_body": {"multi_modal_data": {"image": data_url(RED)}}}
     prompt = f"USER: <image>{QUESTION}"
-    assert text_of(client, prompt, **beside) == "red"
+    assert text_of(client, prompt, **beside) == " red"
     body = {"prompt": prompt, "multi_modal_data": {"image": [{"url": data_url(RED), "uuid": "red one"}]}}
     rendered = httpx.post(f"{app_url}/render", json=body, timeout=60).json()
     ids = rendered["prompt_token_ids"]
-    assert text_of(client, ids, **beside) == "red", "placeholders expanded already"
+    assert text_of(client, ids, **beside) == " red", "placeholders expanded already"
     (item,) = rendered["items"]
     short = [*ids[: item["offset"]], 3, *ids[item["offset"] + item["length"] :]]
-    assert text_of(client, short, **beside) == "red"
+    assert text_of(client, short, **beside) == " red"
     with pytest.raises(BadRequestError, match="multi_modal_data, too"):
         complete(client, f"USER: {in_text(RED)}{QUESTION}", **beside)
     with pytest.raises(BadRequestError, match="1 image placeholders for 0"):
@@ -63,7 +64,7 @@ def test_several_prompts_with_several_answers_each(client: OpenAI) -> None:
     prompts = [f"USER: {in_text(RED)}{QUESTION}", f"USER: {in_text(BLUE)}{QUESTION}", "USER: Hello ASSISTANT:"]
     answer = complete(client, prompts, n=2, max_tokens=3)
     assert [choice.index for choice in answer.choices] == list(range(6))
-    assert [choice.text for choice in answer.choices][:4] == ["red", "red", "blue", "blue"]
+    assert [choice.text for choice in answer.choices][:4] == [" red", " red", " blue", " blue"]
     alone = [complete(client, prompt, n=2, max_tokens=3).usage for prompt in prompts]
     assert answer.usage.total_tokens == sum(usage.total_tokens for usage in alone)
     streamed: dict[int, str] = {}
@@ -90,6 +91,68 @@ def test_echo_tells_the_prompt_with_its_log_probabilities(client: OpenAI) -> Non
     assert only.finish_reason == "length"
     ids = [1, 68, 428, 408]
     assert complete(client, ids, echo=True, max_tokens=1).choices[0].text.startswith("<s>a red circle")
+
+
+def test_an_answer_goes_on_in_the_text_of_its_prompt(client: OpenAI) -> None:
+    prompt = f"USER: <image>{QUESTION}"
+    beside: Any = {"echo": True, "logprobs": 0, "extra_body": {"multi_modal_data": {"image": data_url(RED)}}}
+    answer = complete(client, prompt, **beside).choices[0]
+    assert answer.text == f"{prompt} red"
+    scored = answer.logprobs
+    assert (scored.tokens[-2:], scored.text_offset[-2:]) == ([" red", "</s>"], [len(prompt), len(prompt) + 4])
+    assert "".join(event.choices[0].text for event in complete(client, prompt, stream=True, **beside)) == answer.text
+    assert text_of(client, prompt, stop=" red", **{**beside, "echo": False}) == ""
+    assert text_of(client, f"{prompt} red", **beside) == f"{prompt} red", "as often as it is called"
+
+
+def test_an_answer_completes_the_character_in_which_its_prompt_ends(client: OpenAI, shapes: str) -> None:
+    ids = AutoTokenizer.from_pretrained(shapes)("a 😀", add_special_tokens=False)["input_ids"]
+    for num_missing, expected in ((1, "😀"), (2, "")):
+        options: Any = {"logprobs": 0, "max_tokens": 1, "logit_bias": {str(ids[-num_missing]): 100}}
+        answer = complete(client, ids[:-num_missing], **options).choices[0]
+        assert (answer.text, answer.logprobs.text_offset) == (expected, [0])
+    options = {"logprobs": 0, "max_tokens": 1, "logit_bias": {str(ids[-1]): 100}}
+    echoed = complete(client, ids[:-1], echo=True, **options).choices[0]
+    assert (echoed.text, echoed.logprobs.text_offset[-1]) == ("a 😀", 2)
+
+
+def test_each_of_several_answers_begins_with_the_echo(client: OpenAI) -> None:
+    prompts = ["USER: Hello ASSISTANT:", "USER: Who are you? ASSISTANT:"]
+    options: Any = {"echo": True, "logprobs": 1, "temperature": 1.0, "seed": 1}
+    whole = complete(client, prompts, n=2, max_tokens=3, **options).choices
+    for choice in whole:
+        prompt = prompts[choice.index // 2]
+        alone = complete(client, prompt, max_tokens=0, **options).choices[0]
+        scored, of_prompt = choice.logprobs.model_dump(), alone.logprobs.model_dump()
+        for name, column in of_prompt.items():
+            assert len(column) > 5
+            assert scored[name][: len(column)] == column, name
+        rest = zip(scored["tokens"], scored["text_offset"], strict=True)
+        assert choice.text == prompt + "".join(token for token, at in rest if at >= len(prompt) and token != "</s>")
+    streamed = [""] * len(whole)
+    offsets: list[list[int]] = [[] for _ in whole]
+    for event in complete(client, prompts, n=2, max_tokens=3, stream=True, **options):
+        (choice,) = event.choices
+        streamed[choice.index] += choice.text
+        offsets[choice.index] += choice.logprobs.text_offset
+    assert streamed == [choice.text for choice in whole]
+    assert offsets == [choice.logprobs.text_offset for choice in whole]
+    assert [choice.text for choice in complete(client, prompts, echo=True, n=2, max_tokens=0).choices] == [
+        prompt for prompt in prompts for _ in range(2)
+    ]
+
+
+def test_a_token_of_a_padded_vocabulary_has_a_name(client: OpenAI) -> None:
+    """The bundled model has 768 logits and 657 tokens."""
+    options: Any = {"max_tokens": 1, "logit_bias": {"700": 100}}
+    scored = complete(client, [1, 68, 701], logprobs=2, echo=True, **options).choices[0].logprobs
+    assert scored.tokens[-2:] == ["<[701]>", "<[700]>"]
+    chat = client.chat.completions.create(
+        model="shapes", messages=[user_message("Hello")], logprobs=True, top_logprobs=2, **options
+    )
+    (token,) = chat.choices[0].logprobs.content
+    assert (token.token, bytes(token.bytes)) == ("<[700]>", b"<[700]>")
+    assert chat.choices[0].message.content == ""
 
 
 def test_a_prompt_over_the_context_is_refused_or_cut_from_the_left(client: OpenAI, app_url: str) -> None:
@@ -153,4 +216,4 @@ def test_bad_input_is_refused_by_name(client: OpenAI, app_url: str, body: dict[s
     response = httpx.post(f"{app_url}/v1/completions", json={"model": "shapes", **body}, timeout=60)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(field)
-    assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == "red"
+    assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == " red"

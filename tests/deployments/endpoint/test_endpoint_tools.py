@@ -22,6 +22,7 @@ CALLS = (
     "{{- '<tool_call>\\n' ~ (call.function | tojson) ~ '\\n</tool_call>' -}}{%- endfor -%}"
 )
 MOOD = "{%- if mood is defined -%}{{- 'Be ' ~ mood ~ '.\\n' -}}{%- endif -%}"
+TOO_LONG = "{%- if mood == 'endless' -%}{{- 'a' * 10**10 -}}{%- endif -%}"
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -51,7 +52,7 @@ def app_config(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> AppConf
     template = template.replace("{{- tail -}}", CALLS + "{{- tail -}}").replace(
         "'user' -%}", "'user' or message['role'] == 'tool' -%}"
     )
-    (folder / "chat_template.jinja").write_text(MOOD + TOOLS + template)
+    (folder / "chat_template.jinja").write_text(MOOD + TOO_LONG + TOOLS + template)
     # Clients that name no length get an answer as long as the context.
     return AppConfig.model_validate({"model": str(folder), "encoder": "inline", "max_model_len": 800})
 
@@ -225,3 +226,13 @@ def test_variables_of_the_template_are_the_clients(client: OpenAI, app_url: str)
         body = {"model": "shapes", "messages": [user_message("Hi")], "chat_template_kwargs": {name: "x"}}
         error = httpx.post(f"{app_url}/v1/chat/completions", json=body, timeout=60).json()["error"]
         assert error["param"] == f"chat_template_kwargs.{name}"
+
+
+def test_a_template_that_computes_without_end_is_no_mistake_of_the_client(client: OpenAI, app_url: str) -> None:
+    body = {"model": "shapes", "messages": [user_message("Hi")], "chat_template_kwargs": {"mood": "endless"}}
+    for route in ("/tokenize", "/v1/chat/completions"):
+        answer = httpx.post(f"{app_url}{route}", json=body, timeout=60)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (500, "server_error", "chat_template_failed")
+        assert "the model's chat template" in error["message"]
+    assert ask(client, max_tokens=1).usage.completion_tokens == 1

@@ -57,6 +57,13 @@ def test_an_answer_is_at_most_as_long_as_the_context() -> None:
         assert weight(TextPrompt("x" * 400), max_tokens=number, n=2).tokens == 100 + 2 * MAX_MODEL_LEN
 
 
+def test_log_probabilities_weigh_by_their_number() -> None:
+    prompt = TextPrompt("x" * 400)
+    assert weight(prompt, max_tokens=10, n=3, logprobs=20).tokens == 100 + 30 * 6
+    assert weight(prompt, max_tokens=10, logprobs=0).tokens == 110
+    assert weight(prompt, max_tokens=10, prompt_logprobs=4).tokens == 200 + 10
+
+
 def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
     picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
     assert weight(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 2 * 60_000

@@ -14,7 +14,7 @@ class Monitor:
     served = None
 
     def __init__(self, *adapters: str, **states: str) -> None:
-        self.adapters = adapters
+        self.adapters: dict[str, str | None] = dict.fromkeys(adapters)
         self._states = states
 
     @property
@@ -71,3 +71,15 @@ def test_health_names_the_stages_of_all_models_and_the_shards_once() -> None:
     assert not health.ready
     assert health.stages == {"shared": "ready", "generate": "ready", "generate-org%2Fb": "starting"}
     assert set(health.details) == {"generate", "generate-org%2Fb"}
+
+
+def test_an_adapter_that_cannot_be_served_is_named_with_the_reason() -> None:
+    own = route("a", "", "good")
+    monitor: Any = own.monitor
+    monitor.adapters["bad"] = "use_dora is True"
+    models = ServedModels([SECOND, own])
+    assert [card.id for card in models.cards] == ["org/b", "a", "good"]
+    for ask in (models.of, models.card):
+        with pytest.raises(InvalidRequestError, match="adapter 'bad' cannot be served: use_dora is True") as refused:
+            ask("bad")
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")

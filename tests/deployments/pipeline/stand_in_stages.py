@@ -16,6 +16,7 @@ from deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from deployments.pipeline.media_source import MediaSource
 from deployments.pipeline.pipeline import Pipeline
 from deployments.pipeline.pipeline_request import PipelineRequest
+from deployments.pipeline.turns import Turns
 from deployments.shared.item_maker import ItemMaker
 from deployments.shared.stage_calls import StageCalls
 from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
@@ -233,31 +234,44 @@ class StandInStages:
         rendered = ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
         return Rendering(self._fate("render"), rendered, self.may_render, *infos)
 
-    def pipeline(self) -> Pipeline:
-        def handle(**methods: Any) -> Any:
-            stubs = {name: SimpleNamespace(remote=method) for name, method in methods.items()}
-            return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
-
-        again: Any = SimpleNamespace(inc=lambda stage, reason: self.recomputed.append((stage, reason)))
-        metrics = IngressMetrics()
-        metrics.items_recomputed = again
-        uploads: Any = None
-        preprocess = handle(process_item=self._process, render=self._render)
-        generate = handle(generate=self._generate)
+    def maker(self) -> ItemMaker:
+        encode = _handle(encode=self._encode)
         running = SimpleNamespace(request_router=SimpleNamespace(curr_replicas=["one"]))
-        encode = handle(encode=self._encode)
         encode._router = SimpleNamespace(_asyncio_router=running)
-        stages = {"": StageHandles(preprocess, generate, {"encode": encode})}
-        maker = ItemMaker(SharedConfig(), stages, StageCalls(again), ItemMetrics(), Spans())
+        stages = {"": StageHandles(self._preprocess, self._generator, {"encode": encode})}
+        return ItemMaker(SharedConfig(), stages, StageCalls(self._again), ItemMetrics(), Spans())
+
+    def pipeline(self) -> Pipeline:
+        metrics = IngressMetrics()
+        metrics.items_recomputed = self._again
+        uploads: Any = None
         return Pipeline(
             MediaConfig(),
-            preprocess,
-            generate,
-            LocalItems(maker),
+            self._preprocess,
+            self._generator,
+            LocalItems(self.maker()),
             metrics,
             uploads,
+            Turns(),
             on_reply=lambda stage: None,
         )
+
+    @property
+    def _preprocess(self) -> Any:
+        return _handle(process_item=self._process, render=self._render)
+
+    @property
+    def _generator(self) -> Any:
+        return _handle(generate=self._generate)
+
+    @property
+    def _again(self) -> Any:
+        return SimpleNamespace(inc=lambda stage, reason: self.recomputed.append((stage, reason)))
+
+
+def _handle(**methods: Any) -> Any:
+    stubs = {name: SimpleNamespace(remote=method) for name, method in methods.items()}
+    return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
 
 
 def request(num_pictures: int = 1) -> PipelineRequest:

@@ -10,6 +10,7 @@ from ray.exceptions import ActorDiedError
 
 from deployments.pipeline import piece_receiver
 from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver, joined
+from deployments.pipeline.turns import Turns
 from deployments.stages import piece_connection
 from deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
 from deployments.stages.piece_messages import SentPieces, pack_message
@@ -32,8 +33,8 @@ class Replica:
         self.connections = PieceConnections()
         self.cancelled: list[int] = []
 
-    def call(self, receiver: PieceReceiver, sends: Sends) -> AnswerStream:
-        return receiver.call(lambda address: self._response(address, sends))
+    def call(self, receiver: PieceReceiver, sends: Sends, tenant: str = "") -> AnswerStream:
+        return receiver.call(lambda address: self._response(address, sends), tenant)
 
     def _response(self, address: PieceAddress, sends: Sends) -> Any:
         async def run() -> None:
@@ -60,7 +61,7 @@ class Response:
 
 @asynccontextmanager
 async def open_receiver() -> AsyncIterator[PieceReceiver]:
-    receiver = PieceReceiver()
+    receiver = PieceReceiver(Turns())
     await receiver.open()
     try:
         yield receiver
@@ -124,8 +125,8 @@ async def test_all_streams_of_a_replica_share_one_connection_and_each_steps_mess
     assert len(messages) == 3
 
 
-async def test_what_a_slow_client_has_not_taken_becomes_one_piece(receiver: PieceReceiver, replica: Replica) -> None:
-    """It holds up nobody, and takes little memory."""
+async def test_what_a_slow_client_has_not_taken_comes_in_batches(receiver: PieceReceiver, replica: Replica) -> None:
+    """It holds up nobody, and stays packed until the client takes it."""
     words = [f"word{number} " for number in range(5000)]
 
     async def send(connection: PieceConnection, number: int) -> None:
@@ -138,10 +139,11 @@ async def test_what_a_slow_client_has_not_taken_becomes_one_piece(receiver: Piec
     found = [one.text for one in await anext(pieces)]
     assert await text_of(replica.call(receiver, say_word_by_word)) == "one two three"
     await until(lambda: slow._has_ended)
-    assert len(slow._waiting) <= piece_receiver._MAX_WAITING
+    sizes = list(map(len, slow._waiting))
+    assert sum(sizes) == slow._num_waiting_bytes < 60 * len(words)
     found += [one.text async for pieces_ in pieces for one in pieces_]
     assert "".join(found) == "".join(words)
-    assert len(found) == 2
+    assert 2 < len(found) <= 2 + sum(sizes) // piece_receiver._BATCH_BYTES
 
 
 async def test_pieces_join_without_losing_anything() -> None:

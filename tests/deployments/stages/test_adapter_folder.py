@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.stages.adapter_folder import AdapterFolder
+from llm.lora_request import LoraError
 from preprocess.schema import InvalidRequestError
 
 
@@ -15,19 +16,23 @@ def add(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def accept(folder: str) -> None:
+    """Finds nothing wrong."""
+
+
 def test_only_folders_with_settings_and_proper_names_are_adapters(tmp_path: Path) -> None:
     for name in ("b", "a b", "ä", ".hidden", "new\nline", "x" * 201):
         add(tmp_path, name)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    assert AdapterFolder(str(tmp_path)).names() == ("a b", "b", "ä")
+    assert list(AdapterFolder(str(tmp_path), accept).look()) == ["a b", "b", "ä"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/../a", "/a", "a/", ".hidden", "absent", "a\0", "..\\a"])
 def test_other_names_are_not_found(tmp_path: Path, name: str) -> None:
     add(tmp_path, "a")
     add(tmp_path, ".hidden")
-    adapters = AdapterFolder(str(tmp_path))
+    adapters = AdapterFolder(str(tmp_path), accept)
     assert adapters.find("a").folder == str(tmp_path / "a")
     with pytest.raises(InvalidRequestError, match="not served here") as refused:
         adapters.find(name)
@@ -35,7 +40,7 @@ def test_other_names_are_not_found(tmp_path: Path, name: str) -> None:
 
 
 def test_a_changed_adapter_is_another_one(tmp_path: Path) -> None:
-    own, adapters = add(tmp_path, "a"), AdapterFolder(str(tmp_path))
+    own, adapters = add(tmp_path, "a"), AdapterFolder(str(tmp_path), accept)
     seen = [adapters.find("a")]
     assert adapters.find("a") == seen[0]
     (own / "adapter_model.safetensors").write_bytes(b"1")
@@ -48,4 +53,24 @@ def test_a_changed_adapter_is_another_one(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"generate\.adapters_folder: .*absent is no folder"):
-        AdapterFolder(str(tmp_path / "absent"))
+        AdapterFolder(str(tmp_path / "absent"), accept)
+
+
+def test_a_refused_adapter_is_checked_again_only_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked: list[str] = []
+
+    def check(folder: str) -> None:
+        checked.append(folder)
+        if not (tmp_path / "b" / "adapter_model.safetensors").exists() and folder.endswith("b"):
+            raise LoraError("it has no weights")
+
+    add(tmp_path, "a")
+    own, adapters = add(tmp_path, "b"), AdapterFolder(str(tmp_path), check)
+    for _ in range(2):
+        assert adapters.look() == {"a": None, "b": "it has no weights"}
+    assert checked == [str(tmp_path / "a"), str(own)]
+    assert [record.getMessage() for record in caplog.records] == ["adapter b cannot be served: it has no weights"]
+    (own / "adapter_model.safetensors").touch()
+    assert adapters.look() == {"a": None, "b": None}

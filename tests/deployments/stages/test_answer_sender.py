@@ -79,7 +79,7 @@ class Sent:
     """Stands for a connection, and keeps what is sent."""
 
     def __init__(self, *, is_lost: bool = False) -> None:
-        self.sent: list[SentPieces] = []
+        self.sent: list[tuple[int, list[GeneratedText], bool]] = []
         self.recorded: list[list[str]] = []
         self._is_lost = is_lost
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.stages.piece_messages import SentPieces, pack_message, read_message
+from deployments.stages.piece_messages import SentPieces, pack_message, pack_piece, read_message, unpack_piece
 from deployments.stages.private_port import MalformedMessageError, frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
@@ -41,13 +41,17 @@ PIECES = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), max_size=3))
-def test_messages_arrive_as_they_were_sent(messages: list[list[SentPieces]]) -> None:
+def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[GeneratedText], bool]]]) -> None:
     async def send_and_read() -> None:
         reader = asyncio.StreamReader()
         for message in messages:
-            reader.feed_data(pack_message(message))
+            reader.feed_data(
+                pack_message([(number, list(map(pack_piece, pieces)), is_last) for number, pieces, is_last in message])
+            )
         reader.feed_eof()
-        assert [await read_message(reader) for _ in messages] == messages
+        for message in messages:
+            read = await read_message(reader)
+            assert [(number, list(map(unpack_piece, packed)), is_last) for number, packed, is_last in read] == message
         with pytest.raises(asyncio.IncompleteReadError):
             await read_message(reader)
 
@@ -56,14 +60,17 @@ def test_messages_arrive_as_they_were_sent(messages: list[list[SentPieces]]) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), st.data())
-def test_a_mutated_message_is_a_message_or_one_kind_of_error(message: list[SentPieces], data: st.DataObject) -> None:
+def test_a_mutated_message_is_a_message_or_one_kind_of_error(
+    message: list[tuple[int, list[GeneratedText], bool]], data: st.DataObject
+) -> None:
     async def read() -> list[SentPieces]:
         reader = asyncio.StreamReader()
-        reader.feed_data(frame(mutated(pack_message(message)[4:], data)))
+        packed = pack_message([(number, list(map(pack_piece, pieces)), is_last) for number, pieces, is_last in message])
+        reader.feed_data(frame(mutated(packed[4:], data)))
         return await read_message(reader)
 
     try:
-        found = asyncio.run(read())
+        found = [unpack_piece(one) for _, packed, _ in asyncio.run(read()) for one in packed]
     except MalformedMessageError:
         return
-    assert all(isinstance(piece, GeneratedText) for _, pieces, _ in found for piece in pieces)
+    assert all(isinstance(piece, GeneratedText) for piece in found)

@@ -1,0 +1,61 @@
+"""Whether the processes that load a model on this machine work, or do nothing any more."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_LEAST_CPU_SHARE = 0.03
+"""Of one core, by one process, over the whole time. A replica that waits takes up to 0.02 for Ray."""
+_LEAST_BYTES = 2**20
+"""Read or written by one process. A slow network drive gives as many each second."""
+_LOADING = (b"ray::ServeReplica:", b"ray::GenerateRank")
+"""What the titles of processes begin with that load."""
+_HAS_PROC = Path("/proc/self/io").exists()
+
+_Work = tuple[float, int]
+"""Seconds of processor time, and bytes read and written."""
+
+
+class LoadProgress:
+    """Watches the replicas and ranks that this process has started. `quiet_seconds`: a load that does nothing for so
+    long is over."""
+
+    def __init__(self, quiet_seconds: float) -> None:
+        self._quiet_seconds = quiet_seconds
+        self._since = time.monotonic()
+        self._then = dict(_work_done())
+
+    def is_over(self) -> bool:
+        """Returns whether no process has worked for so long. Only Linux tells; elsewhere no load is over."""
+        now, work = time.monotonic(), dict(_work_done())
+        if any(self._has_worked(self._then.get(pid, (0.0, 0)), done) for pid, done in work.items()):
+            self._since, self._then = now, work
+        return _HAS_PROC and now - self._since >= self._quiet_seconds
+
+    def _has_worked(self, before: _Work, after: _Work) -> bool:
+        least_seconds = _LEAST_CPU_SHARE * self._quiet_seconds
+        return after[0] - before[0] >= least_seconds or after[1] - before[1] >= _LEAST_BYTES
+
+
+def _work_done() -> Iterator[tuple[int, _Work]]:
+    """Yields the replicas and ranks below this process, each with its work so far."""
+    parents: dict[int, int] = {}
+    work: dict[int, _Work] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            pid = int(folder.name)
+            parents[pid] = int(fields[1])
+            if (folder / "cmdline").read_bytes().startswith(_LOADING):
+                ticks = int(fields[11]) + int(fields[12])
+                counters = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
+                num_bytes = sum(int(counters[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+                work[pid] = ticks / os.sysconf("SC_CLK_TCK"), num_bytes
+    for pid, done in work.items():
+        ancestor = pid
+        while ancestor not in (0, os.getpid()):
+            ancestor = parents.get(ancestor, 0)
+        if ancestor:
+            yield pid, done

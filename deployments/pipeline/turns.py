@@ -1,0 +1,45 @@
+"""The event loop's time, in turns between tenants: a tenant with much to do keeps no other tenant waiting."""
+
+import asyncio
+from collections import deque
+
+_QUANTUM_BYTES = 1024
+"""Packed pieces of answers that a tenant's requests may read in one iteration of the event loop: about 25 plain tokens,
+or three with 20 log-probabilities each. To format them takes about half a millisecond, and a request of another tenant
+waits for a dozen iterations until its first token."""
+
+
+class Turns:
+    """Lets each tenant do a quantum of work in each iteration of the event loop. Within a tenant, work goes by arrival.
+
+    A tenant that does less never waits, and neither does a tenant alone for longer than the iteration takes."""
+
+    def __init__(self, quantum: int = _QUANTUM_BYTES) -> None:
+        self._quantum = quantum
+        self._spent: dict[str, int] = {}
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+
+    async def take(self, tenant: str, cost: int) -> None:
+        """Waits for the tenant's turn to do work of this cost. Do it before the next `await`."""
+        if tenant not in self._waiting and self._spent.get(tenant, 0) < self._quantum:
+            self._spend(tenant, cost)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append((turn, cost))
+        await turn
+
+    def _spend(self, tenant: str, cost: int) -> None:
+        if not self._spent:
+            asyncio.get_running_loop().call_soon(self._begin_iteration)
+        self._spent[tenant] = self._spent.get(tenant, 0) + cost
+
+    def _begin_iteration(self) -> None:
+        self._spent.clear()
+        for tenant, waiting in list(self._waiting.items()):
+            while waiting and self._spent.get(tenant, 0) < self._quantum:
+                turn, cost = waiting.popleft()
+                if not turn.done():  # else its request has ended
+                    self._spend(tenant, cost)
+                    turn.set_result(None)
+            if not waiting:
+                del self._waiting[tenant]

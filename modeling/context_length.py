@@ -1,0 +1,49 @@
+"""How many positions a text model is made for, as its configuration tells."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+def default_context_length(text_config: PreTrainedConfig, max_model_len: int | None) -> int:
+    """Returns `max_model_len`, or without one the model's own length. Raises ValueError where neither is known."""
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    if max_model_len is None and own is None:
+        raise ValueError(
+            f"the configuration of the text model ({text_config.model_type}) has no max_position_embeddings: set"
+            " max_model_len"
+        )
+    return max_model_len or own or 0
+
+
+def check_context_length(text_config: PreTrainedConfig, max_model_len: int | None, *, allow_longer: bool) -> None:
+    """Raises ValueError for a `max_model_len` above the model's own. `allow_longer`: the caller accepts positions that
+    the model has never seen, which only rotary embeddings can compute."""
+    own = _longest_context(text_config)
+    if max_model_len is None or own is None or max_model_len <= own:
+        return
+    is_rotary = bool(getattr(text_config, "rope_parameters", None))
+    if is_rotary and allow_longer:
+        return
+    reason = (
+        "positions beyond make its answers worse; allow_longer_context: true accepts that"
+        if is_rotary
+        else "its positions are not rotary, so it has none beyond"
+    )
+    raise ValueError(
+        f"max_model_len is {max_model_len}, but the text model ({text_config.model_type}) is made for {own} positions:"
+        f" {reason}"
+    )
+
+
+def _longest_context(text_config: PreTrainedConfig) -> int | None:
+    """Returns the most positions that the model is made for. A scaled rotary embedding may reach beyond
+    `max_position_embeddings`, which in some checkpoints is the length before the scaling."""
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    rope: Any = getattr(text_config, "rope_parameters", None) or {}
+    factor = rope.get("factor") or 1.0
+    if own is None:
+        return None
+    if rope.get("rope_type") == "yarn":
+        return max(own, int(factor * (rope.get("original_max_position_embeddings") or own)))
+    return int(factor * own) if rope.get("rope_type") == "linear" else own

@@ -1,0 +1,93 @@
+"""The form in which a chat template takes the contents of messages, found out by rendering small conversations.
+
+Some templates take a text, some a list of parts, and some a list from users and a text from everybody else. A template
+does not declare it. Given the wrong form, it fails, leaves the content out, or prints the list as Python does."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from preprocess.schema import Message, parts_of
+
+Render = Callable[[list[Message]], str]
+"""Fills the template. Returns an empty text if the template does not take the messages."""
+
+_SAID, _UNSEEN = "zqsaid", "zqunseen"
+_TEXT_PART = {"type": "text", "text": _SAID, "unseen": _UNSEEN}
+"""A template that reads the part writes its text alone; a template that prints the part writes both."""
+_CALL_ID = "zqcall123"  # Mistral's templates take nine letters and digits
+_USER: Message = {"role": "user", "content": "zquser"}
+_CALLER: Message = {
+    "role": "assistant",
+    "tool_calls": [{"id": _CALL_ID, "type": "function", "function": {"name": "zqname", "arguments": {}}}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """`text` stands for an item in a prompt. `needed` is the part of it without which the prompt is refused. Both are
+    empty for a model that puts items in a place of their own."""
+
+    text: str = ""
+    needed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageContents:
+    """`placeholders`: of each kind of media that the model takes. `list_roles`: the roles whose content has to be a
+    list of parts. `written`: the media whose placeholder the template writes. `needs_content`: an assistant's message
+    of tool calls alone gets an empty content."""
+
+    placeholders: Mapping[str, Placeholder]
+    list_roles: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    needs_content: bool = False
+
+    def formed(self, messages: list[Message]) -> list[Message]:
+        """Returns the messages with each content in the template's form. A placeholder that the template does not write
+        becomes text, on a line of its own."""
+        return [self._formed(message) for message in messages]
+
+    def _formed(self, message: Message) -> Message:
+        if "content" not in message and not self.needs_content:
+            return message
+        parts = [self._with_placeholder(part) for part in parts_of({"content": "", **message})]
+        if message["role"] in self.list_roles or any(part["type"] != "text" for part in parts):
+            return {**message, "content": parts}
+        return {**message, "content": "".join(part["text"] for part in parts)}
+
+    def _with_placeholder(self, part: dict[str, str]) -> dict[str, str]:
+        placeholder = self.placeholders.get(part["type"])
+        if placeholder is None or part["type"] in self.written:
+            return part
+        return {"type": "text", "text": placeholder.text and f"{placeholder.text}\n"}
+
+
+def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> MessageContents:
+    """Returns the forms that the template takes. A text stays a text where the template takes both forms, or none."""
+    found = MessageContents(placeholders)
+    for role in ("user", "system", "assistant", "tool"):
+        if not _is_said(render(_around(found, role, _SAID))) and _is_said(render(_around(found, role, [_TEXT_PART]))):
+            found = replace(found, list_roles=found.list_roles | {role})
+        if role == "assistant":
+            found = replace(found, needs_content=not render(found.formed([_USER, _CALLER])))
+    for modality, placeholder in placeholders.items():
+        text = render([{"role": "user", "content": [{"type": modality}, _TEXT_PART]}])
+        if _is_said(text) and placeholder.needed in text:
+            found = replace(found, written=found.written | {modality})
+    return found
+
+
+def _around(found: MessageContents, role: str, content: Any) -> list[Message]:
+    """Returns a conversation whose message of the role has the content as it is. The others have the forms that were
+    found before."""
+    before = {"user": [], "system": [], "assistant": [_USER], "tool": [_USER, _CALLER]}[role]
+    after = {"user": [], "system": [_USER], "assistant": [_USER], "tool": []}[role]
+    message: Message = {"role": role, "content": content}
+    if role == "tool":
+        message["tool_call_id"] = _CALL_ID
+    return [*found.formed(before), message, *found.formed(after)]
+
+
+def _is_said(text: str) -> bool:
+    return _SAID in text and _UNSEEN not in text

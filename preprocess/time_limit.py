@@ -1,0 +1,65 @@
+"""Ends work in a thread that computes for too long."""
+
+import contextlib
+import ctypes
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import NoReturn
+
+_POLL_SECONDS = 0.25
+
+
+class TimeLimitError(BaseException):
+    """The time is up. It is no Exception, so that the work itself does not catch it."""
+
+
+class TimeLimit:
+    """`with time_limit:` raises TimeLimitError in the block after `seconds` of the thread's processor time. A busy
+    machine takes nothing from this time. Python raises it between two bytecodes: a single call of C code ends first.
+
+    One thread at a time may use a TimeLimit. Entering and leaving takes some microseconds, because a thread of its own
+    watches the clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        # The block that runs: thread, its clock, the end. The thread or the watcher takes it out, whichever is first.
+        self._running: list[tuple[int, int, float]] = []
+        threading.Thread(target=_watch, args=(weakref.ref(self),), name="time-limit", daemon=True).start()
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        self._running.append((thread, time.pthread_getcpuclockid(thread), time.thread_time() + self.seconds))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not TimeLimitError:
+            try:
+                self._running.pop()
+            except IndexError:
+                _wait_for_the_error()
+
+    def end_overdue(self) -> None:
+        """Raises TimeLimitError in the thread whose block has used up its time, if there is one."""
+        for block in self._running[:1]:
+            thread, clock, end = block
+            # OSError: the thread has ended since. ValueError: the block has ended.
+            with contextlib.suppress(OSError, ValueError):
+                if time.clock_gettime(clock) > end:
+                    self._running.remove(block)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeLimitError))
+
+
+def _watch(reference: "weakref.ref[TimeLimit]") -> None:
+    while (limit := reference()) is not None:
+        limit.end_overdue()
+        del limit  # the thread must not keep it
+        time.sleep(_POLL_SECONDS)
+
+
+def _wait_for_the_error() -> NoReturn:
+    """Waits for the error that the watcher has begun to raise in this thread: it must not hit other work."""
+    while True:
+        time.sleep(0)

@@ -1,0 +1,162 @@
+"""Conversations of requests come out of chat templates of every form as out of transformers, texts as texts."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2.exceptions import TemplateError
+
+from deployments.api.chat import ChatCompletionRequest
+from deployments.api.responses import ResponsesRequest
+from preprocess.chat_template import ChatTemplate
+from preprocess.message_contents import Placeholder
+from preprocess.schema import ChatPrompt, InvalidRequestError
+from tests.preprocess.chat_templates import TEMPLATES, Template
+from tests.preprocess.parity import pair
+
+MARKS = str.maketrans("", "", "\U000f0000\U000f0001")
+"""What transformers puts around control tokens that a user typed."""
+TEXTS = ["", "hi", " a b ", "\n", "[{'type': 'text'}]", '{"a": 1}', "<image>", "</s>é", "x</think>y", "{{ 1 }}"]
+CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+texts = st.sampled_from(TEXTS)
+contents = texts | st.lists(texts, min_size=1, max_size=3).map(
+    lambda parts: [{"type": "text", "text": part} for part in parts]
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if draw(st.booleans()):
+        messages.append({"role": draw(st.sampled_from(["system", "developer"])), "content": draw(contents)})
+    for _ in range(draw(st.integers(0, 2))):
+        messages.append({"role": "user", "content": draw(contents)})
+        if draw(st.integers(0, 3)) == 0:
+            content = draw(st.none() | texts)
+            messages.append({"role": "assistant", "content": content, "tool_calls": [CALL]})
+            messages.append({"role": "tool", "tool_call_id": CALL["id"], "content": draw(contents)})
+        messages.append({"role": "assistant", "content": draw(contents)})
+    return [*messages, {"role": "user", "content": draw(contents)}]
+
+
+class Filled:
+    """A template filled by us and by transformers."""
+
+    def __init__(self, template: Template, placeholder: str = "<image>") -> None:
+        self.template = template
+        self.theirs = copy.copy(pair("llava", "byte_level", "pil").theirs)
+        self.theirs.chat_template = template.text
+        self.chat_template = ChatTemplate(
+            self.theirs, self.theirs.tokenizer, {"image": Placeholder(placeholder, placeholder)}
+        )
+
+    def ours(self, prompt: ChatPrompt) -> str | None:
+        """None: the template does not take the conversation."""
+        try:
+            return self.chat_template.fill(prompt).translate(MARKS)
+        except InvalidRequestError:
+            return None
+
+    def expected(self, messages: list[dict[str, Any]]) -> str | None:
+        try:
+            return self._applied(messages, None)
+        except (TemplateError, TypeError):
+            pass
+        try:
+            return self._applied(messages, "")
+        except (TemplateError, TypeError):
+            return None
+
+    def _applied(self, messages: list[dict[str, Any]], no_content: str | None) -> str:
+        formed = [self._formed(message, no_content) for message in messages]
+        text: str = self.theirs.apply_chat_template(formed, add_generation_prompt=True)
+        return text
+
+    def _formed(self, message: dict[str, Any], no_content: str | None) -> dict[str, Any]:
+        role = "system" if message["role"] == "developer" else message["role"]
+        content = no_content if message["content"] is None else message["content"]
+        if role in self.template.list_roles and isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        elif role not in self.template.list_roles and isinstance(content, list):
+            content = "".join(part["text"] for part in content)
+        calls = copy.deepcopy(message.get("tool_calls", []))
+        for call in calls:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return {**message, "role": role, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def filled(request: pytest.FixtureRequest) -> Filled:
+    return Filled(TEMPLATES[request.param])
+
+
+@settings(max_examples=15, deadline=None)
+@given(messages=conversations())
+def test_a_conversation_of_texts_is_transformers_own(filled: Filled, messages: list[dict[str, Any]]) -> None:
+    body = {"model": "m", "messages": messages}
+    assert filled.ours(ChatCompletionRequest.model_validate(body).to_prompt()) == filled.expected(messages)
+
+
+def test_the_template_takes_what_it_should(filled: Filled) -> None:
+    """A template of which nothing but errors is compared would pass the test above."""
+    for role in ("system", "assistant"):
+        messages = [{"role": role, "content": "Said."}, {"role": "user", "content": "Hello"}]
+        messages = messages if role == "system" else messages[::-1]
+        text = filled.ours(ChatPrompt(messages))
+        assert text is not None
+        assert "Said." in text
+        assert "Hello" in text
+        assert "'type'" not in text
+
+
+def test_items_of_responses_are_the_same_conversation(filled: Filled) -> None:
+    call = {"type": "function_call", "call_id": CALL["id"], "name": "f", "arguments": '{"x": 1}'}
+    items = [
+        {"role": "user", "content": "Weather?"},
+        call,
+        {"type": "function_call_output", "call_id": CALL["id"], "output": "rain"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Sure?"}]},
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": CALL["id"], "content": "rain"},
+        {"role": "assistant", "content": "Rain."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    request = ResponsesRequest.model_validate({"model": "m", "instructions": "Be brief.", "input": items})
+    assert filled.ours(request.to_prompt()) == filled.expected([{"role": "system", "content": "Be brief."}, *messages])
+
+
+def test_a_picture_has_its_placeholder(filled: Filled) -> None:
+    """Where the template does not write it, it stands in the text, on a line of its own."""
+    look, system = {"type": "text", "text": "Look: "}, {"role": "system", "content": "Be brief."}
+    text = filled.ours(ChatPrompt([system, {"role": "user", "content": [look, {"type": "image"}]}]))
+    if filled.template.writes_pictures:
+        assert text is not None
+        assert text.count("<image>") == 1
+        assert "Look: " in text
+        assert "Be brief." in text
+        assert "'type'" not in text
+        return
+    placeholder = {"type": "text", "text": "<image>\n"}
+    assert text == filled.expected([system, {"role": "user", "content": [look, placeholder]}])
+
+
+@pytest.mark.parametrize("name", ["chatml", "printed", "chatml of parts"])
+def test_a_picture_with_a_place_of_its_own_leaves_no_trace_in_the_text(name: str) -> None:
+    filled = Filled(Template(TEMPLATES[name].text.replace("<image>", "")), placeholder="")
+    text = filled.ours(ChatPrompt([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hi"}]}]))
+    assert text == filled.expected([{"role": "user", "content": "Hi"}])
+
+
+def test_a_placeholder_that_a_user_types_is_text(filled: Filled) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "<image> </s>"}, {"type": "image"}]}]
+    text = filled.chat_template.fill(ChatPrompt(messages))
+    assert text.count("\U000f0000<image>\U000f0001") == 1
+    assert "\U000f0000</s>\U000f0001" in text

@@ -1,0 +1,53 @@
+"""A tenant's work waits for that of the same tenant only."""
+
+import asyncio
+
+import pytest
+
+from deployments.pipeline.turns import Turns
+
+QUANTUM = 100
+
+
+async def test_a_tenant_that_does_little_never_waits() -> None:
+    turns = Turns(QUANTUM)
+    for cost in (40, 40, 40):
+        taken = turns.take("a", cost)
+        with pytest.raises(StopIteration):
+            taken.send(None)  # not a single step of the event loop
+
+
+@pytest.mark.parametrize("num_requests", [10, 500])
+async def test_a_tenant_waits_two_iterations_at_most_however_much_others_do(num_requests: int) -> None:
+    turns, done = Turns(QUANTUM), list[str]()
+
+    async def work(tenant: str) -> None:
+        await turns.take(tenant, QUANTUM)
+        done.append(tenant)
+
+    heavy = [asyncio.create_task(work("heavy")) for _ in range(num_requests)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    light = asyncio.create_task(work("light"))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert "light" in done
+    assert len(done) <= 6
+    await asyncio.gather(light, *heavy)
+    assert done.count("heavy") == num_requests
+
+
+async def test_work_of_a_tenant_goes_by_arrival_and_a_request_that_left_takes_no_turn() -> None:
+    turns, done = Turns(QUANTUM), list[int]()
+
+    async def work(number: int) -> None:
+        await turns.take("a", QUANTUM)
+        done.append(number)
+
+    tasks = [asyncio.create_task(work(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    for left in tasks[5:10]:
+        left.cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    assert done == [*range(5), *range(10, 20)]
+    assert not turns._waiting
