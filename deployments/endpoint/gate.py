@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import re
-import uuid
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +18,7 @@ from deployments.endpoint.access_log import AccessLog, listed
 from deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from deployments.endpoint.api_keys import ApiKeys, Caller
 from deployments.endpoint.errors import AccessError, response_for
+from deployments.endpoint.request_headers import checked_request_id
 from deployments.endpoint.request_traces import RequestTraces
 from deployments.pipeline.long_texts import LongTexts
 from deployments.pipeline.turns import Turns
@@ -44,7 +44,6 @@ _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Domains that no registry gives away: those of RFC 6761, 6762 and 8375, ICANN's for private use, and those that
 routers use."""
 _IGNORED_HEADER = b"x-raylens-ignored-fields"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Gate:
@@ -84,7 +83,7 @@ class Gate:
             return
         state = scope.setdefault("state", {})
         headers = Headers(scope=scope)
-        state["request_id"] = _request_id(headers)
+        state["request_id"] = checked_request_id(headers.get("x-request-id", ""))
         state["arrived_at"] = asyncio.get_running_loop().time()
         with (
             self._open_requests.call(1),
@@ -201,12 +200,6 @@ class Gate:
         if num_bytes > limit:
             reason = f"{num_bytes} bytes or more, the limit is {limit}"
             raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
-
-
-def _request_id(headers: Headers) -> str:
-    """Returns the id that Ray Serve's proxy answers with: the client's own if it can stand in a log, else a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _with_headers(state: dict[str, Any], send: Send) -> Send:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.wire import ErrorBody, ErrorResponse
 from deployments.endpoint import stream_guardian
 from deployments.endpoint.answer import Chunks, sent_event
+from deployments.endpoint.request_headers import RequestHeaders
 from deployments.endpoint.stream_guardian import GUARD, NUMBER_BYTES, RELEASE
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -39,8 +40,8 @@ class _ErrorEvent(BaseModel):
 
 
 def middlewares() -> list[Middleware]:
-    """Returns what Ray Serve puts in front of an application."""
-    return [Middleware(GuardedStreams)]
+    """Returns what Ray Serve puts in front of an application, and of its own code, the outermost last."""
+    return [Middleware(RequestHeaders), Middleware(GuardedStreams)]
 
 
 class GuardedStreams:

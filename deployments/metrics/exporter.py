@@ -9,14 +9,19 @@ or taken, it takes a free one. FOLDER/exporter.address says which."""
 import fcntl
 import json
 import os
+import socket
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
@@ -27,6 +32,8 @@ ADDRESS_FILE = "exporter.address"
 _KEPT_KINDS = {"counter": "counter", "histogram": "histogram"}
 _KINDS = {**_KEPT_KINDS, "gauge": "gauge_all"}
 """The kinds of metrics, with what the names of their files begin with. Of a replica that has ended, only some count."""
+_MAX_CONNECTIONS = 100
+_SILENT_SECONDS = 5.0
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, str, str, Labels]
@@ -120,15 +127,60 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """Has a thread for each connection. One connection more than it may have ends the oldest: everybody who reaches the
+    port may connect, and most of those that stay are idle."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # its client has left
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: the client was silent for too long, or has left."""
+
+
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENT_SECONDS
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+
 def _serve(collector: Collector, host: str, port: int) -> int:
     """Serves on `port`, or on a free one where it is taken. Returns the port."""
     registry = CollectorRegistry()
     registry.register(collector)
+    make = partial(make_server, host, app=make_wsgi_app(registry), handler_class=_Handler)
+    kind = _IPv6Server if ":" in host else _Server
     try:
-        server, _ = start_http_server(port, host, registry)
+        server = make(port=port, server_class=kind)
     except OSError as error:
         print(f"port {port} for metrics on {host}: {error.strerror}; taking another", file=sys.stderr)
-        server, _ = start_http_server(0, host, registry)
+        server = make(port=0, server_class=kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     return server.server_port
 
 

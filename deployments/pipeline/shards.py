@@ -4,6 +4,7 @@ Every ingress ranks the shards alike for a key, so all of them ask the same shar
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -13,10 +14,22 @@ from ray.serve.handle import DeploymentHandle
 from deployments.pipeline.leases import Leases
 from deployments.shared.codec import pack, read
 from deployments.shared.item_states import OnPending
-from deployments.shared.messages import Close, Failed, FromIngress, FromShard, Grant, Pending, Recall, Result
+from deployments.shared.messages import (
+    FROM_SHARD,
+    Close,
+    Failed,
+    FromIngress,
+    FromShard,
+    Grant,
+    Pending,
+    Recall,
+    Result,
+)
 from deployments.shared.stage_calls import StageUnavailableError
-from deployments.stages.private_port import PortAddress, Reader, Writer, connect
+from deployments.stages.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
 from deployments.stages.rendezvous_router import rank
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
@@ -103,6 +116,7 @@ class Shards:
                 await connection.run(reader)
             finally:
                 del self._connections[shard]
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 class ShardConnection:
@@ -117,12 +131,16 @@ class ShardConnection:
         self._listeners: dict[int, OnPending] = {}
 
     async def run(self, reader: Reader) -> None:
-        """Hands out what the shard sends. Returns when the connection is lost."""
+        """Hands out what the shard sends. Returns when the connection is lost, or something is wrong with it."""
         try:
             while True:
-                self._take(await read(reader))
+                self._take(await read(reader, FROM_SHARD))
         except (OSError, asyncio.IncompleteReadError):
             pass
+        except MalformedMessageError as error:
+            logger.error("closed the connection to shard %s: %s", self._shard, error)
+        except Exception:
+            logger.exception("closed the connection to shard %s, after an error", self._shard)
         finally:
             self._writer.close()
             for answer in self._answers.values():

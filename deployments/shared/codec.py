@@ -1,18 +1,21 @@
 """Messages between the replicas of the ingress and what they share, as msgpack: data and no code, unlike Ray's own.
 
 Beside what msgpack has, a message may hold references, arrays, and objects of the dataclasses and errors below. No
-other class can come out of a message."""
+other class can come out of a message, and no field has another type than its class says: a wrong one would do its harm
+later, among the requests of others."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgpack
 import numpy as np
 from ray import ObjectRef
 
 from deployments.request_context import RequestContext
+from deployments.shared.field_types import type_check
 from deployments.shared.item_states import (
     ContentMissingError,
     ItemOrder,
@@ -21,16 +24,17 @@ from deployments.shared.item_states import (
     PendingItem,
     StoredItem,
 )
-from deployments.shared.messages import MESSAGES, Message, Need
+from deployments.shared.messages import FROM_INGRESS, FROM_SHARD, Message, Need
 from deployments.shared.ray_references import pack_reference, unpack_reference
 from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from deployments.shared.uploads import Upload
 from deployments.shared.weight import Weight
-from deployments.stages.private_port import Reader, frame, read_frame
+from deployments.stages.private_port import MalformedMessageError, Reader, frame, read_frame
 from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 
 _DATA: tuple[type[Any], ...] = (
-    *MESSAGES,
+    *FROM_INGRESS,
+    *FROM_SHARD,
     ItemOrder,
     PendingItem,
     MadeItem,
@@ -52,6 +56,9 @@ _REFERENCE, _ARRAY, _TUPLE, _INTEGER, _INVALID, _STAGE_ERROR, _CONTENT_MISSING, 
 """Codes of msgpack's extension types. Each class of `_DATA` has one of its own, from `_FIRST_DATA` on."""
 _CODES = {kind: code for code, kind in enumerate(_DATA, _FIRST_DATA)}
 _FIELDS = {kind: [attrgetter(one.name) for one in fields(kind)] for kind in _DATA}
+_CHECKS = {kind: [type_check(get_type_hints(kind)[one.name]) for one in fields(kind)] for kind in _DATA}
+_MAX_DEPTH = 16
+"""The most extensions within each other, of which messages have eight. Each takes msgpack 40 kB of the stack."""
 
 
 def pack(message: Message) -> bytes:
@@ -59,9 +66,17 @@ def pack(message: Message) -> bytes:
     return frame(_packed(message))
 
 
-async def read(reader: Reader) -> Any:
-    """Returns the next message. Raises IncompleteReadError where the connection ends."""
-    return _unpacked(await read_frame(reader))
+async def read(reader: Reader, kinds: tuple[type[Any], ...]) -> Any:
+    """Returns the next message, which is of one of these kinds. Raises IncompleteReadError where the connection ends,
+    MalformedMessageError for what is no such message."""
+    packed = await read_frame(reader)
+    try:
+        message = _unpacked(packed, _MAX_DEPTH)
+    except Exception as error:  # of msgpack, of numpy, of Ray or of a class
+        raise MalformedMessageError(f"not a message: {error!r}") from error
+    if not isinstance(message, kinds):
+        raise MalformedMessageError(f"a {type(message).__name__}, which this end is not sent")
+    return message
 
 
 def _packed(value: Any) -> bytes:
@@ -70,8 +85,10 @@ def _packed(value: Any) -> bytes:
     return packed
 
 
-def _unpacked(packed: bytes) -> Any:
-    return msgpack.unpackb(packed, ext_hook=_value, unicode_errors="surrogatepass")
+def _unpacked(packed: bytes, depth: int) -> Any:
+    if depth == 0:
+        raise ValueError(f"more than {_MAX_DEPTH} objects within each other")
+    return msgpack.unpackb(packed, ext_hook=partial(_value, depth=depth - 1), unicode_errors="surrogatepass")
 
 
 def _extension(value: Any) -> msgpack.ExtType:
@@ -96,33 +113,43 @@ def _extension(value: Any) -> msgpack.ExtType:
     raise TypeError(f"no message may hold a {kind.__name__}")
 
 
-def _value(code: int, packed: bytes) -> Any:
+def _value(code: int, packed: bytes, depth: int) -> Any:
+    if code == _INTEGER:
+        return int(packed)
+    if code == _CONTENT_MISSING:
+        return ContentMissingError()
+    content = _unpacked(packed, depth)
     if code >= _FIRST_DATA:
-        return _DATA[code - _FIRST_DATA](*_unpacked(packed))
-    return _READERS[code](packed)
+        return _data(_DATA[code - _FIRST_DATA], content)
+    return _READERS[code](content)
 
 
-def _array(packed: Sequence[Any]) -> Any:
-    dtype, shape, content = packed
-    return np.frombuffer(content, dtype).reshape(shape)
+def _data(kind: type[Any], values: Sequence[Any]) -> Any:
+    for check, value in zip(_CHECKS[kind], values, strict=True):
+        if not check(value):
+            raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
+    return kind(*values)
 
 
-def _invalid(packed: Sequence[Any]) -> InvalidRequestError:
-    reason, *rest = packed
+def _array(content: Sequence[Any]) -> Any:
+    dtype, shape, values = content
+    return np.frombuffer(values, dtype).reshape(shape)
+
+
+def _invalid(content: Sequence[Any]) -> InvalidRequestError:
+    reason, *rest = content
     return InvalidRequestError(reason, **dict(zip(_INVALID_FIELDS[1:], rest, strict=True)))
 
 
-def _stage_error(packed: Sequence[Any]) -> Exception:
-    number, stage, message = packed
+def _stage_error(content: Sequence[Any]) -> Exception:
+    number, stage, message = content
     return _STAGE_ERRORS[number](stage, message)
 
 
-_READERS: dict[int, Callable[[bytes], Any]] = {
-    _REFERENCE: lambda packed: unpack_reference(_unpacked(packed)),
-    _ARRAY: lambda packed: _array(_unpacked(packed)),
-    _TUPLE: lambda packed: tuple(_unpacked(packed)),
-    _INTEGER: int,
-    _INVALID: lambda packed: _invalid(_unpacked(packed)),
-    _STAGE_ERROR: lambda packed: _stage_error(_unpacked(packed)),
-    _CONTENT_MISSING: lambda _: ContentMissingError(),
+_READERS: dict[int, Callable[[Any], Any]] = {
+    _REFERENCE: unpack_reference,
+    _ARRAY: _array,
+    _TUPLE: tuple,
+    _INVALID: _invalid,
+    _STAGE_ERROR: _stage_error,
 }

@@ -139,4 +139,5 @@ class Recall:
 FromIngress: TypeAlias = Ask | Call | Close | Forget | Remember | KeepTrace | Restate | Lack | GiveBack
 FromShard: TypeAlias = Pending | Result | Failed | Grant | Recall
 Message: TypeAlias = FromIngress | FromShard
-MESSAGES: tuple[type[Any], ...] = (*get_args(FromIngress), *get_args(FromShard))
+FROM_INGRESS: tuple[type[Any], ...] = get_args(FromIngress)
+FROM_SHARD: tuple[type[Any], ...] = get_args(FromShard)

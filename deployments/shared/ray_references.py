@@ -11,7 +11,10 @@ from typing import TypeAlias
 
 from ray import ObjectRef
 from ray._private.worker import global_worker
+from ray.core.generated.common_pb2 import Address
+from ray.core.generated.core_worker_pb2 import GetObjectStatusReply
 
+_ID_BYTES = 28
 PackedReference: TypeAlias = tuple[bytes, bytes, bytes]
 """The object's id, its owner's address, and what is known of its state."""
 
@@ -22,8 +25,12 @@ def pack_reference(ref: ObjectRef) -> PackedReference:
 
 
 def unpack_reference(packed: Sequence[bytes]) -> ObjectRef:
-    """Returns the reference, which can be awaited and given to calls like any other."""
+    """Returns the reference, which can be awaited and given to calls like any other. Raises ValueError for what is
+    none."""
     object_id, owner, state = packed
+    address, known = Address.FromString(owner), GetObjectStatusReply.FromString(state)
+    if any(len(one) != _ID_BYTES for one in (object_id, address.node_id, address.worker_id, *known.node_ids)):
+        raise ValueError("an id of another length")  # with which Ray would end this process
     ref = ObjectRef(object_id, owner)
     global_worker.core_worker.deserialize_and_register_object_ref(object_id, ObjectRef.nil(), owner, state)
     return ref

@@ -19,6 +19,7 @@ from deployments.shared.item_maker import ItemMaker
 from deployments.shared.item_states import ContentMissingError, PendingItem
 from deployments.shared.ledger import Ledger
 from deployments.shared.messages import (
+    FROM_INGRESS,
     Ask,
     Call,
     Close,
@@ -129,7 +130,7 @@ class _Customer:
         ledger.join(self._send)
         try:
             while True:
-                self._take(await read(self._reader))
+                self._take(await read(self._reader, FROM_INGRESS))
         finally:
             ledger.leave(self._send)
             for number in list(self._work):

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from deployments.stages.private_port import frame, read_frame
+from deployments.stages.private_port import MalformedMessageError, frame, read_frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 
@@ -33,7 +33,11 @@ def pack_piece(piece: GeneratedText) -> bytes:
 
 
 def unpack_piece(packed: bytes) -> GeneratedText:
-    return _unpacked(msgpack.unpackb(packed, use_list=True, strict_map_key=False))
+    """Raises MalformedMessageError for what is no piece."""
+    try:
+        return _unpacked(msgpack.unpackb(packed, use_list=True, strict_map_key=False))
+    except Exception as error:
+        raise MalformedMessageError(f"not a piece: {error!r}") from error
 
 
 def pack_message(sent: Sequence[SentPieces]) -> bytes:
@@ -43,8 +47,17 @@ def pack_message(sent: Sequence[SentPieces]) -> bytes:
 
 
 async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
-    """Returns the next message. Raises IncompleteReadError where the connection ends."""
-    sent: list[SentPieces] = msgpack.unpackb(await read_frame(reader), use_list=False)
+    """Returns the next message. Raises IncompleteReadError where the connection ends, MalformedMessageError for what is
+    no message."""
+    body = await read_frame(reader)
+    try:
+        sent = [(number, packed, is_last) for number, packed, is_last in msgpack.unpackb(body)]
+    except Exception as error:
+        raise MalformedMessageError(f"not a message: {error!r}") from error
+    for number, packed, is_last in sent:
+        is_list = isinstance(packed, list) and all(isinstance(one, bytes) for one in packed)
+        if not (isinstance(number, int) and is_list and isinstance(is_last, bool)):
+            raise MalformedMessageError("not a message: a field of another type")
     return sent
 
 

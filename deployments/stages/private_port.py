@@ -1,7 +1,9 @@
-"""A TCP port for processes of the same cluster: who does not send its token at once is refused.
+"""A TCP port for processes of the same cluster, which refuses everybody who does not know its token.
 
-Its address travels by a call of Ray, so only processes of the application know the token. What goes through the port is
-data and no code, in frames: four bytes with the length, big-endian, and as many bytes."""
+Its address travels by a call of Ray, so only processes of the application know the token. Both ends prove that they
+know it: each answers a random number of the other's by an HMAC, so the token itself never travels, and whoever listens
+in the place of a process that has ended learns nothing. What goes through the port afterwards is data and no code, in
+the clear, in frames: four bytes with the length, big-endian, and as many bytes."""
 
 import asyncio
 import hmac
@@ -10,15 +12,24 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ray.util import get_node_ip_address
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-_TOKEN_BYTES = 32
-_TOKEN_SECONDS = 5.0
+MAX_FRAME_BYTES = 2**28
+_TOKEN_BYTES = _PROOF_BYTES = 32
+_NONCE_BYTES = 16
+_PROOF_SECONDS = 5.0
 _LENGTH_BYTES = 4
+_MAX_NEWCOMERS = 100
+"""The most connections that have not proved yet that they know the token. One more pushes the oldest out: processes of
+the application need a few turns of the event loop for their proof, and others would wait here."""
+_QUEUE_LENGTH = 128
+_NUM_TRIES, _PAUSE_SECONDS = 20, 0.05
+"""How often `connect` tries while newcomers push it out."""
+_QUIET_SECONDS = 60.0
+"""The least time between two lines of the log about refused connections."""
 
 _TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 20_000}
 """The seconds until an idle connection is tried, those between two trials, and the trials that may fail. Last the
@@ -26,6 +37,10 @@ milliseconds that what was sent may stay unanswered: longer, for a process that 
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
+
+
+class MalformedMessageError(Exception):
+    """A message that no process of this application sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,51 +53,107 @@ class PortAddress:
 
 
 class PrivatePort:
-    """Listens, and calls `serve(reader, writer)` for each connection that has sent the token. The connection ends with
-    the call, and the call when the connection is lost, by OSError or IncompleteReadError. Use it on one event loop."""
+    """Listens, and calls `serve(reader, writer)` for each connection that knows the token. The connection ends with the
+    call. The call ends when the connection is lost, by OSError or IncompleteReadError, or is closed, by CancelledError;
+    whatever else it raises is logged. Use it on one event loop."""
 
     def __init__(self, serve: Callable[[Reader, Writer], Awaitable[None]]) -> None:
         self._serve = serve
         self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[Any], Writer] = {}
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._newcomers: dict[asyncio.Task[None], None] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._refusals = _Refusals()
 
     async def open(self) -> None:
         """Listens on the address by which other nodes of the cluster know this one."""
-        self._server = await asyncio.start_server(self._receive, get_node_ip_address(), 0)
+        host = get_node_ip_address()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=_QUEUE_LENGTH)
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept_forever(self._listener))
 
     async def close(self) -> None:
         """Ends all connections."""
-        if self._server is not None:
-            self._server.close()
-        for writer in self._connections.values():
-            writer.close()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        if self._listener is None or self._accepting is None:
+            return
+        tasks = [self._accepting, *self._newcomers, *self._connections]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self._listener.close()
 
     @property
     def address(self) -> PortAddress:
-        assert self._server is not None, "opened before anybody is told the address"
-        host, port, *_ = self._server.sockets[0].getsockname()
+        assert self._listener is not None, "opened before anybody is told the address"
+        host, port, *_ = self._listener.getsockname()
         return PortAddress(host, port, self._token)
 
-    async def _receive(self, reader: Reader, writer: Writer) -> None:
+    async def _accept_forever(self, listener: socket.socket) -> None:
+        """Accepts one connection at each turn of the event loop. asyncio's own servers accept a hundred, so that many
+        connections at once would hold up everything else in this process, and push out those in the middle of their
+        proof."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning("cannot accept a connection: %s", error)  # too many open files
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if len(self._newcomers) == _MAX_NEWCOMERS:
+                oldest = next(iter(self._newcomers))
+                del self._newcomers[oldest]
+                oldest.cancel()
+                self._refusals.note("too many others came before it had proved that it knows the token")
+            self._newcomers[loop.create_task(self._receive(connection))] = None
+            await asyncio.sleep(0)
+
+    async def _receive(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
-        assert task is not None, "a server makes a task of each connection"
-        self._connections[task] = writer
-        _notice_lost_nodes(writer)
+        assert task is not None, "each connection has a task"
+        writer = peer = None
         try:
-            async with asyncio.timeout(_TOKEN_SECONDS):
-                token = await reader.readexactly(_TOKEN_BYTES)
-            if not hmac.compare_digest(token, self._token):
-                logger.warning("refused a connection from %s: wrong token", writer.get_extra_info("peername"))
-                return
-            await self._serve(reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError):
-            pass  # the other end has gone
+            peer = connection.getpeername()
+            reader, writer = await asyncio.open_connection(sock=connection)
+            if await self._admits(reader, writer, peer):
+                self._newcomers.pop(task, None)
+                self._connections.add(task)
+                await self._serve(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the other end has gone, or has proved nothing in time
+        except MalformedMessageError as error:
+            logger.error("closed the connection from %s: %s", peer, error)
+        except Exception:
+            logger.exception("closed the connection from %s, after an error", peer)
         finally:
-            del self._connections[task]
-            writer.close()
+            self._newcomers.pop(task, None)
+            self._connections.discard(task)
+            (writer or connection).close()
+
+    async def _admits(self, reader: Reader, writer: Writer, peer: object) -> bool:
+        _notice_lost_nodes(writer)
+        async with asyncio.timeout(_PROOF_SECONDS):
+            is_known = await _is_known(reader, writer, self._token)
+        if not is_known:
+            self._refusals.note(f"{peer} does not know the token")
+        return is_known
+
+
+class _Refusals:
+    """Logs refused connections, but not each of thousands."""
+
+    def __init__(self) -> None:
+        self._num_untold = 0
+        self._told_at = -_QUIET_SECONDS
+
+    def note(self, reason: str) -> None:
+        self._num_untold += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at >= _QUIET_SECONDS:
+            logger.warning("refused %d connections, the last one because %s", self._num_untold, reason)
+            self._num_untold, self._told_at = 0, now
 
 
 def _notice_lost_nodes(writer: Writer) -> None:
@@ -95,17 +166,64 @@ def _notice_lost_nodes(writer: Writer) -> None:
 
 
 async def connect(address: PortAddress) -> tuple[Reader, Writer]:
-    """Raises OSError where nobody listens."""
+    """Raises OSError where nobody listens, or nobody who knows the token."""
+    for attempt in range(_NUM_TRIES):
+        if attempt:
+            await asyncio.sleep(_PAUSE_SECONDS)
+        try:
+            return await _connect_once(address)
+        except (ConnectionResetError, asyncio.IncompleteReadError):
+            pass  # pushed out by others, or refused
+    raise ConnectionAbortedError(f"{address} has closed {_NUM_TRIES} connections")
+
+
+async def _connect_once(address: PortAddress) -> tuple[Reader, Writer]:
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    _notice_lost_nodes(writer)
-    writer.write(address.token)
-    return reader, writer
+    try:
+        _notice_lost_nodes(writer)
+        async with asyncio.timeout(_PROOF_SECONDS):
+            if await _knows(reader, writer, address.token):
+                return reader, writer
+        raise ConnectionRefusedError(f"{address} belongs to a process that does not know its token")
+    except BaseException:
+        writer.close()
+        raise
+
+
+async def _is_known(reader: Reader, writer: Writer, token: bytes) -> bool:
+    """Returns whether the end that has connected knows the token; if so, this end has proved the same."""
+    challenge = secrets.token_bytes(_NONCE_BYTES)
+    writer.write(challenge)
+    nonces = challenge + await reader.readexactly(_NONCE_BYTES)
+    if not hmac.compare_digest(await reader.readexactly(_PROOF_BYTES), _proof(token, b"connects", nonces)):
+        return False
+    writer.write(_proof(token, b"listens", nonces))
+    return True
+
+
+async def _knows(reader: Reader, writer: Writer, token: bytes) -> bool:
+    """Proves that this end knows the token, and returns whether the end that listens does."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    nonces = await reader.readexactly(_NONCE_BYTES) + nonce
+    writer.write(nonce + _proof(token, b"connects", nonces))
+    return hmac.compare_digest(await reader.readexactly(_PROOF_BYTES), _proof(token, b"listens", nonces))
+
+
+def _proof(token: bytes, end: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(token, end + nonces, "sha256")
 
 
 def frame(body: bytes) -> bytes:
+    """Returns the body with its length. Raises ValueError for a body that no reader takes."""
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
     return len(body).to_bytes(_LENGTH_BYTES) + body
 
 
 async def read_frame(reader: Reader) -> bytes:
-    """Returns the body of the next frame. Raises IncompleteReadError where the connection ends."""
-    return await reader.readexactly(int.from_bytes(await reader.readexactly(_LENGTH_BYTES)))
+    """Returns the body of the next frame. Raises IncompleteReadError where the connection ends, MalformedMessageError
+    for a frame that is too long."""
+    num_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+    if num_bytes > MAX_FRAME_BYTES:
+        raise MalformedMessageError(f"a message of {num_bytes} bytes, the limit is {MAX_FRAME_BYTES}")
+    return await reader.readexactly(num_bytes)

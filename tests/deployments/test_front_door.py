@@ -133,6 +133,31 @@ def test_many_headers_are_refused_in_the_same_form(app_url: str) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
 
 
+@pytest.mark.parametrize("value", [b"\xff", b"0.001", b"?1", b"a b!"])
+def test_headers_of_ray_serve_change_nothing(app_url: str, value: bytes) -> None:
+    names = ("serve-multiplexed-model-id", "x-request-disconnect-disabled", "x-request-timeout-seconds", "x-session-id")
+    headers = {name.encode(): value for name in (*names, "x-request-id", "traceparent")}
+    body = {"model": "shapes", "prompt": "Hello", "max_tokens": 50, "ignore_eos": True}
+    (log,) = server_folder().rglob("server.log")
+    read = log.stat().st_size
+    answer = httpx.post(f"{app_url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 50)
+    assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+    wait_until(lambda: answer.headers["x-request-id"] in log.read_bytes()[read:].decode())
+
+
+def test_no_header_makes_the_server_go_on_for_who_has_left(app_url: str) -> None:
+    body = {"model": "shapes", "prompt": ["Hello"] * 8, "max_tokens": 1900, "ignore_eos": True}
+    before = exported(app_url, "generation_tokens")
+    headers = {"x-request-disconnect-disabled": "?1"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{app_url}/v1/completions", json=body, headers=headers, timeout=httpx.Timeout(10, read=0.5))
+    made = 0.0
+    while (now := exported(app_url, "generation_tokens") - before) > made:
+        made = now
+    assert 0 < made < 8 * 1900 / 2
+
+
 def test_what_body_validation_refuses_is_counted(app_url: str) -> None:
     def count() -> float:
         return exported(app_url, "request_errors", stage="ingress", code="invalid_value")

@@ -3,11 +3,13 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,22 @@ def test_an_exporter_that_dies_is_started_again(tmp_path: Path) -> None:
         (pid,) = {int(pid) for file in children for pid in file.read_text().split()}
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: address(tmp_path) != before and counted(tmp_path) == 2, 10)
+
+
+def test_silent_connections_are_bounded_and_a_scrape_comes_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter._Handler, "timeout", 5)
+    port = exporter._serve(NodeCollector(tmp_path, "node"), "127.0.0.1", 0)
+    num_threads = threading.active_count()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(300)]
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).status == 200
+        wait_until(lambda: threading.active_count() <= num_threads + 100, 3)
+        for connection in silent:
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b"", "the last ones in time"
+    wait_until(lambda: threading.active_count() == num_threads)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="comes with Debian's prometheus")

@@ -14,6 +14,7 @@ from deployments.pipeline.turns import Turns
 from deployments.stages import piece_connection
 from deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
 from deployments.stages.piece_messages import SentPieces, pack_message
+from deployments.stages.private_port import connect, frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
 from tests.waiting import until
@@ -201,6 +202,18 @@ async def test_a_lost_connection_ends_what_it_has_carried_before_ray_hears_of_it
     with pytest.raises(PiecesLostError, match="the connection to the replica is lost"):
         await asyncio.wait_for(anext(lost), 5)
     assert await kept == "whole"
+
+
+@pytest.mark.parametrize("body", [b"rubbish", b"\x91\x93\x91\x01\x90\xc2"], ids=["no message", "a number that is none"])
+async def test_a_replica_that_sends_rubbish_is_disconnected_and_others_go_on(
+    receiver: PieceReceiver, replica: Replica, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await connect(receiver._port.address)
+    writer.write(frame(body))
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+    assert len([one for one in caplog.records if "closed the connection from" in one.message]) == 1
+    assert await text_of(replica.call(receiver, say_word_by_word)) == "one two three"
 
 
 async def test_pieces_that_come_after_their_call_has_ended_are_read(receiver: PieceReceiver, replica: Replica) -> None:

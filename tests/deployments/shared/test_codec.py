@@ -7,17 +7,36 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.request_context import RequestContext
 from deployments.shared.codec import pack, read
 from deployments.shared.item_states import ContentMissingError, ItemOrder, PendingItem
-from deployments.shared.messages import Ask, Call, Failed, Grant, Lack, Need, Pending, Remember, Result
+from deployments.shared.messages import (
+    FROM_INGRESS,
+    FROM_SHARD,
+    Ask,
+    Call,
+    Close,
+    Failed,
+    GiveBack,
+    Grant,
+    KeepTrace,
+    Lack,
+    Need,
+    Pending,
+    Recall,
+    Remember,
+    Restate,
+    Result,
+)
 from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from deployments.shared.uploads import Upload
 from deployments.shared.weight import Weight
-from deployments.stages.private_port import frame
+from deployments.stages.private_port import MalformedMessageError, frame
 from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
+from tests.mutated import mutated
 
 NUMBERS = st.integers(0, 10**9)
 JSON = st.recursive(
@@ -26,35 +45,61 @@ JSON = st.recursive(
     max_leaves=8,
 )
 WEIGHTS = st.builds(Weight, *[NUMBERS] * 4)
+TEXTS = st.text(max_size=20)
 ORDERS = st.builds(
     ItemOrder,
-    st.text(),
-    st.text(),
-    st.text(),
+    st.builds(RequestContext, TEXTS, TEXTS, TEXTS),
+    TEXTS,
+    TEXTS,
+    TEXTS,
     st.sampled_from(["image", "video"]),
     st.none() | st.binary(),
     NUMBERS,
     NUMBERS,
-    st.dictionaries(st.text(), JSON, max_size=3),
+    st.dictionaries(TEXTS, JSON, max_size=3),
     st.booleans(),
 )
-UPLOADS = st.builds(Upload, st.text(), st.text(), st.text(), *[NUMBERS] * 3)
-MESSAGES = st.one_of(
-    st.builds(Ask, NUMBERS, st.booleans(), ORDERS),
-    st.builds(Call, NUMBERS, st.text(), st.lists(JSON, max_size=3)),
-    st.builds(Lack, NUMBERS, st.lists(st.builds(Need, st.text(), WEIGHTS, WEIGHTS), max_size=3)),
-    st.builds(Grant, NUMBERS, st.dictionaries(st.text(), WEIGHTS, max_size=3)),
+ITEMS = st.builds(
+    ItemInfo,
+    TEXTS,
     st.builds(
-        Result, NUMBERS, st.lists(st.builds(Upload, st.text(), st.text(), st.text(), *[NUMBERS] * 3), max_size=2)
+        ItemExpansion,
+        st.lists(st.integers(0, 2**31 - 1), max_size=4).map(lambda ids: np.array(ids, np.int32)),
+        st.builds(PlaceholderRange, NUMBERS, NUMBERS, st.none() | st.lists(st.booleans(), max_size=4).map(tuple)),
+        TEXTS,
+        TEXTS,
     ),
+    NUMBERS,
+    st.booleans(),
+    st.just({}),
+    st.lists(st.builds(StageTime, TEXTS, st.floats(0, 1e6), st.floats(0, 1e6)), max_size=2).map(tuple),
 )
+PLAIN_MESSAGES = st.one_of(
+    st.builds(Ask, NUMBERS, st.booleans(), ORDERS),
+    st.builds(Call, NUMBERS, TEXTS, st.lists(JSON, max_size=3)),
+    st.builds(Close, NUMBERS),
+    st.builds(Remember, TEXTS, TEXTS, TEXTS),
+    st.builds(KeepTrace, TEXTS, TEXTS, st.binary(max_size=20)),
+    st.builds(Restate, TEXTS, WEIGHTS, WEIGHTS),
+    st.builds(Lack, NUMBERS, st.lists(st.builds(Need, TEXTS, WEIGHTS, WEIGHTS), max_size=3)),
+    st.builds(GiveBack, TEXTS, WEIGHTS),
+    st.builds(Grant, NUMBERS, st.dictionaries(TEXTS, WEIGHTS, max_size=3)),
+    st.builds(Recall, TEXTS, st.booleans()),
+    st.builds(Result, NUMBERS, st.lists(st.builds(Upload, TEXTS, TEXTS, TEXTS, *[NUMBERS] * 3), max_size=2)),
+)
+MESSAGES = PLAIN_MESSAGES | st.one_of(
+    st.builds(Failed, NUMBERS, st.builds(StageFailedError, TEXTS, TEXTS)),
+    st.builds(Pending, NUMBERS, st.builds(PendingItem, ITEMS, st.none())),
+)
+"""Of every kind, but for references, which need Ray."""
+TUPLE = 2
 
 
 def sent(message: Any) -> Any:
     async def arrived() -> Any:
         reader = asyncio.StreamReader()
         reader.feed_data(pack(message))
-        return await read(reader)
+        return await read(reader, FROM_INGRESS + FROM_SHARD)
 
     return asyncio.run(arrived())
 
@@ -72,7 +117,7 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@given(MESSAGES)
+@given(PLAIN_MESSAGES)
 def test_messages_arrive_as_they_were_sent(message: Any) -> None:
     assert sent(message) == message
 
@@ -114,11 +159,89 @@ def test_what_no_message_may_hold_is_not_sent(value: object) -> None:
         pack(Result(1, value))
 
 
-def test_a_message_of_another_kind_is_not_read() -> None:
-    async def arrived() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(frame(msgpack.packb(msgpack.ExtType(120, b""))))
-        await read(reader)
+# What is no message
 
-    with pytest.raises(IndexError):
-        asyncio.run(arrived())
+
+def read_bytes(body: bytes) -> Any:
+    async def arrived() -> Any:
+        reader = asyncio.StreamReader()
+        reader.feed_data(frame(body))
+        return await read(reader, FROM_INGRESS + FROM_SHARD)
+
+    return asyncio.run(arrived())
+
+
+@settings(max_examples=300, deadline=None)
+@given(MESSAGES, st.data())
+def test_a_mutated_message_is_a_message_or_one_kind_of_error(message: Any, data: st.DataObject) -> None:
+    body = mutated(pack(message)[4:], data)
+    try:
+        found = read_bytes(body)
+    except MalformedMessageError:
+        return
+    assert isinstance(found, FROM_INGRESS + FROM_SHARD)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_bytes_of_any_kind_are_no_message(body: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        read_bytes(body)
+
+
+def nested(depth: int) -> bytes:
+    """Tuples within each other, in msgpack."""
+    body = msgpack.packb([])
+    for _ in range(depth):
+        body = msgpack.packb([msgpack.ExtType(TUPLE, body)])
+    return bytes(body)
+
+
+@pytest.mark.parametrize("depth", [17, 220, 5000])
+def test_objects_within_each_other_are_bounded(depth: int) -> None:
+    """msgpack itself would use up the stack, which ends the process."""
+    with pytest.raises(MalformedMessageError, match="more than 16 objects within each other"):
+        read_bytes(nested(depth))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        msgpack.packb(msgpack.ExtType(120, msgpack.packb([]))),
+        b"\xd4\xfb\0",
+        msgpack.packb([1, 2]),
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        msgpack.packb(msgpack.ExtType(3, b"9" * 100_000)),
+    ],
+    ids=["an unknown kind", "a negative kind", "a list", "lists within lists", "four billion items", "a huge number"],
+)
+def test_a_message_of_another_kind_is_not_read(body: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        read_bytes(body)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Lack(1, ["need"]),
+        Lack(1, [Need("budget", Weight(), 7)]),
+        Restate("budget", Weight(requests="1"), Weight()),
+        Restate(["budget"], Weight(), Weight()),
+        Grant(1, {"budget": 1}),
+        Failed(1, "an error"),
+        Pending(1, None),
+        Ask(None, True, None),
+    ],
+    ids=repr,
+)
+def test_a_field_of_another_type_is_refused_before_it_does_harm(message: Any) -> None:
+    with pytest.raises(MalformedMessageError, match="TypeError"):
+        sent(message)
+
+
+def test_no_array_holds_objects() -> None:
+    array = msgpack.packb(["|O", [1], b"\0" * 8])
+    body = msgpack.packb(msgpack.ExtType(1, array))
+    with pytest.raises(MalformedMessageError, match="ValueError"):
+        read_bytes(body)

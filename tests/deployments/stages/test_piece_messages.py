@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.stages.piece_messages import pack_message, pack_piece, read_message, unpack_piece
+from deployments.stages.piece_messages import SentPieces, pack_message, pack_piece, read_message, unpack_piece
+from deployments.stages.private_port import MalformedMessageError, frame
 from deployments.stages.stage_messages import GeneratedText, ScoredToken
 from preprocess.schema import StageTime
+from tests.mutated import mutated
 
 SECONDS = st.floats(0, 1e6)
 INTEGERS = st.integers(0, 2**40)
@@ -54,3 +56,21 @@ def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[G
             await read_message(reader)
 
     asyncio.run(send_and_read())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), st.data())
+def test_a_mutated_message_is_a_message_or_one_kind_of_error(
+    message: list[tuple[int, list[GeneratedText], bool]], data: st.DataObject
+) -> None:
+    async def read() -> list[SentPieces]:
+        reader = asyncio.StreamReader()
+        packed = pack_message([(number, list(map(pack_piece, pieces)), is_last) for number, pieces, is_last in message])
+        reader.feed_data(frame(mutated(packed[4:], data)))
+        return await read_message(reader)
+
+    try:
+        found = [unpack_piece(one) for _, packed, _ in asyncio.run(read()) for one in packed]
+    except MalformedMessageError:
+        return
+    assert all(isinstance(piece, GeneratedText) for piece in found)
