@@ -24,8 +24,8 @@ behind half a chunk would be taken for its rest."""
 
 
 def main() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # they come to the ingress, too
-        signal.signal(number, signal.SIG_IGN)
+    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # they come to the ingress, too
+        signal.signal(stop, signal.SIG_IGN)
     ingress = socket.socket(fileno=sys.stdin.fileno())
     held: dict[bytes, tuple[socket.socket, bytes]] = {}
     while message := _receive(ingress, held):

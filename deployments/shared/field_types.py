@@ -1,7 +1,7 @@
 """Whether values are of the types that the fields of a dataclass are annotated with, those inside containers too."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Union, get_args, get_origin
 
 Check = Callable[[Any], bool]
@@ -30,7 +30,7 @@ def _any_of(checks: list[Check]) -> Check:
     return lambda value: any(check(value) for check in checks)
 
 
-def _items_of(kind: type, check: Check) -> Check:
+def _items_of(kind: type[Collection[Any]], check: Check) -> Check:
     return lambda value: isinstance(value, kind) and all(map(check, value))
 
 

@@ -302,8 +302,7 @@ def test_it_ends_with_the_process_that_started_it(folder: Path) -> None:
     code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, program, "-db", "-f", str(folder / "haproxy.cfg")]
     environment = os.environ | {"RAY_SERVE_HAPROXY_BINARY_PATH": program}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes) as starter:
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         haproxy = Path(f"/proc/{int(starter.stdout.readline())}")
         wait_until(lambda: (haproxy / "comm").read_text() == "haproxy\n")

@@ -18,6 +18,7 @@ from llm.cache_size import worst_step
 from llm.config import DtypeName, EngineConfig
 from llm.engine import LLMEngine
 from llm.model_runner import ModelRunner
+from llm.prompt_layout import PromptLayout
 from llm.scheduler import ScheduledChunk
 from llm.sequence import Sequence
 from llm.step_input import StepInput
@@ -50,18 +51,19 @@ class Watched:
 
 def steps(runner: ModelRunner) -> Iterator[StepInput]:
     """Of all numbers of sequences and several contexts, with a prompt in the same step and without one."""
+    layout = PromptLayout(rope_offsets=(0,) * runner._family.num_rope_axes)
     for num_seqs, context, prompt in itertools.product(range(1, MAX_NUM_SEQS + 1), CONTEXTS, (0, 2, 33)):
-        chunks = [ScheduledChunk(sequence(context - index % 2, 1), 1) for index in range(num_seqs)]
+        chunks = [ScheduledChunk(sequence(context - index % 2, 1, layout), 1) for index in range(num_seqs)]
         if prompt:
-            chunks.append(ScheduledChunk(sequence(prompt, prompt), prompt))
+            chunks.append(ScheduledChunk(sequence(prompt, prompt, layout), prompt))
         yield runner._builder.build(chunks)
     yield worst_step(
         num_tokens=1, num_positions=99, num_logits=3, num_rope_axes=1, block_size=BLOCK_SIZE, is_span=False
     )
 
 
-def sequence(length: int, num_new: int) -> Sequence:
-    made = Sequence("a", [5] * length, length - (num_new == 1), [], length + 1)
+def sequence(length: int, num_new: int, layout: PromptLayout) -> Sequence:
+    made = Sequence("a", [5] * length, length - (num_new == 1), [], length + 1, layout)
     made.num_computed_tokens = length - num_new
     made.block_table = list(range(-(-length // BLOCK_SIZE)))
     return made

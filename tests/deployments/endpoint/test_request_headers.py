@@ -66,7 +66,8 @@ async def test_any_other_request_has_a_new_one(sent: list[str]) -> None:
 
 
 def test_ray_serve_is_given_the_middleware() -> None:
-    assert RequestHeaders in [one.cls for one in middlewares()]
+    given: list[object] = [one.cls for one in middlewares()]
+    assert RequestHeaders in given
 
 
 # Ray Serve's source

@@ -58,7 +58,7 @@ class Handle:
 async def connected(*rubbish: bytes) -> AsyncIterator[tuple[Shard, Shards]]:
     shard = Shard(rubbish)
     await shard.port.open()
-    found = Shards([Handle(shard)])  # type: ignore[list-item]
+    found = Shards([Handle(shard)])
     found.open()
     try:
         yield shard, found

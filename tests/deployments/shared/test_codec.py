@@ -221,17 +221,20 @@ def test_a_message_of_another_kind_is_not_read(body: bytes) -> None:
         read_bytes(body)
 
 
+WRONG: Any = "of another type"
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        Lack(1, ["need"]),
-        Lack(1, [Need("budget", Weight(), 7)]),
-        Restate("budget", Weight(requests="1"), Weight()),
-        Restate(["budget"], Weight(), Weight()),
-        Grant(1, {"budget": 1}),
-        Failed(1, "an error"),
-        Pending(1, None),
-        Ask(None, True, None),
+        Lack(1, [WRONG]),
+        Lack(1, [Need("budget", Weight(), WRONG)]),
+        Restate("budget", Weight(requests=WRONG), Weight()),
+        Restate([WRONG], Weight(), Weight()),  # type: ignore[arg-type]
+        Grant(1, {"budget": WRONG}),
+        Failed(1, WRONG),
+        Pending(1, WRONG),
+        Ask(WRONG, True, WRONG),
     ],
     ids=repr,
 )

@@ -125,7 +125,7 @@ async def test_who_listens_in_another_process_place_learns_nothing_and_is_not_be
 
     server = await asyncio.start_server(pretend, "127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError, match="does not know its token"):
-        await connect(PortAddress(*server.sockets[0].getsockname(), token))
+        await connect(PortAddress("127.0.0.1", server.sockets[0].getsockname()[1], token))
     assert token not in learned
     server.close()
 
@@ -251,7 +251,7 @@ async def test_closing_ends_its_connections(port: PrivatePort) -> None:
     await port.close()
     for end in (reader, newcomer):
         assert await asyncio.wait_for(end.read(), 5) == b""
-    for end in (writer, silent):
-        end.close()
+    for one in (writer, silent):
+        one.close()
     with pytest.raises(ConnectionRefusedError):
         await connect(address)
