@@ -25,7 +25,16 @@ PACKAGES = (
 )
 ROOMS = ("summary", "stages", "shared", "pipeline", "api", "endpoint", "top", "app")
 """The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
-GROUND = ("config", "loop_watchdog", "metrics", "replica_start", "request_context", "running_server", "server_log", "tracing")
+GROUND = (
+    "config",
+    "loop_watchdog",
+    "metrics",
+    "replica_start",
+    "request_context",
+    "running_server",
+    "server_log",
+    "tracing",
+)
 """Files and two folders of deployments that every room may import, and that import none."""
 _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = (
