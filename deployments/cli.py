@@ -71,7 +71,8 @@ ready. `ray up cluster.yaml` does this on the head node.
   raylens deploy serve.yaml --no-wait               go on at once; `serve status` says how far it is
 
 The file is checked before anything is sent. A line tells each change of a stage, and what it waits for. Old replicas
-serve until new ones are ready. Exits 1 when a stage does not start, with its error, and when the time is over; the deployment itself goes on.
+serve until new ones are ready. Exits 1 when a stage does not start, with its error, and when the time is over; the
+deployment itself goes on.
 """
 _CONVERT_HELP = """\
 Copy a checkpoint, with the names of its weights as Raylens and transformers spell them.

@@ -58,8 +58,8 @@ class Budget(Settings):
 
 
 class AdmissionConfig(Settings):
-    """The requests that may be in work at once, by all replicas of the ingress together. A request that finds no room waits, and is refused with 429 and
-    Retry-After if it waits too long."""
+    """The requests that may be in work at once, by all replicas of the ingress together. A request that finds no room
+    waits, and is refused with 429 and Retry-After if it waits too long."""
 
     total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
     per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
