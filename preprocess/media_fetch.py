@@ -8,6 +8,7 @@ import asyncio
 import re
 from types import TracebackType
 from typing import Annotated
+from urllib.parse import quote, urljoin
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -33,6 +34,8 @@ _MAX_CONNECTIONS_PER_HOST = 32  # slow connections to one host leave room for ot
 # A compressed body could unpack to far more bytes than the size limit.
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "raylens"}
 # URL parsers disagree about these characters: some drop them, some take a backslash for a slash.
+_PATH_AND_QUERY = re.compile(r"[^:/?#]+://[^/?#]*([^?#]*)(?:\?([^#]*))?")
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -106,12 +109,12 @@ class MediaFetcher:
             raise _fetch_error(error) from error
 
     async def _fetch_following(self, url: str) -> bytes:
-        target = self._checked(_parsed(url))
+        target = self._checked(_parsed(_unambiguous(url)))
         for _ in range(_MAX_REDIRECTS + 1):
             async with self._session.get(target, allow_redirects=False, headers=_HEADERS) as response:
                 location = response.headers.get("Location")
                 if response.status in _REDIRECTS and location:
-                    target = self._checked(target.join(_parsed(location)))
+                    target = self._checked(_parsed(_unambiguous(location), base=target))
                     continue
                 if response.status != 200:
                     raise InvalidRequestError(
@@ -159,11 +162,28 @@ class MediaFetcher:
         return bytes(content)
 
 
-def _parsed(url: str) -> URL:
-    """Returns the parsed URL. Raises ValueError if it is malformed or ambiguous."""
+def _unambiguous(url: str) -> str:
+    """Returns `url`. Raises ValueError for what other parsers may read differently."""
     if _AMBIGUOUS.search(url):
         raise ValueError("control characters or backslashes in a URL")
-    return URL(url)
+    return url
+
+
+def _parsed(url: str, base: URL | None = None) -> URL:
+    """Returns the URL, which may be relative to `base`. Raises ValueError if it is malformed.
+
+    Its path and query stay as they are, byte for byte, because media hosts sign them. Only what may not stand in a
+    request is escaped: blanks, and other characters than ASCII."""
+    if base is not None and not _PATH_AND_QUERY.match(url):
+        url = urljoin(str(base), url)
+    parsed = URL(url)
+    match = _PATH_AND_QUERY.match(url)
+    if match is None or not parsed.raw_host:
+        return parsed  # which is refused
+    path, query = (quote(part or "", safe=_PRINTABLE) for part in match.groups())
+    return URL.build(
+        scheme=parsed.scheme, authority=parsed.raw_authority, path=path or "/", query_string=query, encoded=True
+    )
 
 
 def _canonical_host(domain: str) -> str:
