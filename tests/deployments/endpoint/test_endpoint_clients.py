@@ -15,7 +15,7 @@ from tests.deployments.endpoint.recorded_bodies import PLAIN, assert_is_answered
 from tests.pictures import disc, encoded
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
-LARGE = encoded(disc("red", (1024, 1024), (384, 384)), "BMP")
+LARGE = encoded(disc("red", (1024, 1024), (384, 384)), "BMP") + b"\0"  # so that its base64 would have padding
 
 
 class Colour(BaseModel):
@@ -99,7 +99,6 @@ def ask(app_url: str, path: str, *parts: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("form", CHAT_FORMS)
 def test_a_picture_may_have_any_form_that_clients_send(app_url: str, form: str) -> None:
-    assert len(LARGE) % 3, "so that its base64 would have padding"
     response = ask(app_url, "chat/completions", CHAT_FORMS[form])
     assert response.status_code == 200, response.text[:1000]
     assert response.json()["choices"][0]["message"]["content"] == "red"
