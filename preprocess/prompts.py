@@ -141,15 +141,18 @@ class PromptRenderer:
         except InvalidRequestError as error:
             raise error.for_field("tokens") from None
 
-    def _ids(self, prompt: Prompt, *, add_special_tokens: bool, is_cut: bool = False) -> TokenIds:
+    def _ids(
+        self, prompt: Prompt, *, add_special_tokens: bool, has_items: bool = False, is_cut: bool = False
+    ) -> TokenIds:
         """Returns the prompt's ids. `add_special_tokens`: with the BOS and EOS that the tokenizer itself adds.
-        `is_cut`: the prompt may be longer than the context, because it is cut afterwards."""
+        `has_items`: media come with the prompt. `is_cut`: the prompt may be longer than the context, because it is cut
+        afterwards."""
         if isinstance(prompt, TokensPrompt):
             ids = self._rewritten_ids(self._checked_ids(prompt.token_ids, is_cut=is_cut), add_special_tokens)
             return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
         try:
             if isinstance(prompt, TextPrompt | InterleavedPrompt):
-                text = prompt.text if isinstance(prompt, TextPrompt) else self._with_placeholders(prompt)
+                text = self._plain_text(prompt, has_items=has_items)
                 self._check_length(len(text), is_cut=is_cut)
                 return self._tokenizer.encode(self._rewritten(text), add_special_tokens=add_special_tokens)
             self._check_length(prompt.num_chars, is_cut=is_cut)
@@ -172,8 +175,12 @@ class PromptRenderer:
         text = target.join(self._family.modalities[modality].marks)
         return Placeholder(text, needed=target if update.otherwise is None else "")
 
-    def _with_placeholders(self, prompt: InterleavedPrompt) -> str:
-        return "".join(self._placeholders["image"].text if part is None else part for part in prompt.parts)
+    def _plain_text(self, prompt: TextPrompt | InterleavedPrompt, *, has_items: bool) -> str:
+        """Returns the text with a placeholder for each picture."""
+        if isinstance(prompt, InterleavedPrompt):
+            return "".join(self._placeholders["image"].text if part is None else part for part in prompt.parts)
+        typed = self._family.typed_placeholder
+        return prompt.text.replace(typed, self._placeholders["image"].needed) if has_items and typed else prompt.text
 
     def _extent(self, ids: TokenIds, placeholder: PlaceholderRange, item: tuple[str, ItemExpansion]) -> Extent:
         modality, expansion = item
@@ -232,7 +239,7 @@ class PromptRenderer:
         self._check_items(items)
         pairs = self._numbered(items)
         adds_special_tokens = self._add_special_tokens and (self._family.keeps_special_tokens or not items)
-        ids = self._ids(prompt, add_special_tokens=adds_special_tokens, is_cut=is_cut)
+        ids = self._ids(prompt, add_special_tokens=adds_special_tokens, has_items=bool(items), is_cut=is_cut)
         may_be_expanded = isinstance(prompt, TokensPrompt)
         final, placeholders = apply_updates(ids, pairs, self._rules, self._tokenizer, may_be_expanded=may_be_expanded)
         num_positions = sum(int((final == embed_id).sum()) for embed_id in self._embed_ids)

@@ -23,20 +23,23 @@ PATCH = 14
 GROUP = 4
 
 
+def reference_size(width: int, height: int, size: dict[str, int]) -> tuple[int, int]:
+    """(width, height) of a picture when it is resized, as the published image processor for two thousand pixels has it:
+    the longer side is always brought to the longest edge, up or down."""
+    longest, shortest = size["longest_edge"], size["shortest_edge"]
+    ratio = width / height
+    sides = [longest, int(longest / ratio)] if ratio >= 1 else [int(longest * ratio), longest]
+    wide, high = (max(shortest, side) for side in sides)
+    return wide, high
+
+
 def reference_pixels(image: Image.Image, size: dict[str, int]) -> torch.Tensor:
     """(3, height, width) of an RGB picture, both sides multiples of the patch size."""
-    width, height = image.size
-    longest = size["longest_edge"]
-    if max(width, height) > longest:
-        aspect_ratio = width / height
-        width, height = (
-            (longest, int(longest / aspect_ratio)) if width >= height else (int(longest * aspect_ratio), longest)
-        )
-    width, height = max(width, size["shortest_edge"]), max(height, size["shortest_edge"])
-    resized = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32)
+    sides = reference_size(*image.size, size)
+    resized = np.asarray(image.resize(sides, Image.Resampling.BILINEAR), dtype=np.float32)
     normalised = (resized * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5)
     pixels = torch.from_numpy(normalised).permute(2, 0, 1)
-    return F.pad(pixels, (0, -width % PATCH, 0, -height % PATCH))
+    return F.pad(pixels, (0, -pixels.shape[2] % PATCH, 0, -pixels.shape[1] % PATCH))
 
 
 def reference_num_embeds(height: int, width: int) -> int:

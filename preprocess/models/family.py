@@ -140,7 +140,8 @@ class ProcessorFamily:
     BOS and EOS that the tokenizer adds by itself. `requires_items`: whether the model takes no prompt of text alone.
     `rewrite_text`: changes a prompt's text before anything else does. `mend`: repairs a loaded processor. `backends`:
     those for which transformers has the family's processor. `placeholder_id`: the token id that stands in finished
-    prompts where an embedding does; None: the embed token's.
+    prompts where an embedding does; None: the embed token's. `typed_placeholder`: what a client writes for a picture
+    into a text that media come beside, if that is no token. In every other text it is ordinary text.
     """
 
     processor_class: Any
@@ -152,6 +153,7 @@ class ProcessorFamily:
     mend: Callable[[HFProcessor], None] = field(default=lambda processor: None)
     backends: tuple[Backend, ...] = ("pil", "torchvision")
     placeholder_id: int | None = None
+    typed_placeholder: str | None = None
 
 
 def image_token(processor: HFProcessor) -> str:

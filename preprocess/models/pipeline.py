@@ -20,7 +20,9 @@ from preprocess.models.family import (
     replaces_image_token,
 )
 
-_IMAGE_TOKEN = "<image>"
+_IMAGE_TOKEN = "\U000f0002image"
+"""Begins with a character for private use: the text model's tokenizer has no such token, so what people type stays text
+and merges with the text around it."""
 
 
 class PipelineProcessor(ProcessorMixin):
@@ -71,6 +73,7 @@ def pipeline_family(pipeline: MultimodalPipeline, params: PipelineParams) -> Pro
         modalities={"image": image},
         placeholder_id=pipeline.placeholder_token_id(),
         backends=("pil",),
+        typed_placeholder="<image>",
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from transformers import AddedToken, AutoTokenizer, BatchFeature, Idefics2ImageProcessorPil, ProcessorMixin
 from transformers.image_utils import SizeDict
-from transformers.models.idefics2.image_processing_pil_idefics2 import get_resize_output_image_size
 
 from modeling.model_configs import load_model_config
 from preprocess.field_layout import Batched, Outputs
@@ -19,7 +18,6 @@ from preprocess.models.family import (
     Modality,
     ProcessorFamily,
     Size,
-    blank_pixels,
     image_token,
     replaces_image_token,
 )
@@ -43,7 +41,9 @@ turn of the user."""
 
 
 class WemmImageProcessor(Idefics2ImageProcessorPil):
-    """Idefics2's resizing and normalising, then padding to whole patches.
+    """Idefics2's normalising, after a resizing of its own, then padding to whole patches.
+
+    The longer side of every picture becomes `longest_edge`: a smaller picture grows. Idefics2 only shrinks pictures.
 
     Returns `pixel_values` (num_pictures, 3, height, width) and `patch_attention_mask` (num_pictures, rows, columns),
     bool: which patches have a pixel of the picture. Smaller pictures are padded to the call's largest."""
@@ -51,6 +51,11 @@ class WemmImageProcessor(Idefics2ImageProcessorPil):
     size = {"shortest_edge": 756, "longest_edge": 1960}
     patch_size = 14
     model_input_names = ("pixel_values", "patch_attention_mask")
+
+    def resize(self, image: Any, size: SizeDict, *args: Any, **kwargs: Any) -> Any:
+        height, width = image.shape[-2:]
+        height, width = _resized(height, width, size)
+        return super().resize(image, SizeDict(height=height, width=width), *args, **kwargs)
 
     def _preprocess(self, images: list[list[Any]], **settings: Any) -> BatchFeature:
         return_tensors = settings.pop("return_tensors")
@@ -67,9 +72,20 @@ class WemmImageProcessor(Idefics2ImageProcessorPil):
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the rows and columns of patches of a picture of a size in pixels."""
-        sides = get_resize_output_image_size(blank_pixels(3, height, width), SizeDict(**dict(self.size)))
+        sides = _resized(height, width, SizeDict(**dict(self.size)))
         rows, columns = (math.ceil(side / self.patch_size) for side in sides)
         return rows, columns
+
+
+def _resized(height: int, width: int, size: SizeDict) -> tuple[int, int]:
+    """Returns the height and width after resizing. The longer side becomes `longest_edge`; the shorter one keeps the
+    aspect ratio, but is at least `shortest_edge`."""
+    aspect_ratio = width / height  # rounded as in the published code
+    if width >= height:
+        width, height = size.longest_edge, int(size.longest_edge / aspect_ratio)
+    else:
+        width, height = int(size.longest_edge * aspect_ratio), size.longest_edge
+    return max(height, size.shortest_edge), max(width, size.shortest_edge)
 
 
 class WemmProcessor(ProcessorMixin):

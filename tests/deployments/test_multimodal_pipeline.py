@@ -103,6 +103,13 @@ def test_pictures_in_the_text_of_a_prompt(client: OpenAI, oracle: TextModelOracl
     assert (completion.choices[0].prompt_token_ids, completion.choices[0].token_ids) == expected
 
 
+def test_a_placeholder_in_a_prompt_without_pictures_is_text(client: OpenAI, oracle: TextModelOracle) -> None:
+    completion: Any = client.completions.create(
+        model="small", prompt="What is <image>?", max_tokens=1, extra_body=EXACTLY
+    )
+    assert completion.choices[0].prompt_token_ids == oracle.tokenizer("What is <image>?")["input_ids"]
+
+
 @pytest.mark.parametrize(
     ("size", "reason"),
     [

@@ -34,8 +34,10 @@ with owned_processes(Path(sys.argv[1])):
 def sleeping(**options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own that SIGTERM does not end."""
     with subprocess.Popen(SLEEP, start_new_session=True, **options) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager
@@ -43,21 +45,23 @@ def owner_of(folder: Path) -> Iterator[tuple[int, int, int]]:
     """Pids of an owner, its keeper and its server's process."""
     command = [sys.executable, "-c", OWNER, str(folder), *SLEEP]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        process = int(owner.stdout.readline())
-        (keeper,) = (pid for pid in children(owner.pid) if pid != process)
-        # By then it ignores signals and waits for the lock.
-        wait_until(lambda: "lock" in Path(f"/proc/{keeper}/wchan").read_text())
-        yield owner.pid, keeper, process
-        owner.kill()
+        try:
+            assert owner.stdout is not None
+            process = int(owner.stdout.readline())
+            (keeper,) = (pid for pid in children(owner.pid) if pid != process)
+            # By then it ignores signals and waits for the lock.
+            wait_until(lambda: "lock" in Path(f"/proc/{keeper}/wchan").read_text())
+            yield owner.pid, keeper, process
+        finally:
+            owner.kill()
 
 
-def ends(pid: int) -> bool:
-    """Whether a process ends that is another one's child."""
-    deadline = time.monotonic() + 2
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not Path(f"/proc/{pid}").exists()
+def lives(pid: int) -> bool:
+    """A process that nobody has waited for has ended, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_none_is_left_behind_the_block_and_no_other_is_ended(tmp_path: Path) -> None:
@@ -76,9 +80,9 @@ def test_they_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
         os.kill(keeper, signal.SIGTERM)  # as systemd sends it to all
         os.kill(keeper, signal.SIGHUP)
         time.sleep(0.1)
-        assert Path(f"/proc/{process}").exists()
+        assert lives(process)
         os.kill(owner, signal.SIGKILL)
-        assert ends(process)
+        wait_until(lambda: not lives(process), 5)
 
 
 def test_a_start_ends_orphans_and_leaves_servers_alone_that_have_an_owner(tmp_path: Path) -> None:
@@ -88,11 +92,11 @@ def test_a_start_ends_orphans_and_leaves_servers_alone_that_have_an_owner(tmp_pa
     with owner_of(orphaned) as (owner, keeper, orphan), owner_of(owned) as (_, _, process):
         os.kill(keeper, signal.SIGKILL)
         os.kill(owner, signal.SIGKILL)
-        wait_until(lambda: Path(f"/proc/{owner}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-        assert Path(f"/proc/{orphan}").exists()
+        wait_until(lambda: not lives(owner))
+        assert lives(orphan)
         kill_orphans()
-        assert ends(orphan)
-        assert Path(f"/proc/{process}").exists()
+        wait_until(lambda: not lives(orphan), 5)
+        assert lives(process)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

@@ -94,8 +94,11 @@ def test_conversations(families: Pair, model_type: str) -> None:
     assert prompt.prompt_token_ids == expected, families.difference(prompt.prompt_token_ids, expected)
 
 
-def test_text_alone(families: Pair) -> None:
-    text = "Just a question, no picture.\n"
+@pytest.mark.parametrize(
+    "text", ["Just a question, no picture.\n", "a</s>b <s> c", "<s>x", " <pad> y", "x</s>", "<|im_end|>a<|im_start|>\n"]
+)
+def test_text_alone(families: Pair, text: str) -> None:
+    """Special tokens in it are those of the model, as Hugging Face's processor reads them."""
     if not families.family.requires_items:
         families.check(text, [], [])
         return

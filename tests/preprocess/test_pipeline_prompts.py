@@ -156,6 +156,22 @@ def test_a_cut_prompt_has_whole_pictures_and_no_marker_left(
     assert not re.search(r"Img|#", without_pictures)
 
 
+LITERAL = "What does <image> mean?"
+
+
+def test_a_placeholder_that_no_picture_comes_with_is_text(
+    processor: MultiModalProcessor, tokenizer: Any, info: ItemInfo
+) -> None:
+    """The text model's own tokenizer knows no such token."""
+    expected = tokenizer(LITERAL)["input_ids"]
+    assert processor.prompts.render(TextPrompt(LITERAL), [], []).prompt_token_ids == expected
+    assert processor.prompts.tokenize(TextPrompt(LITERAL)) == expected
+    assert processor.prompts.tokenize(TextPrompt("</s>" + LITERAL)) == tokenizer("</s>" + LITERAL)["input_ids"]
+    for texts in (["", LITERAL], [LITERAL, ""], [LITERAL, LITERAL]):
+        prompt = processor.prompts.render(InterleavedPrompt(parts_of(texts)), [info], ["h"])
+        assert prompt.prompt_token_ids == expected_ids(tokenizer, texts)
+
+
 def test_a_text_with_its_own_placeholders(processor: MultiModalProcessor, tokenizer: Any, info: ItemInfo) -> None:
     """As the client of completions writes it who sends pictures beside the prompt."""
     prompt = processor.prompts.render(TextPrompt("a <Img><image></Img> b"), [info], ["h"])

@@ -19,7 +19,7 @@ from preprocess.processor import MultiModalProcessor, ProcessorConfig
 from preprocess.schema import ChatPrompt
 from tests.pictures import encoded
 from tests.preprocess.small_processors import save_processor
-from tests.wemm_reference import reference_num_embeds, reference_pixels
+from tests.wemm_reference import reference_num_embeds, reference_pixels, reference_size
 
 SIZE = {"shortest_edge": 50, "longest_edge": 150}
 PUBLISHED_SIZE = {"shortest_edge": 756, "longest_edge": 1960}
@@ -51,6 +51,34 @@ def test_pixels_and_numbers_of_positions_are_those_of_the_description(
     assert by_size.token_ids.tolist() == info.expansion.token_ids.tolist()
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> MultiModalProcessor:
+    """With the sizes of the published settings, which hold without any in the checkpoint."""
+    folder = tmp_path_factory.mktemp("published")
+    path = save_processor("wemm", "byte_level", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "image_processor": {}}))
+    return MultiModalProcessor(ProcessorConfig(path))
+
+
+PUBLISHED_NUMBERS = {(800, 600): 947, (640, 480): 947, (1024, 768): 947, (1960, 1000): 632, (100, 3001): 492}
+"""Of positions by (width, height), counted by hand: 800 x 600 becomes 1960 x 1470, which are 140 x 105 patches, so 35
+times 27 positions and the two splitters."""
+
+
+@pytest.mark.parametrize("size", PUBLISHED_NUMBERS)
+def test_small_pictures_grow_to_the_published_size(published: MultiModalProcessor, size: tuple[int, int]) -> None:
+    found = published.items.expansion_for_size("image", size[::-1]).features.num_embeds
+    assert found == PUBLISHED_NUMBERS[size]
+
+
+def test_pixels_at_the_published_size(published: MultiModalProcessor) -> None:
+    image = noise(80, 60)
+    info, tensors = published.items.process("image", encoded(image))
+    assert torch.allclose(tensors["pixel_values"], reference_pixels(image, PUBLISHED_SIZE), rtol=0, atol=1e-6)
+    assert (info.num_embeds, tensors["pixel_values"].shape) == (947, (3, 1470, 1960))
+
+
 def test_no_picture_takes_more_positions_than_the_largest(processor: MultiModalProcessor) -> None:
     most, _ = processor.items.largest_item("image")
     sizes = [(1, 1), (1, 4000), (4000, 1), (150, 150), (149, 4000), (4000, 3999)]
@@ -59,17 +87,21 @@ def test_no_picture_takes_more_positions_than_the_largest(processor: MultiModalP
     )
 
 
-def test_the_sizes_of_the_published_settings_hold_without_any_in_the_checkpoint(tmp_path: Path) -> None:
-    folder = save_processor("wemm", "byte_level", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "image_processor": {}}))
-    items = MultiModalProcessor(ProcessorConfig(folder)).items
-    for width, height in [(100, 80), (3000, 1000), (1000, 3001), (1960, 1961)]:
-        expected = reference_pixels(Image.new("RGB", (width, height)), PUBLISHED_SIZE)
-        assert items.expansion_for_size("image", (height, width)).features.num_embeds == reference_num_embeds(
-            *expected.shape[1:]
-        )
-    assert items.largest_item("image")[0].num_embeds == 35 * 35 + 2
+def test_positions_at_the_published_size(published: MultiModalProcessor) -> None:
+    for width, height in [
+        (4, 4),
+        (100, 80),
+        (755, 757),
+        (3000, 1000),
+        (1000, 3001),
+        (1960, 1961),
+        (4, 4000),
+        (4000, 4),
+    ]:
+        wide, high = reference_size(width, height, PUBLISHED_SIZE)
+        found = published.items.expansion_for_size("image", (height, width)).features.num_embeds
+        assert found == reference_num_embeds(high, wide)
+    assert published.items.largest_item("image")[0].num_embeds == 35 * 35 + 2
 
 
 def test_what_is_transparent_is_white(processor: MultiModalProcessor) -> None:
