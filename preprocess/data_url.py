@@ -16,6 +16,7 @@ from preprocess.schema import InvalidRequestError
 _SCHEME = "data:"
 _MAX_HEADER_BYTES = 1024
 _BLANKS = b" \t\r\n"
+_STANDARD = bytes.maketrans(b"-_", b"+/")
 _INLINE_BYTES = 2**18  # decoding this much takes a tenth of a millisecond, as using a thread does
 _THREAD = ThreadPoolExecutor(1, "data-url")
 """Decodes all long URLs, one after another: several threads at once keep the event loop waiting, and are no faster."""
@@ -33,7 +34,8 @@ def is_data_url(url: str) -> bool:
 class DataUrl:
     """A `data:` URL. `pieces` are its whole text, in order, as ASCII or UTF-8.
 
-    As in browsers, the base64 may have line breaks, which the program `base64` makes, and characters written as `%2B`.
+    As in browsers, the base64 may have line breaks, which the program `base64` makes, characters written as `%2B`, and
+    no padding. It may also have the alphabet that is safe in URLs.
     """
 
     pieces: Sequence[bytes]
@@ -90,11 +92,11 @@ def _base64_pieces(pieces: Sequence[bytes]) -> list[bytes]:
     found = [first, *pieces[1:]]
     if any(b"%" in piece for piece in found):
         found = [unquote_to_bytes(b"".join(found))]
-    return [piece.translate(None, _BLANKS) if _has_blanks(piece) else piece for piece in found]
+    return [piece.translate(_STANDARD, _BLANKS) if _is_unusual(piece) else piece for piece in found]
 
 
-def _has_blanks(piece: bytes) -> bool:
-    return any(blank in piece for blank in (b"\n", b" ", b"\r", b"\t"))
+def _is_unusual(piece: bytes) -> bool:
+    return any(one in piece for one in (b"\n", b" ", b"\r", b"\t", b"-", b"_"))
 
 
 def _decoded(pieces: Sequence[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
@@ -108,6 +110,8 @@ def _decoded(pieces: Sequence[bytes], *, is_whole: bool = True) -> Iterator[byte
         text = rest + piece if rest else piece
         num_whole = len(text) if is_whole and number == len(pieces) else len(text) - len(text) % 4
         text, rest = text[:num_whole], text[num_whole:]
+        if len(text) % 4 and not text.endswith(b"="):
+            text += b"=" * (-len(text) % 4)
         if not text:
             continue
         if len(decoded) % 3:

@@ -5,6 +5,7 @@ Redirects are followed by hand, and each target is checked again. The size limit
 """
 
 import asyncio
+import importlib.metadata
 import re
 from types import TracebackType
 from typing import Annotated
@@ -31,12 +32,10 @@ _MAX_REDIRECTS = 3
 _CHUNK_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 256
 _MAX_CONNECTIONS_PER_HOST = 32  # slow connections to one host leave room for other hosts
-# A compressed body could unpack to far more bytes than the size limit.
-_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "raylens"}
 # URL parsers disagree about these characters: some drop them, some take a backslash for a slash.
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 _PATH_AND_QUERY = re.compile(r"[^:/?#]+://[^/?#]*([^?#]*)(?:\?([^#]*))?")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
-_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
@@ -48,6 +47,10 @@ class FetchPolicy:
         tuple[str, ...], Field(description="hosts that media may come from; empty: any public one")
     ] = ()
     allow_private_addresses: Annotated[bool, Field(description="also fetch from addresses that are not public")] = False
+    contact: Annotated[
+        str | None,
+        Field(pattern=r"^[ -~]+$", description="address of the operator, told to media hosts in User-Agent"),
+    ] = None
     connect_timeout_s: Annotated[float, Field(gt=0, description="seconds to connect to a media host")] = 5.0
     total_timeout_s: Annotated[float, Field(gt=0, description="seconds for one fetch in all, with its redirects")] = (
         20.0
@@ -61,6 +64,13 @@ class MediaFetcher:
         """`resolver` resolves names instead of the system. Its answers are checked like the system's."""
         self._limits = limits
         self._policy = policy
+        contact = f" ({policy.contact})" if policy.contact else ""
+        self._headers = {
+            # A compressed body could unpack to far more bytes than the size limit.
+            "Accept-Encoding": "identity",
+            # Some hosts refuse clients without a name, or without the address of somebody to ask.
+            "User-Agent": f"Raylens/{importlib.metadata.version('raylens')}{contact}",
+        }
         self._domains = tuple(_canonical_host(domain) for domain in policy.allowed_domains)
         self._resolver = resolver or SystemResolver()
         self._session = aiohttp.ClientSession(
@@ -111,7 +121,7 @@ class MediaFetcher:
     async def _fetch_following(self, url: str) -> bytes:
         target = self._checked(_parsed(_unambiguous(url)))
         for _ in range(_MAX_REDIRECTS + 1):
-            async with self._session.get(target, allow_redirects=False, headers=_HEADERS) as response:
+            async with self._session.get(target, allow_redirects=False, headers=self._headers) as response:
                 location = response.headers.get("Location")
                 if response.status in _REDIRECTS and location:
                     target = self._checked(_parsed(_unambiguous(location), base=target))

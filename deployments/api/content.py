@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.api.wire import Accepted, Name, WireModel
+from deployments.api.wire import Accepted, Name, Url, WireModel
 from deployments.pipeline.media_source import MediaSource, upload_url
 
 
@@ -35,16 +35,28 @@ class RefusalPart(Part):
         return self.refusal
 
 
-class ImageUrl(WireModel):
-    """A `data:` or `http(s):` URL, or a `file:` URL if the server has a folder for files. The server ignores the hint
-    `detail`: it always looks closely."""
+Detail = Literal["auto", "low", "high", "original"]
+"""A hint that the server ignores: it always looks closely."""
 
-    url: str
-    detail: Literal["auto", "low", "high"] | None = None
+
+class ImageUrl(WireModel):
+    """A `data:` or `http(s):` URL, or a `file:` URL if the server has a folder for files."""
+
+    url: Url
+    detail: Detail | None = None
 
 
 class VideoUrl(WireModel):
-    url: str
+    url: Url
+
+
+def _object_of(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
+AnyImageUrl = Annotated[ImageUrl, BeforeValidator(_object_of, json_schema_input_type=ImageUrl | str)]
+AnyVideoUrl = Annotated[VideoUrl, BeforeValidator(_object_of, json_schema_input_type=VideoUrl | str)]
+"""A URL as an object, or as a plain text."""
 
 
 class MediaPart(Part):
@@ -75,7 +87,7 @@ class MediaPart(Part):
 
 class ImagePart(MediaPart):
     type: Literal["image_url"]
-    image_url: ImageUrl | None = None
+    image_url: AnyImageUrl | None = None
 
     @property
     def url(self) -> str | None:
@@ -84,7 +96,7 @@ class ImagePart(MediaPart):
 
 class VideoPart(MediaPart):
     type: Literal["video_url"]
-    video_url: VideoUrl | None = None
+    video_url: AnyVideoUrl | None = None
 
     @property
     def modality(self) -> str:
@@ -99,13 +111,15 @@ class InputImagePart(MediaPart):
     """A picture in the Responses API: a URL, or a file that was uploaded before."""
 
     type: Literal["input_image"]
-    image_url: str | None = None
+    image_url: AnyImageUrl | None = None
     file_id: Name | None = None
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Detail | None = None
 
     @property
     def url(self) -> str | None:
-        return self.image_url if self.file_id is None else upload_url(self.file_id)
+        if self.file_id is not None:
+            return upload_url(self.file_id)
+        return None if self.image_url is None else self.image_url.url
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -128,8 +142,29 @@ class ImageEmbedsPart(MediaPart):
         return MediaSource(self.url, field, is_precomputed=True, uuid=self.uuid)
 
 
+def type_by_field(**types: str) -> BeforeValidator:
+    """Gives a part without a type the one that belongs to the field that it has, of the fields that `types` names."""
+
+    def with_type(part: object) -> object:
+        if not isinstance(part, dict) or part.get("type") is not None:
+            return part
+        found = [kind for field, kind in types.items() if part.get(field) is not None]
+        return {**part, "type": found[0]} if len(found) == 1 else part
+
+    return BeforeValidator(with_type)
+
+
 ContentPart = Annotated[
-    TextPart | RefusalPart | ImagePart | VideoPart | InputImagePart | ImageEmbedsPart, Field(discriminator="type")
+    TextPart | RefusalPart | ImagePart | VideoPart | InputImagePart | ImageEmbedsPart,
+    Field(discriminator="type"),
+    type_by_field(
+        text="text",
+        refusal="refusal",
+        image_url="image_url",
+        video_url="video_url",
+        file_id="input_image",
+        image_embeds="image_embeds",
+    ),
 ]
 
 

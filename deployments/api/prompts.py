@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.api.wire import Name, WireModel, at_most
+from deployments.api.wire import Name, Url, WireModel, at_most
 from deployments.pipeline.media_source import MediaSource
 from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
 
@@ -37,16 +37,16 @@ Prompts = Annotated[
 ]
 """One prompt or several, each a text or token ids."""
 
-_PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za-z0-9+/=]+)">')
+_PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za-z0-9+/=_-]+)">')
 """text-generation-webui's form of a picture in a prompt. There, the picture is always a JPEG."""
 
 
 class MediaItem(WireModel):
-    url: str | None = None
+    url: Url | None = None
     uuid: Name | None = None
 
 
-MediaItems = str | MediaItem | Annotated[list[str | MediaItem], Field(max_length=1024, fail_fast=True)]
+MediaItems = Url | MediaItem | Annotated[list[Url | MediaItem], Field(max_length=1024, fail_fast=True)]
 
 
 class PromptMedia(WireModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.api.content import InputImagePart, Part, RefusalPart, template_content
+from deployments.api.content import InputImagePart, Part, RefusalPart, template_content, type_by_field
 from deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
 from deployments.api.wire import Accepted, Name, NotDone, WireModel
 from preprocess.schema import Message
@@ -20,7 +20,11 @@ class InputText(Part):
     logprobs: Accepted = None
 
 
-InputPart = Annotated[InputText | RefusalPart | InputImagePart, Field(discriminator="type")]
+InputPart = Annotated[
+    InputText | RefusalPart | InputImagePart,
+    Field(discriminator="type"),
+    type_by_field(text="input_text", refusal="refusal", image_url="input_image", file_id="input_image"),
+]
 InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
 
 

@@ -16,7 +16,7 @@ SLICE_BYTES = 2**15
 _MARKS = (b'"', b"\\", b",", b"[", b"{")
 _LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash
 _BODIES_OF_MEDIA = frozenset({"messages", "input", "prompt", "multi_modal_data"})
-_MEDIA_KEYS = frozenset({"url", "image_url", "image_embeds", "image", "video"})
+_MEDIA_KEYS = frozenset({"url", "image_url", "video_url", "image_embeds", "image", "video"})
 _PICTURE_IN_TEXT = re.compile(r'(<img src="data:[^"]*">)')
 
 

@@ -5,7 +5,7 @@ import base64
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preprocess.data_url import DataUrl, data_url, is_data_url
@@ -59,11 +59,25 @@ def test_capitals_and_escapes_are_read_as_browsers_read_them() -> None:
     assert decoded("data:;base64,%2B%2f", "%2B", "%2F") == base64.b64decode("+/+/")
 
 
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=300), st.lists(st.integers(0, 400), max_size=4), st.booleans(), st.booleans())
+def test_padding_may_be_absent_and_the_alphabet_that_of_urls(
+    content: bytes, cuts: list[int], is_padded: bool, is_for_urls: bool
+) -> None:
+    text = (base64.urlsafe_b64encode if is_for_urls else base64.b64encode)(content)
+    text = text if is_padded else text.rstrip(b"=")
+    places = sorted(cuts)
+    pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    assert decoded(HEADER, *pieces) == content
+    assert DataUrl([HEADER.encode(), *pieces]).head(1000) == content
+
+
 @pytest.mark.parametrize(
     ("url", "code"),
     [
         (HEADER + "!!!", "invalid_base64"),
-        (HEADER + "abc", "invalid_base64"),
+        (HEADER + "abcde", "invalid_base64"),
+        (HEADER + "ab=", "invalid_base64"),
         (HEADER, "empty_media"),
         (HEADER + "QUI=" * 100, "invalid_base64"),
         (HEADER + "Ã¤" * 4, "invalid_base64"),
@@ -84,3 +98,5 @@ def test_nothing_follows_the_padding_in_any_piece() -> None:
         decoded(HEADER + "QUI=", "QUI=")
     with pytest.raises(InvalidRequestError, match="not valid base64"):
         decoded(HEADER + "QUI=", "QU", "JD")
+    with pytest.raises(InvalidRequestError, match="not valid base64"):
+        decoded(HEADER + "QUI=", "QUI")

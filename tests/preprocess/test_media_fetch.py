@@ -1,7 +1,9 @@
 """Media by URL, against a real server on loopback: what is fetched, and what never is."""
 
 import asyncio
+import importlib.metadata
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -9,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from preprocess.media import MediaLimits
 from preprocess.media_fetch import FetchPolicy, MediaFetcher
@@ -25,6 +28,8 @@ async def server() -> AsyncIterator[TestServer]:
                 return web.Response(body=b"picture")
             case "/big":
                 return web.Response(body=b"x" * 1001)
+            case "/agent":
+                return web.Response(body=request.headers["User-Agent"].encode())
             case "/redirect":
                 raise web.HTTPFound("/ok")
             case "/loop":
@@ -122,6 +127,16 @@ async def test_only_listed_domains_are_fetched(server: TestServer) -> None:
 async def test_fetching_can_be_switched_off(server: TestServer) -> None:
     policy = FetchPolicy(enabled=False, allow_private_addresses=True)
     assert await refusal(str(server.make_url("/ok")), policy) == "media_fetch_disabled"
+
+
+async def test_a_media_host_is_told_who_asks(server: TestServer) -> None:
+    version = importlib.metadata.version("raylens")
+    assert await fetch(str(server.make_url("/agent")), OPEN) == f"Raylens/{version}".encode()
+    policy = replace(OPEN, contact="mailto:ops@example.com")
+    assert await fetch(str(server.make_url("/agent")), policy) == f"Raylens/{version} (mailto:ops@example.com)".encode()
+    for contact in ("", "a\nb", "é"):
+        with pytest.raises(ValidationError):
+            replace(OPEN, contact=contact)
 
 
 PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))

@@ -1,17 +1,21 @@
 """Clients beside the official one, as their users use them."""
 
+import base64
 from typing import Any, Literal
 
+import httpx
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 
 from deployments.demo import picture_part
+from preprocess.data_url import data_url
 from tests.deployments.endpoint.recorded_bodies import PLAIN, assert_is_answered
 from tests.pictures import disc, encoded
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
+LARGE = encoded(disc("red", (1024, 1024), (384, 384)), "BMP") + b"\0"  # so that its base64 would have padding
 
 
 class Colour(BaseModel):
@@ -68,3 +72,61 @@ def test_langchain_completes(app_url: str) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_recorded_bodies_are_answered(app_url: str, name: str) -> None:
     assert_is_answered(app_url, *PLAIN[name])
+
+
+URL = data_url(RED)
+BARE = "data:image/bmp;base64," + base64.urlsafe_b64encode(LARGE).decode().rstrip("=")
+CHAT_FORMS = {
+    "original": {"type": "image_url", "image_url": {"url": URL, "detail": "original"}},
+    "a plain text": {"type": "image_url", "image_url": URL},
+    "no type": {"image_url": {"url": URL}},
+    "no type, a plain text": {"type": None, "image_url": f" \n{URL}\n"},
+    "large, bare": {"image_url": f"\n{BARE}"},
+}
+RESPONSES_FORMS = {
+    "original": {"type": "input_image", "image_url": URL, "detail": "original"},
+    "an object": {"type": "input_image", "image_url": {"url": URL, "detail": "original"}},
+    "no type": {"image_url": f"\n{URL}"},
+    "large, bare": {"type": "input_image", "image_url": f" {BARE}"},
+}
+
+
+def ask(app_url: str, path: str, *parts: Any) -> httpx.Response:
+    field = "messages" if path == "chat/completions" else "input"
+    body = {"model": "shapes", field: [{"role": "user", "content": [*parts, {"text": "What colour is the circle?"}]}]}
+    return httpx.post(f"{app_url}/v1/{path}", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("form", CHAT_FORMS)
+def test_a_picture_may_have_any_form_that_clients_send(app_url: str, form: str) -> None:
+    response = ask(app_url, "chat/completions", CHAT_FORMS[form])
+    assert response.status_code == 200, response.text[:1000]
+    assert response.json()["choices"][0]["message"]["content"] == "red"
+
+
+@pytest.mark.parametrize("form", RESPONSES_FORMS)
+def test_a_picture_may_have_any_form_in_the_responses_api(app_url: str, form: str) -> None:
+    response = ask(app_url, "responses", RESPONSES_FORMS[form])
+    assert response.status_code == 200, response.text[:1000]
+    assert response.json()["output"][0]["content"][0]["text"] == "red"
+
+
+@pytest.mark.parametrize(
+    ("path", "part", "field"),
+    [
+        ("chat/completions", {"image_url": "data:image/png;base64,QUI=!"}, "messages[0].content[0].image_url"),
+        ("chat/completions", {"image_url": f"{BARE}="}, "messages[0].content[0].image_url"),
+        ("chat/completions", {"image_url": f"{BARE}!"}, "messages[0].content[0].image_url"),
+        ("chat/completions", {"video_url": " data:;base64,AAAA"}, "messages[0].content[0].video_url"),
+        ("chat/completions", {"video_url": {"url": "data:;base64,AAAA"}}, "messages[0].content[0].video_url"),
+        ("chat/completions", {"image_url": 3}, "messages[0].content[0].image_url"),
+        ("chat/completions", {"colour": "red"}, "messages[0].content[0]"),
+        ("chat/completions", {"image_url": URL, "text": "both"}, "messages[0].content[0]"),
+        ("responses", {"image_url": "data:image/png;base64,!"}, "input[0].content[0].input_image"),
+        ("responses", {"video_url": URL}, "input[0].content[0]"),
+    ],
+)
+def test_a_part_that_is_none_is_refused_by_its_name(app_url: str, path: str, part: Any, field: str) -> None:
+    response = ask(app_url, path, part)
+    assert response.status_code == 400, response.text[:1000]
+    assert response.json()["error"]["param"] == field
