@@ -53,8 +53,9 @@ class WemmImageProcessor(Idefics2ImageProcessorPil):
     model_input_names = ("pixel_values", "patch_attention_mask")
 
     def resize(self, image: Any, size: SizeDict, *args: Any, **kwargs: Any) -> Any:
-        height, width = _resized(*image.shape[-2:], size)
-        return super().resize(image, SizeDict(height=height, width=width), *args, **kwargs)
+        height, width = image.shape[-2:]
+        new_height, new_width = _resized(height, width, size)
+        return super().resize(image, SizeDict(height=new_height, width=new_width), *args, **kwargs)
 
     def _preprocess(self, images: list[list[Any]], **settings: Any) -> BatchFeature:
         return_tensors = settings.pop("return_tensors")
