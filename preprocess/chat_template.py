@@ -41,7 +41,7 @@ _RESERVED_VARIABLES = frozenset(
 """The names of template variables that a client may not set, because the server or transformers sets them."""
 
 MAX_SECONDS = 5.0
-"""The processor time for one prompt. Ten thousand messages take an ordinary template a tenth of this."""
+"""The processor time for one prompt. Ten thousand messages take an ordinary template less than a tenth of this."""
 
 _REFUSALS = (TemplateError, TypeError)
 """What a template raises that does not take a conversation."""

@@ -54,8 +54,8 @@ class WemmImageProcessor(Idefics2ImageProcessorPil):
 
     def resize(self, image: Any, size: SizeDict, *args: Any, **kwargs: Any) -> Any:
         height, width = image.shape[-2:]
-        height, width = _resized(height, width, size)
-        return super().resize(image, SizeDict(height=height, width=width), *args, **kwargs)
+        new_height, new_width = _resized(height, width, size)
+        return super().resize(image, SizeDict(height=new_height, width=new_width), *args, **kwargs)
 
     def _preprocess(self, images: list[list[Any]], **settings: Any) -> BatchFeature:
         return_tensors = settings.pop("return_tensors")
@@ -104,7 +104,7 @@ class WemmProcessor(ProcessorMixin):
     @classmethod
     def from_pretrained(cls, model: str, *, revision: str | None = None, backend: str = "pil") -> "WemmProcessor":
         config = load_model_config(model, revision)
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
         image_processor = WemmImageProcessor.from_dict(config.image_processor)
         image_processor.patch_size = config.vision_config.patch_size
         # The template of the text model alone, which the tokenizer may bring, has no place for pictures.
