@@ -18,6 +18,7 @@ from typing import TextIO
 from deployments.app_lifetime import end_app, start_app
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
+from deployments.open_files import allow_open_files
 from deployments.placement import lacking
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
@@ -110,6 +111,8 @@ def local_ray(
         stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
+        if (warning := allow_open_files()) is not None:
+            say(warning)
         say("starting Ray")
         stack.enter_context(_environment(stack.enter_context(worker_template(folder))))
         offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
