@@ -55,7 +55,7 @@ def said_at_start(start: str, soft: int, hard: int, home: Path) -> str:
 @pytest.mark.parametrize("start", [OF_ONE_MACHINE, OF_A_NODE], ids=["serve", "node"])
 def test_few_files_are_all_used_and_the_start_says_how_many_connections_that_leaves(start: str, tmp_path: Path) -> None:
     said = said_at_start(start, 256, 512, tmp_path)
-    assert "may open 512" in said
+    assert "may open 512\n" in said
     assert "takes 16 connections at a time instead of 8192, because its processes may open 512 files" in said
     assert "Allow them 16896" in said
 
