@@ -32,8 +32,10 @@ _RARELY = {
     "REPORTER_UPDATE_INTERVAL_MS": "10000",
     "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_health_check_timeout_ms": "10000",
 }
-"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more."""
+"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more: it
+has no network that could fall silent."""
 _NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
 """Ray sends what becomes of each call to its dashboard."""
 _DRAINING_VARIABLE = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
