@@ -8,7 +8,6 @@ ends what is left once Ray has ended."""
 
 import hashlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deployments.haproxy import haproxy_environment
+from deployments.open_files import allow_open_files
 from deployments.private_files import keep_ray_token_private
 from deployments.ray_environment import RAY_ENVIRONMENT
 from deployments.shared.uploads import FOLDER_VARIABLE
@@ -50,8 +50,8 @@ def start_node(arguments: Sequence[str]) -> int:
     for left_over in folder.iterdir():
         if not left_over.is_dir():
             left_over.unlink()
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    if (warning := allow_open_files()) is not None:
+        print(warning)
     environment = node_environment(folder, is_head="--head" in arguments) | os.environ
     status = _ray(["start", *arguments], environment)
     if status == 0:

@@ -61,6 +61,11 @@ class ConnectionLimits:
         total = max(16, min(wanted, (max_open_files - _OTHER_FDS) // _FDS_PER_CONNECTION))
         return cls(total, per_address=total * 2 // 3, crowded=total // 2)
 
+    @staticmethod
+    def files_for(total: int) -> int:
+        """Returns how many files the process has to be allowed for that many connections."""
+        return total * _FDS_PER_CONNECTION + _OTHER_FDS
+
 
 def error_page(status: HTTPStatus, message: str, *, code: str | None, kind: str = "server_error") -> str:
     """Returns a whole HTTP response with an error in OpenAI's form. An error of the server itself says when to come

@@ -19,6 +19,7 @@ from typing import TextIO
 from deployments.app_lifetime import end_app, start_app
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
+from deployments.open_files import allow_open_files
 from deployments.placement import lacking
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
@@ -33,8 +34,10 @@ _RARELY = {
     "REPORTER_UPDATE_INTERVAL_MS": "10000",
     "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_health_check_timeout_ms": "10000",
 }
-"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more."""
+"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more: it
+has no network that could fall silent."""
 _NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
 """Ray sends what becomes of each call to its dashboard."""
 _DRAINING_VARIABLE = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
@@ -115,6 +118,8 @@ def local_ray(
         stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
+        if (warning := allow_open_files()) is not None:
+            say(warning)
         say("starting Ray")
         offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
         with marked(folder):

@@ -12,7 +12,9 @@ RAY_ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop
-    "RAY_health_check_period_ms": "1000",  # a node that is gone is given up after five of these, not after 15 s
+    # A node is given up after five trials: one that refuses them after 5 s, one that is silent after 7.5 s, not 55 s.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "500",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead HAProxy is replaced after three of these, not after 30 s
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.endpoint.guarded_streams:middlewares",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Ray's 0.1 costs an idle controller as much as all it does otherwise

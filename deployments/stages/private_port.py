@@ -31,9 +31,11 @@ _NUM_TRIES, _PAUSE_SECONDS = 20, 0.05
 _QUIET_SECONDS = 60.0
 """The least time between two lines of the log about refused connections."""
 
-_TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 20_000}
+_TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}
 """The seconds until an idle connection is tried, those between two trials, and the trials that may fail. Last the
-milliseconds that what was sent may stay unanswered: longer, for a process that falls behind has its node answer so."""
+milliseconds that what was sent may stay unanswered. Linux gives an idle connection up after these, too, whatever the
+number of trials. It also counts an end that does not read, once its buffers of some megabytes are full: the process of
+such an end stands still, and is soon replaced."""
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter

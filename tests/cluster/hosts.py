@@ -144,6 +144,10 @@ exec /usr/sbin/sshd -D -e -h {key} {options}
             time.sleep(0.05)
 
 
+def _on(where: Host, *command: str) -> None:
+    subprocess.run(["nsenter", "-t", str(where.pid), "-n", *command], check=True)
+
+
 @contextmanager
 def running_hosts(names: Sequence[str], folder: Path) -> Iterator[list[Host]]:
     """Yields the hosts, the first of which is the one to work from; all of them end with the block. `folder` gets the
@@ -164,20 +168,21 @@ def power_on(control: Host, host: Host) -> None:
     host.connect()
 
 
+def silence(control: Host, host: Host) -> None:
+    """Has all packets to and from a host vanish, as when it loses power: nobody is told that it has gone."""
+    _on(control, "ip", "link", "set", f"v-{host.name}", "nomaster")
+
+
 def _plug_in(control: Host, host: Host) -> None:
     """Connects a host to the bridge of the first one."""
-
-    def on(where: Host, *command: str) -> None:
-        subprocess.run(["nsenter", "-t", str(where.pid), "-n", *command], check=True)
-
     if host is control:
-        on(host, "ip", "link", "add", "br0", "type", "bridge")
-        on(host, "ip", "addr", "add", f"{host.address}/24", "dev", "br0")
-        on(host, "ip", "link", "set", "br0", "up")
+        _on(host, "ip", "link", "add", "br0", "type", "bridge")
+        _on(host, "ip", "addr", "add", f"{host.address}/24", "dev", "br0")
+        _on(host, "ip", "link", "set", "br0", "up")
         return
-    on(control, "ip", "link", "add", f"v-{host.name}", "type", "veth", "peer", "name", f"p-{host.name}")
-    on(control, "ip", "link", "set", f"v-{host.name}", "master", "br0", "up")
-    on(control, "ip", "link", "set", f"p-{host.name}", "netns", str(host.pid))
-    on(host, "ip", "link", "set", f"p-{host.name}", "name", "eth0")
-    on(host, "ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
-    on(host, "ip", "link", "set", "eth0", "up")
+    _on(control, "ip", "link", "add", f"v-{host.name}", "type", "veth", "peer", "name", f"p-{host.name}")
+    _on(control, "ip", "link", "set", f"v-{host.name}", "master", "br0", "up")
+    _on(control, "ip", "link", "set", f"p-{host.name}", "netns", str(host.pid))
+    _on(host, "ip", "link", "set", f"p-{host.name}", "name", "eth0")
+    _on(host, "ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
+    _on(host, "ip", "link", "set", "eth0", "up")

@@ -171,7 +171,7 @@ def read_bytes(body: bytes) -> Any:
     return asyncio.run(arrived())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(MESSAGES, st.data())
 def test_a_mutated_message_is_a_message_or_one_kind_of_error(message: Any, data: st.DataObject) -> None:
     body = mutated(pack(message)[4:], data)
@@ -182,7 +182,7 @@ def test_a_mutated_message_is_a_message_or_one_kind_of_error(message: Any, data:
     assert isinstance(found, FROM_INGRESS + FROM_SHARD)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_of_any_kind_are_no_message(body: bytes) -> None:
     with pytest.raises(MalformedMessageError):

@@ -58,7 +58,7 @@ def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[G
     asyncio.run(send_and_read())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), st.data())
 def test_a_mutated_message_is_a_message_or_one_kind_of_error(
     message: list[tuple[int, list[GeneratedText], bool]], data: st.DataObject
