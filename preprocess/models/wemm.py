@@ -104,7 +104,7 @@ class WemmProcessor(ProcessorMixin):
     @classmethod
     def from_pretrained(cls, model: str, *, revision: str | None = None, backend: str = "pil") -> "WemmProcessor":
         config = load_model_config(model, revision)
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
         image_processor = WemmImageProcessor.from_dict(config.image_processor)
         image_processor.patch_size = config.vision_config.patch_size
         # The template of the text model alone, which the tokenizer may bring, has no place for pictures.
