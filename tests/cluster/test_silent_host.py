@@ -61,15 +61,16 @@ asyncio.run(main(*sys.argv[1:]))
 """
 NOTICES = """
 import ray, time
+from deployments.ray_session import joined_cluster
 
 def wait_for(number):
     while sum(node["Alive"] for node in ray.nodes()) != number:
         time.sleep(0.05)
     print(number, flush=True)
 
-ray.init(address="auto", log_to_driver=False)
-wait_for(2)
-wait_for(1)
+with joined_cluster():
+    wait_for(2)
+    wait_for(1)
 """
 
 
