@@ -26,8 +26,10 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
+# A process that crashes ends the run: without its files, pytest-xdist would wait for ever.
 test: compiler .venv/installed chromium hosts prometheus ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0
 
 test-slow: .venv/installed chromium hosts ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow

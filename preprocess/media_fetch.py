@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 from types import TracebackType
 from typing import Annotated
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -185,7 +185,7 @@ def _parsed(url: str, base: URL | None = None) -> URL:
     Its path and query stay as they are, byte for byte, because media hosts sign them. Only what may not stand in a
     request is escaped: blanks, and other characters than ASCII."""
     if base is not None and not _PATH_AND_QUERY.match(url):
-        url = urljoin(str(base), url)
+        url = str(base.join(URL(url, encoded=True)))
     parsed = URL(url)
     match = _PATH_AND_QUERY.match(url)
     if match is None or not parsed.raw_host:

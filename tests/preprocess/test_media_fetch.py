@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -149,6 +149,7 @@ TARGETS = st.text(st.sampled_from(LETTERS + "%%%/?&= é"), max_size=30).filter(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(TARGETS, min_size=1, max_size=5), st.sampled_from(["direct", "absolute", "relative"]))
+@example([";", "a;", "a;b?c;"], "relative")
 def test_a_target_is_sent_as_it_is_written_byte_for_byte(targets: list[str], way: str) -> None:
     """Hosts sign it. Only what may not stand in a request is escaped."""
     asked: list[str] = []

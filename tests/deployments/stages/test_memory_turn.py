@@ -13,6 +13,7 @@ import pytest
 import ray
 import torch
 
+from deployments import replica_start
 from deployments.config import AppConfig
 from deployments.stages import encode_stage, generate_stage
 from deployments.stages.memory_turn import memory_turn, turn
@@ -94,6 +95,8 @@ async def test_a_replica_has_one_turn_for_all_that_it_loads(
         yield
         turns.append("end")
 
+    # The watch would end this process, whose loop turns no more after the test.
+    monkeypatch.setattr(replica_start, "end_when_stuck", lambda _: None)
     for module in (encode_stage, generate_stage):
         monkeypatch.setattr(module, "memory_turn", counted)
     replica = generate_stage.Generate(AppConfig.model_validate({"model": shapes, "encoder": encoder}))
