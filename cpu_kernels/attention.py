@@ -7,13 +7,19 @@ The structures mirror those of `csrc/paged_cache.h` and `csrc/attention_call.h`.
 import ctypes
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from cpu_kernels.huge_pages import HugePages
 from cpu_kernels.library import KernelLibrary
 from cpu_kernels.threads import num_threads
+
+NO_SPAN = -1
+"""Mirrors `kNoSpan`: the number of a position that belongs to no bidirectional span."""
+_NO_SPANS: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 class _LayerCache(ctypes.Structure):
@@ -23,8 +29,10 @@ class _LayerCache(ctypes.Structure):
 
 
 class _StepChunks(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("slots", "blocks", "first_blocks", "lengths", "ends")] + [
-        (name, ctypes.c_int64) for name in ("num_chunks", "num_decodes", "num_tokens")
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("slots", "blocks", "first_blocks", "lengths", "ends", "prompt_ends")),
+        *((name, ctypes.c_void_p) for name in ("spans", "first_spans")),
+        *((name, ctypes.c_int64) for name in ("num_chunks", "num_tokens", "windows_cut_spans")),
     ]
 
 
@@ -88,9 +96,13 @@ class LayerCache:
 class StepChunks:
     """A step's chunks as the library reads them. `slots` (num_tokens,), int64: where the tokens' keys and values go.
 
-    `block_tables`, `lengths` and `ends` have an entry for each chunk: its sequence's blocks, its tokens, and the
-    positions up to its end. The first `num_decodes` have one token each. `skipped`: the chunks that the library does
-    not attend with.
+    `block_tables`, `lengths`, `ends` and `prompt_ends` have an entry for each chunk: its sequence's blocks, its tokens,
+    the positions up to its end, and the positions of the sequence's prompt. Tokens of prompts and generated tokens are
+    summed up in different orders, each in the same one in any step.
+
+    `spans`: by chunk, the number of each position's bidirectional span, from the sequence's first position up to the
+    chunk's end, or NO_SPAN. The positions of a span see each other. Chunks without spans may be left out.
+    `windows_cut_spans`: whether a layer's window bounds that, too.
     """
 
     def __init__(
@@ -99,21 +111,32 @@ class StepChunks:
         block_tables: Sequence[list[int]],
         lengths: Sequence[int],
         ends: Sequence[int],
+        prompt_ends: Sequence[int],
         *,
-        num_decodes: int,
-        skipped: Sequence[int] = (),
+        spans: Mapping[int, Sequence[int]] = _NO_SPANS,
+        windows_cut_spans: bool = True,
     ) -> None:
         blocks, first_blocks = array("i"), array("i")
         for table in block_tables:
             first_blocks.append(len(blocks))
             blocks.fromlist(table)
-        self._arrays = arrays = (blocks, first_blocks, array("i", lengths), array("i", ends))
-        self._slots = slots
-        self._own = own = _StepChunks(
-            slots.data_ptr(), *(one.buffer_info()[0] for one in arrays), len(lengths), num_decodes, len(slots)
-        )
-        self.address = ctypes.addressof(own)
-        self.skipped = bytes(index in skipped for index in range(len(lengths))) if skipped else None
+        arrays = [blocks, first_blocks, array("i", lengths), array("i", ends), array("i", prompt_ends)]
+        if spans:
+            arrays += _joined(spans, len(lengths))
+        self._kept = (slots, arrays)
+        addresses = [one.buffer_info()[0] for one in arrays]
+        own = _StepChunks(slots.data_ptr(), *addresses, *([] if spans else (None, None)))
+        own.num_chunks, own.num_tokens, own.windows_cut_spans = len(lengths), len(slots), windows_cut_spans
+        self._own, self.address = own, ctypes.addressof(own)
+
+
+def _joined(spans: Mapping[int, Sequence[int]], num_chunks: int) -> "list[array[Any]]":
+    """Returns the chunks' spans one behind the other, and where each chunk's begin, or -1 for a chunk without."""
+    joined, firsts = array("f"), array("i", [-1]) * num_chunks
+    for chunk, own in spans.items():
+        firsts[chunk] = len(joined)
+        joined.extend(own)
+    return [joined, firsts]
 
 
 def attend(
@@ -129,8 +152,7 @@ def attend(
     window: int | None,
 ) -> torch.Tensor:
     """Writes the new `keys` and `values` to the cache, then attends over it. Takes (num_tokens, heads, dim) each,
-    float32, where `keys` and `values` have kv_heads. Returns (num_tokens, heads, value_dim). The rows of skipped chunks
-    are left as they were in memory.
+    float32, where `keys` and `values` have kv_heads. Returns (num_tokens, heads, value_dim).
 
     A `softcap` bounds the scaled scores as softcap * tanh(score / softcap). `window`: how many positions a position
     sees, itself included; None: all up to itself.
@@ -148,7 +170,7 @@ def attend(
         scaling,
         softcap or 0.0,
     )
-    library.attend(step.address, cache.address, ctypes.addressof(call), step.skipped, num_threads())
+    library.attend(step.address, cache.address, ctypes.addressof(call), num_threads())
     return output
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -142,6 +143,11 @@ class _StepRows(ctypes.Structure):
         ("wants_all_hidden", ctypes.c_int64),
         ("hidden", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("level_rows", ctypes.c_void_p),
+        ("levels", ctypes.c_void_p),
+        ("num_level_rows", ctypes.c_int64),
+        ("level_stride", ctypes.c_int64),
+        ("num_levels", ctypes.c_int64),
     ]
 
 
@@ -163,13 +169,12 @@ class Decoder:
         head: Linear | None = None,
     ) -> None:
         self._library = library
-        self._kept = (layers, ropes, final_norm, embedding, head)  # the structures hold addresses of what these own
+        self._kept = (layers, final_norm, embedding, head)  # the structures hold addresses of what these own
         self.has_embedding, self.has_head = embedding is not None, head is not None
         self._layers = (_DecoderLayer * len(layers))(*map(_DecoderLayer.of, layers))
-        self._ropes = (_Rope * len(ropes))(*map(_Rope.of, ropes))
         self._own = _Decoder(
             ctypes.addressof(self._layers),
-            ctypes.addressof(self._ropes),
+            None,
             len(layers),
             len(ropes),
             hidden_size,
@@ -180,7 +185,19 @@ class Decoder:
             1.0 if embedding is None else embedding.scale,
             LinearStructure.of(head),
         )
+        self._set_ropes(ropes)
+
+    def _set_ropes(self, ropes: Sequence[Rope]) -> None:
+        self._kept_ropes, self._ropes = ropes, (_Rope * len(ropes))(*map(_Rope.of, ropes))
+        self._own.ropes = ctypes.addressof(self._ropes)
         self._address = ctypes.addressof(self._own)
+
+    def with_ropes(self, ropes: Sequence[Rope]) -> "Decoder":
+        """Returns the same decoder with other tables, as many, for the positions of a step that its own do not hold."""
+        other = copy(self)
+        other._own = _Decoder.from_buffer_copy(self._own)
+        other._set_ropes(ropes)
+        return other
 
     def run(
         self,
@@ -192,14 +209,20 @@ class Decoder:
         logits_rows: torch.Tensor | None = None,
         logits: torch.Tensor | None = None,
         wants_all_hidden: bool = True,
+        level_rows: torch.Tensor | None = None,
+        levels: torch.Tensor | None = None,
     ) -> bool:
         """Fills `hidden`, (num_tokens, hidden_size), float32, with the hidden states behind the final norm.
 
         It holds the embeddings, or with `token_ids`, (num_tokens,) int64, the decoder looks them up. `positions`:
         (axes, num_tokens), int64. With a head, the logits of the tokens `logits_rows`, (num_logits,) int64, ascending,
         go to `logits`, (num_logits, vocab), float32. Without `wants_all_hidden` only the rows `logits_rows` of `hidden`
-        are filled, which saves most of the last layer. Returns False, and changes nothing, where a position lies beyond
-        the ropes' tables."""
+        are filled, which saves most of the last layer.
+
+        `levels`, (num_rows, levels * hidden_size), float32: the deepstack embeddings of the tokens `level_rows`,
+        (num_rows,) int64. Each is added behind one of the first layers.
+
+        Returns False, and changes nothing, where a position lies beyond the ropes' tables."""
         assert hidden.is_contiguous(), "hidden states lie row by row"
         assert positions.stride(-1) == 1, "the positions of an axis lie one behind the other"
         step = _StepRows(
@@ -212,5 +235,9 @@ class Decoder:
             hidden.data_ptr(),
             None if logits is None else logits.data_ptr(),
         )
+        if level_rows is not None and levels is not None:
+            step.level_rows, step.levels = level_rows.data_ptr(), levels.data_ptr()
+            step.num_level_rows, step.level_stride = len(level_rows), levels.stride(0)
+            step.num_levels = levels.shape[1] // hidden.shape[1]
         address = ctypes.addressof(step)
         return bool(self._library.decode(self._address, chunks.address, address, num_threads()))

@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack": ([_address, _integer, _integer, _integer, _address], None),
     "product": ([_address, _integer, _address, _address, _address, _address, _integer], None),
     "mlp": ([_address, _integer, _address, _address, _address, _integer], None),
-    "attend": ([_address, _address, _address, _address, _integer], None),
+    "attend": ([_address, _address, _address, _integer], None),
     "attend_pictures": ([_address, _address, _integer], None),
     "choose": ([_address, _integer, _integer, _address, _address, _integer], None),
     "decode": ([_address, _address, _address, _integer], _integer),

@@ -42,6 +42,7 @@ def worst_step(
         block_tables=[[0] * -(-num_positions // block_size)],
         query_lengths=[num_tokens],
         context_lengths=[num_positions],
+        prompt_lengths=[num_positions],
         span_members=[(0, 0, at) for at in range(num_positions - num_tokens, num_positions)] if is_span else [],
         scored=[],
     )

@@ -130,6 +130,7 @@ class DecodeGraphs:
                 block_tables=[],
                 query_lengths=[],
                 context_lengths=[],
+                prompt_lengths=[],
                 span_members=[],
                 scored=[],
             )

@@ -49,6 +49,7 @@ def _step(chunks: Sequence[tuple[int, int]], *, block: int, block_size: int, num
         block_tables=[[block] * -(-end // block_size) for end in ends],
         query_lengths=lengths,
         context_lengths=ends,
+        prompt_lengths=ends,
         span_members=[],
         scored=[],
     )

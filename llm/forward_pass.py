@@ -42,34 +42,23 @@ class ForwardPass:
             with self._lora_layers.of(step.row_slots):
                 return self.run_layers(step, attention)
         if self.fused is not None and isinstance(attention, KernelStep):
-            done = self.run_fused(self.fused, step, attention, wants_all_hidden=bool(step.scored))
-            if done is not None:
-                return done
+            return self.run_fused(self.fused, step, attention, wants_all_hidden=bool(step.scored))
         return self.run_layers(step, attention)
 
     def run_fused(
         self, fused: FusedDecoder, step: StepInput, attention: KernelStep, *, wants_all_hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Computes a step in one call of `fused`. Returns None for a step that has to go layer by layer: one with
-        masks, with inputs that only transformers' layers know, or with a position beyond the call's tables."""
-        if attention.masked:
-            return None
-        embeds = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes a step in one call of `fused`."""
+        embeds = levels = None
         if len(step.embed_rows) or not fused.has_embedding:
-            inputs = self._embed(step)
-            if len(inputs) > 1:
-                return None
-            embeds = inputs["inputs_embeds"][0]
-        done = fused.run(attention.chunks, step, embeds, wants_all_hidden=wants_all_hidden)
-        if done is None:
-            return None
-        hidden, logits = done
+            embeds, levels = self._embed(step)
+        hidden, logits = fused.run(attention.chunks, step, embeds, levels, wants_all_hidden=wants_all_hidden)
         return hidden, self._logits(hidden[step.logits_rows]) if logits is None else logits
 
     def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes a step by transformers' decoder, layer by layer."""
         hidden = self._decoder(
-            **self._embed(step),
+            **self._inputs(step),
             position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
             use_cache=False,
             attention_metadata=attention,
@@ -84,27 +73,31 @@ class ForwardPass:
             scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
         return scored
 
-    def _embed(self, step: StepInput) -> dict[str, Any]:
+    def _inputs(self, step: StepInput) -> dict[str, Any]:
         """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
         their placeholders, what else the decoder takes of items, and the family's `inputs_of_tokens`."""
-        embeds = self._family.embed_tokens(self._model, step.token_ids)
-        of_items = self._overlay(embeds, step) if len(step.embed_rows) else {}
-        further = self._family.inputs_of_tokens(self._model, step.token_ids)
-        return {"inputs_embeds": embeds.unsqueeze(0), **of_items, **further}
-
-    def _overlay(self, embeds: torch.Tensor, step: StepInput) -> dict[str, Any]:
-        """Puts the items' embeddings into the rows of `embeds`, in place. Returns the decoder's keyword arguments for
-        items: which rows these are, and the deepstack levels, which the decoder adds later."""
-        given = step.embeds[0] if len(step.embeds) == 1 else torch.cat(step.embeds)
-        own, *levels = torch.split(given.to(embeds), self._hidden_size, dim=-1)
-        embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
-        if not levels and not self._family.takes_item_mask:
-            return {}
+        embeds, levels = self._embed(step)
+        inputs = {"inputs_embeds": embeds.unsqueeze(0), **self._family.inputs_of_tokens(self._model, step.token_ids)}
+        if not len(step.embed_rows) or not (levels is not None or self._family.takes_item_mask):
+            return inputs
         item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
         item_mask.index_fill_(1, step.embed_rows, True)  # by an assignment the host would wait for the device
-        if self._family.takes_item_mask:
-            return {"item_mask": item_mask}
-        return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}
+        if levels is None:
+            return {**inputs, "item_mask": item_mask}
+        split = torch.split(levels, self._hidden_size, dim=-1)
+        return {**inputs, "visual_pos_masks": item_mask, "deepstack_visual_embeds": split}
+
+    def _embed(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the embeddings of all tokens, (num_tokens, hidden_size), with the items' embeddings at their
+        placeholders. And the deepstack levels, (num_embeds, levels * hidden_size), which the decoder adds later, or
+        None without any."""
+        embeds = self._family.embed_tokens(self._model, step.token_ids)
+        if not len(step.embed_rows):
+            return embeds, None
+        given = (step.embeds[0] if len(step.embeds) == 1 else torch.cat(step.embeds)).to(embeds)
+        own, levels = given[:, : self._hidden_size], given[:, self._hidden_size :]
+        embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
+        return embeds, levels if levels.shape[1] else None
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._family.logits(self._model, hidden).float()

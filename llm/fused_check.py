@@ -16,9 +16,9 @@ _MAX_TOKENS = 24
 _TOLERANCE = 1e-3
 """Of the largest number. Rounding differs by a hundredth of this in a deep decoder, a missing part by far more."""
 
-Forward = Callable[[StepInput], tuple[torch.Tensor, torch.Tensor] | None]
-"""Returns a step's hidden states, (num_tokens, hidden_size), and logits, (num_sampling, vocab). None where it cannot
-compute the step."""
+_ITEM_ROWS = slice(2, 6)
+Forward = Callable[[StepInput], tuple[torch.Tensor, torch.Tensor]]
+"""Returns a step's hidden states, (num_tokens, hidden_size), and logits, (num_sampling, vocab)."""
 
 
 @torch.inference_mode()
@@ -31,9 +31,10 @@ def agree(
     block_size: int,
     num_positions: int,
     vocab_size: int,
+    embedding_size: int,
 ) -> bool:
-    """Returns whether both give nearly the same for a prompt and for the token behind it. Each writes to the first
-    slots of the cache. Logs a warning where they do not."""
+    """Returns whether both give nearly the same for a prompt with an item, whose embeddings have this size, and for the
+    token behind it. Each writes to the first slots of the cache. Logs a warning where they do not."""
     num_tokens = min(_MAX_TOKENS, builder.max_num_tokens, num_slots - 1)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(vocab_size, (num_tokens + 1,), generator=generator).tolist()
@@ -43,7 +44,11 @@ def agree(
         step = builder.build([ScheduledChunk(sequence, length)])
         positions = torch.randint(num_positions, step.positions.shape, generator=generator)
         step = replace(step, positions=positions)
-        for expected, found in zip(_results(whole, step), _results(fused, step), strict=True):
+        if length > 1:
+            item_rows = torch.arange(length)[_ITEM_ROWS]
+            embeds = torch.randn(len(item_rows), embedding_size, generator=generator)
+            step = replace(step, embed_rows=item_rows, embeds=[embeds])
+        for expected, found in zip(whole(step), fused(step), strict=True):
             if not expected.numel():  # the prompt's step has no logits
                 continue
             difference = (expected - found).abs().max() / expected.abs().max()
@@ -52,9 +57,3 @@ def agree(
                 return False
         sequence.num_computed_tokens += length
     return True
-
-
-def _results(forward: Forward, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
-    results = forward(step)
-    assert results is not None, "a trial step needs no masks, and its positions are in the tables"
-    return results

@@ -7,6 +7,7 @@ run layer by layer.
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
 from cpu_kernels.library import KernelLibrary
 from cpu_kernels.linear import Linear
 from llm.attention import AttentionCall
-from llm.models.family import LanguageFamily, embed_tokens, output_head
+from llm.models.family import LanguageFamily, embed_tokens, no_inputs, output_head
 from llm.step_input import StepInput
 from modeling.kernel_mlp import kernel_activation
 from modeling.packed_linear import KernelLinear
@@ -78,12 +79,15 @@ class FusedDecoder:
         if not kinds <= _KINDS.keys() or len(kinds) != 1:
             raise NotPlainError(f"layers of type {sorted(kinds) or type(decoder).__name__}")
         kind = _KINDS[kinds.pop()]
+        if family.inputs_of_tokens is not no_inputs or family.takes_item_mask:
+            raise NotPlainError("inputs beside the embeddings of its tokens")
         activations = {kernel_activation(layer.mlp.act_fn) for layer in decoder.layers}
         activation = activations.pop()
         if activation is None or activations:
             raise NotPlainError(f"activations of type {type(decoder.layers[0].mlp.act_fn).__name__}")
         rope_names = _rope_names(decoder)
         names = sorted(set(rope_names))
+        self._ropes = [_RopeReader(decoder.rotary_emb, name, family.num_rope_axes) for name in names]
         layers = [
             _read_layer(layer, kind, call, caches[call.layer], names.index(rope_name))
             for layer, call, rope_name in zip(decoder.layers, calls, rope_names, strict=True)
@@ -92,7 +96,7 @@ class FusedDecoder:
         self._decoder = Decoder(
             library,
             layers,
-            [_read_rope(decoder.rotary_emb, name, family.num_rope_axes, num_positions) for name in names],
+            [rope.read(torch.arange(num_positions)) for rope in self._ropes],
             hidden_size=decoder.config.hidden_size,
             heads=calls[0].queries.shape[1],
             activation=activation,
@@ -110,28 +114,40 @@ class FusedDecoder:
         return self._decoder.has_embedding
 
     def run(
-        self, chunks: StepChunks, step: StepInput, embeds: torch.Tensor | None, *, wants_all_hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        self,
+        chunks: StepChunks,
+        step: StepInput,
+        embeds: torch.Tensor | None,
+        levels: torch.Tensor | None,
+        *,
+        wants_all_hidden: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the hidden states behind the final norm, (num_tokens, hidden_size), and the logits of
         `step.logits_rows`, or None for the logits where the head is not part of the call. Both stay until the next run.
 
-        `embeds`: (num_tokens, hidden_size), or None to look up those of the tokens. Without `wants_all_hidden` only the
-        hidden states of `step.logits_rows` are computed. Returns None for a step with a position beyond those that the
-        rotary tables hold."""
+        `embeds`: (num_tokens, hidden_size), or None to look up those of the tokens. `levels`: the deepstack embeddings
+        of `step.embed_rows`, (num_embeds, levels * hidden_size), or None. Without `wants_all_hidden` only the hidden
+        states of `step.logits_rows` are computed."""
         hidden = self._hidden[: len(step.token_ids)]
         if embeds is not None:
             hidden.copy_(embeds)
         logits = None if self._logits is None else self._logits[: len(step.logits_rows)]
-        is_done = self._decoder.run(
-            chunks,
-            step.positions,
-            hidden,
+        run = partial(
+            Decoder.run,
+            chunks=chunks,
+            hidden=hidden,
             token_ids=step.token_ids if embeds is None else None,
             logits_rows=step.logits_rows,
             logits=logits,
             wants_all_hidden=wants_all_hidden,
+            level_rows=None if levels is None else step.embed_rows,
+            levels=levels,
         )
-        return (hidden, logits) if is_done else None
+        if not run(self._decoder, positions=step.positions):
+            places = torch.unique(step.positions)
+            ropes = [rope.read(places) for rope in self._ropes]
+            run(self._decoder.with_ropes(ropes), positions=torch.searchsorted(places, step.positions))
+        return hidden, logits
 
 
 class NotPlainError(Exception):
@@ -203,19 +219,25 @@ def _rope_names(decoder: Any) -> list[str]:
     return [""] * len(decoder.layers)
 
 
-def _read_rope(rotary_embedding: Any, name: str, num_axes: int, num_positions: int) -> Rope:
-    """Returns the table of a rotary embedding's turns at the first `num_positions` positions."""
+class _RopeReader:
+    """Reads the turns of a rotary embedding, of that `name` where it has several."""
 
-    def turns(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __init__(self, rotary_embedding: Any, name: str, num_axes: int) -> None:
+        self._rotary_embedding, self._name, self._num_axes = rotary_embedding, name, num_axes
+        cosines, _ = self._turns(torch.zeros(num_axes, 1, dtype=torch.int64))
+        self._axes = torch.zeros(cosines.shape[-1], dtype=torch.int64)
+        for axis in range(1, num_axes):
+            probe = torch.zeros(num_axes, 1, dtype=torch.int64)
+            probe[axis] = 1
+            turned, sines = self._turns(probe)
+            self._axes[(sines[0] != 0) | (turned[0] != cosines[0])] = axis
+
+    def read(self, positions: torch.Tensor) -> Rope:
+        """Returns the table of the turns at these positions, (num_positions,)."""
+        return Rope(*self._turns(positions.expand(self._num_axes, -1)), self._axes)
+
+    def _turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes (num_axes, num_positions), returns cosines and sines, (num_positions, dim)."""
-        arguments = (torch.empty(0), positions if num_axes == 1 else positions.unsqueeze(1))
-        cosines, sines = rotary_embedding(*arguments, name) if name else rotary_embedding(*arguments)
+        own = positions if self._num_axes == 1 else positions.unsqueeze(1)
+        cosines, sines = self._rotary_embedding(torch.empty(0), own, *([self._name] if self._name else []))
         return cosines[0].contiguous(), sines[0].contiguous()
-
-    cosines, sines = turns(torch.arange(num_positions).expand(num_axes, -1))
-    axes = torch.zeros(cosines.shape[-1], dtype=torch.int64)
-    for axis in range(1, num_axes):
-        probe = torch.zeros(num_axes, 1, dtype=torch.int64)
-        probe[axis] = 1
-        axes[(turns(probe)[1][0] != 0) | (turns(probe)[0][0] != cosines[0])] = axis
-    return Rope(cosines, sines, axes)

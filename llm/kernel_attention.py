@@ -1,17 +1,13 @@
-"""Attention on the CPU by Raylens' own kernels (`cpu_kernels`), in float32: one call a layer for all chunks of a step.
-
-Chunks with bidirectional spans need masks. They go through PyTorch, as in `cpu_attention`.
-"""
+"""Attention on the CPU by Raylens' own kernels (`cpu_kernels`), in float32: one call a layer for all of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from cpu_kernels.attention import LayerCache, StepChunks, attend, padded_dim
+from cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend, padded_dim
 from cpu_kernels.library import KernelLibrary
 from llm.attention import AttentionCall, LayerShape
-from llm.cpu_attention import Prefill, attend_prefill, prefill_of
 from llm.step_input import StepInput
 
 
@@ -48,45 +44,46 @@ class KernelAttention:
             )
             for layer in layers
         ]
-        self._windows = {layer.window for layer in layers}
-        self._block_size = block_size
         self._windows_cut_spans = windows_cut_spans
 
     def prepare(self, step: StepInput) -> "KernelStep":
         """Returns what all layers share in attending to the step's tokens."""
-        num_decodes = step.num_decodes
-        with_spans = sorted({chunk for chunk, _, _ in step.span_members if chunk >= num_decodes})
         chunks = StepChunks(
             step.slot_mapping,
             step.block_tables,
             step.query_lengths,
             step.context_lengths,
-            num_decodes=num_decodes,
-            skipped=with_spans,
+            step.prompt_lengths,
+            spans=_spans(step),
+            windows_cut_spans=self._windows_cut_spans,
         )
-        prefills = [
-            prefill_of(step, index, self._windows, self._block_size, windows_cut_spans=self._windows_cut_spans)
-            for index in with_spans
-        ]
-        return KernelStep(self.library, self.caches, chunks, prefills)
+        return KernelStep(self.library, self.caches, chunks)
+
+
+def _spans(step: StepInput) -> dict[int, list[int]]:
+    """Returns for each chunk with spans the number of each position's span up to the chunk's end."""
+    spans: dict[int, list[int]] = {}
+    for chunk, span, position in step.span_members:
+        if chunk not in spans:
+            spans[chunk] = [NO_SPAN] * step.context_lengths[chunk]
+        spans[chunk][position] = span
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """One step's `AttentionBackend`. `masked`: the chunks with spans."""
+    """One step's `AttentionBackend`."""
 
     library: KernelLibrary
     caches: list[LayerCache]
     chunks: StepChunks
-    masked: list[Prefill]
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes the new keys and values into the cache, then attends over it."""
-        cache = self.caches[call.layer]
-        output = attend(
+        return attend(
             self.library,
             self.chunks,
-            cache,
+            self.caches[call.layer],
             call.queries,
             call.keys,
             call.values,
@@ -94,6 +91,3 @@ class KernelStep:
             softcap=call.softcap,
             window=call.window,
         )
-        for chunk in self.masked:
-            output[chunk.rows] = attend_prefill(call, chunk, cache.keys, cache.values)
-        return output

@@ -149,6 +149,7 @@ class ModelRunner:
             block_size=config.block_size,
             num_positions=num_positions,
             vocab_size=self.vocab_size,
+            embedding_size=self.embedding_size,
         )
         return fused if is_same else None
 

@@ -65,6 +65,7 @@ class StepInput:
     block_tables: the block table of each chunk's sequence
     query_lengths: the number of tokens of each chunk
     context_lengths: the number of positions up to each chunk's end
+    prompt_lengths: the number of positions of the prompt of each chunk's sequence
     span_members: (chunk, index of a bidirectional span, position in the sequence) for each member of a span
     scored: (row, next token of the prompt, how many of the likeliest tokens to name) for each row of the flattened
     tokens whose logits give the next token's log-probability
@@ -82,6 +83,7 @@ class StepInput:
     block_tables: list[list[int]]
     query_lengths: list[int]
     context_lengths: list[int]
+    prompt_lengths: list[int]
     span_members: list[tuple[int, int, int]]
     scored: list[tuple[int, int, int]]
     row_slots: torch.Tensor | None = None
@@ -167,6 +169,7 @@ class StepBuilder:
         self._tables: list[list[int]] = []
         self._query_lengths: list[int] = []
         self._context_lengths: list[int] = []
+        self._prompt_lengths: list[int] = []
         self._span_members: list[tuple[int, int, int]] = []
         self._scored: list[tuple[int, int, int]] = []
         self._embed_rows: list[int] = []
@@ -195,6 +198,7 @@ class StepBuilder:
             block_tables=self._tables,
             query_lengths=self._query_lengths,
             context_lengths=self._context_lengths,
+            prompt_lengths=self._prompt_lengths,
             span_members=self._span_members,
             scored=self._scored,
             row_slots=self._row_slots(chunks) if self._has_loras else None,
@@ -234,6 +238,7 @@ class StepBuilder:
         self._tables.append(sequence.block_table)
         self._query_lengths.append(1)
         self._context_lengths.append(position + 1)
+        self._prompt_lengths.append(sequence.num_prompt_tokens)
 
     def _add_prefill(self, chunk: ScheduledChunk) -> None:
         sequence, start, end, row = chunk.sequence, chunk.start, chunk.end, self._num_tokens
@@ -252,6 +257,7 @@ class StepBuilder:
         self._tables.append(sequence.block_table)
         self._query_lengths.append(chunk.num_tokens)
         self._context_lengths.append(end)
+        self._prompt_lengths.append(sequence.num_prompt_tokens)
 
     def _add_items(self, chunk: ScheduledChunk, row: int) -> None:
         for item in chunk.sequence.items:

@@ -63,6 +63,7 @@ def _to_tensors(step: StepInput) -> list[torch.Tensor]:
         _int64(list(chain(*step.block_tables))),
         _int64(step.query_lengths),
         _int64(step.context_lengths),
+        _int64(step.prompt_lengths),
         _int64(list(chain(*step.span_members))),
         _int64(list(chain(*step.scored))),
     ]
@@ -71,7 +72,7 @@ def _to_tensors(step: StepInput) -> list[torch.Tensor]:
 def _from_tensors(tensors: list[torch.Tensor]) -> StepInput:
     token_ids, positions, slots, logits_rows, embed_rows, embeds = tensors[:6]
     lists = [tensor.tolist() for tensor in tensors[6:]]
-    table_lengths, block_ids, query_lengths, context_lengths, span_members, scored = lists
+    table_lengths, block_ids, query_lengths, context_lengths, prompt_lengths, span_members, scored = lists
     ends = list(accumulate(table_lengths))
     tables = [block_ids[end - length : end] for length, end in zip(table_lengths, ends, strict=True)]
     return StepInput(
@@ -84,6 +85,7 @@ def _from_tensors(tensors: list[torch.Tensor]) -> StepInput:
         block_tables=tables,
         query_lengths=query_lengths,
         context_lengths=context_lengths,
+        prompt_lengths=prompt_lengths,
         span_members=_triples(span_members),
         scored=_triples(scored),
     )

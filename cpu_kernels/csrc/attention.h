@@ -1,15 +1,20 @@
-// Attention of a step: its decode chunks by one token each, its other chunks by tiles of query rows.
+// Attention of a step: generated tokens one by one, and the tokens of prompts by tiles of query rows.
+//
+// The two sum up in different orders. A token's place in its sequence alone decides which of them it takes, and not how
+// many tokens the step computes of the sequence: so its result does not depend on what else the step computes.
 #pragma once
 #include "chunk_attention.h"
 #include "decode_attention.h"
 #include "thread_pool.h"
 
+// A tile of query rows from `first_row` on, of the chunk's tokens from `token` on. Or the generated token `token`,
+// which sees the positions up to `end`; this is 0 for a tile.
 struct AttentionPart {
-  int64_t chunk, first_token, kv_head, first_row;
+  int64_t chunk, token, kv_head, first_row, end;
 };
 
-// Attends with the step's tokens. `skips(chunk, first, end)` tells whether nothing needs the output of the chunk's
-// tokens [first, end), counted from the step's start.
+// Attends with the step's tokens. `skips(first, end)` tells whether nothing needs the output of the tokens [first,
+// end), counted from the step's start.
 template <class Skips>
 void attend(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, const Skips& skips,
             int threads) {
@@ -17,20 +22,23 @@ void attend(const StepChunks& step, const LayerCache& cache, const AttentionArgu
   parts.clear();
   int64_t group = call.heads / cache.kv_heads;
   for (int64_t chunk = 0, token = 0; chunk < step.num_chunks; token += step.lengths[chunk++]) {
-    int64_t rows = chunk < step.num_decodes ? 1 : step.lengths[chunk] * group;
+    int64_t num_of_prompt = step.num_of_prompt(chunk);
     // Tiles of one head follow each other, so that its keys and values stay in a cache.
     for (int64_t head = 0; head < cache.kv_heads; head++)
-      for (int64_t row = 0; row < rows; row += kPanel) {
-        int64_t end = std::min<int64_t>(step.lengths[chunk], (row + kPanel + group - 1) / group);
-        if (!skips(chunk, token + row / group, token + end)) parts.push_back({chunk, token, head, row});
+      for (int64_t row = 0; row < num_of_prompt * group; row += kPanel) {
+        int64_t end = std::min<int64_t>(num_of_prompt, (row + kPanel + group - 1) / group);
+        if (!skips(token + row / group, token + end)) parts.push_back({chunk, token, head, row, 0});
       }
+    for (int64_t i = num_of_prompt; i < step.lengths[chunk]; i++)
+      for (int64_t head = 0; head < cache.kv_heads && !skips(token + i, token + i + 1); head++)
+        parts.push_back({chunk, token + i, head, 0, step.ends[chunk] - step.lengths[chunk] + i + 1});
   }
   const AttentionPart* all_parts = parts.data();  // `parts` is another vector on each thread
   pool().run(threads, static_cast<int>(parts.size()), [&](int i) {
     const AttentionPart& part = all_parts[i];
-    if (part.chunk < step.num_decodes)
-      attend_decode(step, cache, call, part.chunk, part.kv_head);
+    if (part.end > 0)
+      attend_decode(step, cache, call, part.chunk, part.token, part.end, part.kv_head);
     else
-      attend_chunk(step, cache, call, part.chunk, part.first_token, part.kv_head, part.first_row);
+      attend_chunk(step, cache, call, part.chunk, part.token, part.kv_head, part.first_row);
   });
 }

@@ -33,12 +33,35 @@ struct SequenceRows {
 };
 
 // The query rows of a tile, as lanes. Lanes past the last row repeat it.
+//
+// A lane sees the positions [first_seen, end), and those of its bidirectional span.
 struct QueryTile {
-  float first_seen[kPanel], end[kPanel];  // the positions that a lane sees; float32 counts exactly up to 2^24
+  float first_seen[kPanel], end[kPanel];  // float32 counts exactly up to 2^24
   int64_t token[kPanel], head[kPanel];
   int64_t count;                    // rows
   int64_t start, stop;              // positions that any lane sees
   int64_t inner_start, inner_stop;  // positions that all lanes see
+  const float* spans = nullptr;     // the number of each position's span, or null where no lane has a span
+  float span[kPanel];               // a lane's, or a number that no span has
+  bool windows_cut_spans;
+
+  // Lets lanes see their spans, too. `own`: the spans of the sequence's positions up to `num_positions`.
+  void add_spans(const float* own, int64_t num_positions, bool windows_cut) {
+    windows_cut_spans = windows_cut;
+    for (int lane = 0; lane < kPanel; lane++) {
+      span[lane] = own[static_cast<int64_t>(end[lane]) - 1];  // a lane's own position is the last that it sees
+      if (span[lane] == kNoSpan) {
+        span[lane] = kNoSpan - 1;
+        continue;
+      }
+      spans = own;
+      auto is_own = [&](int64_t position) { return own[position] == span[lane]; };
+      for (int64_t last = num_positions; last > stop; last--)
+        if (is_own(last - 1)) stop = last;
+      for (int64_t first = 0; !windows_cut && first < start; first++)
+        if (is_own(first)) start = first;
+    }
+  }
 };
 
 // The queries of one key head: `length` tokens of the step from `first_token` on, `group` heads each. `sees(index)`
@@ -84,18 +107,24 @@ struct Softmax {
   Vec largest = all(-1e30f), sum{};
 
   // Makes weights of the scores of `count` positions from `start` on, in place. Returns by what earlier sums are to be
-  // multiplied. `is_edge`: some lanes do not see some of the positions.
-  RAYLENS_INLINE Vec weigh(float* scores, int64_t count, float softcap, bool is_edge, float start, Vec first_seen,
-                           Vec end) {
+  // multiplied. The lanes are those of the tile from `lane` on. `is_edge`: some do not see some of the positions.
+  RAYLENS_INLINE Vec weigh(float* scores, int64_t count, float softcap, bool is_edge, int64_t start,
+                           const QueryTile& tile, int lane) {
     if (softcap > 0)
       for (int64_t i = 0; i < count; i++)
         store(scores + i * kPanel, softcap * tanh(load(scores + i * kPanel) / softcap));
-    if (is_edge)
+    if (is_edge) {
+      Vec first_seen = load(tile.first_seen + lane), end = load(tile.end + lane);
       for (int64_t i = 0; i < count; i++) {
-        Vec position = all(start + static_cast<float>(i));
+        Vec position = all(static_cast<float>(start + i));
         IntVec is_seen = (position >= first_seen) & (position < end);
+        if (tile.spans != nullptr) {
+          IntVec is_of_span = all(tile.spans[start + i]) == load(tile.span + lane);
+          is_seen |= tile.windows_cut_spans ? is_of_span & (position >= first_seen) : is_of_span;
+        }
         store(scores + i * kPanel, is_seen ? load(scores + i * kPanel) : all(-3e38f));
       }
+    }
     Vec top = largest;
     for (int64_t i = 0; i < count; i++) top = larger(top, load(scores + i * kPanel));
     Vec factor = exp(largest - top), added{};
@@ -150,8 +179,7 @@ inline void attend_tile(const QueryTile& tile, const AttentionArguments& call, c
     Vec factor[2];
     for (int half = 0; half < 2; half++)
       factor[half] =
-          softmax[half].weigh(scores + half * kLanes, count, call.softcap, is_edge, static_cast<float>(position),
-                              load(tile.first_seen + half * kLanes), load(tile.end + half * kLanes));
+          softmax[half].weigh(scores + half * kLanes, count, call.softcap, is_edge, position, tile, half * kLanes);
     add_values(scores, values.at(position, count, runs, value_copy), value_dim, values.stride, count, factor, output);
   }
   float sums[kPanel];
@@ -162,7 +190,8 @@ inline void attend_tile(const QueryTile& tile, const AttentionArguments& call, c
   }
 }
 
-// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group).
+// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group), where
+// the tokens are those of the chunk that belong to the prompt.
 inline void attend_chunk(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, int64_t chunk,
                          int64_t first_token, int64_t kv_head, int64_t first_row) {
   int64_t before = step.ends[chunk] - step.lengths[chunk];
@@ -170,7 +199,9 @@ inline void attend_chunk(const StepChunks& step, const LayerCache& cache, const 
     int64_t position = before + index;
     return std::pair(call.first_seen(position), position + 1);
   };
-  QueryTile tile = query_tile(first_token, step.lengths[chunk], kv_head, call.heads / cache.kv_heads, first_row, sees);
+  int64_t length = step.num_of_prompt(chunk), group = call.heads / cache.kv_heads;
+  QueryTile tile = query_tile(first_token, length, kv_head, group, first_row, sees);
+  if (const float* spans = step.spans_of(chunk)) tile.add_spans(spans, step.ends[chunk], step.windows_cut_spans != 0);
   const int32_t* blocks = step.blocks + step.first_blocks[chunk];
   auto rows = [&](const float* data, int64_t dim) {
     return SequenceRows{data + kv_head * cache.num_slots * padded(dim), padded(dim), blocks, cache.block_size};

@@ -99,19 +99,20 @@ void weigh_all_values(const float* weights, int64_t stride, const float* values,
   weigh_tiles<G, 1>(d, weights, stride, values, dim, runs, output);
 }
 
-// Attends with the token of decode chunk `chunk` and all query heads of one key head.
+// Attends with the step's token `token`, which sees its sequence's positions up to `end`, and all query heads of one
+// key head.
 inline void attend_decode(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call,
-                          int64_t chunk, int64_t kv_head) {
+                          int64_t chunk, int64_t token, int64_t end, int64_t kv_head) {
   static thread_local Scratch scratch;
   static thread_local std::vector<Run> runs;
-  int64_t end = step.ends[chunk], start = call.first_seen(end - 1), count = end - start;
+  int64_t start = call.first_seen(end - 1), count = end - start;
   find_runs(step.blocks + step.first_blocks[chunk], cache.block_size, start, end, runs);
   int64_t group = call.heads / cache.kv_heads, key_dim = padded(cache.key_dim), value_dim = padded(cache.value_dim);
   int64_t stride = padded(count) + kLanes;
   float* queries = scratch.floats(group * (key_dim + value_dim + stride));
   float *sums = queries + group * key_dim, *scores = sums + group * value_dim;
   for (int64_t g = 0; g < group; g++) {
-    const float* query = call.queries.at(chunk, kv_head * group + g);
+    const float* query = call.queries.at(token, kv_head * group + g);
     for (int64_t d = 0; d < key_dim; d++) queries[g * key_dim + d] = d < cache.key_dim ? query[d] * call.scaling : 0.f;
   }
   const float* keys = cache.keys + kv_head * cache.num_slots * key_dim;
@@ -125,7 +126,7 @@ inline void attend_decode(const StepChunks& step, const LayerCache& cache, const
     auto weigh = heads == 2 ? weigh_all_values<2> : weigh_all_values<1>;
     weigh(scores + g * stride, stride, values, value_dim, runs, sums);
     for (int64_t h = 0; h < heads; h++) {
-      float* to = call.output_row(chunk, kv_head * group + g + h, cache.value_dim);
+      float* to = call.output_row(token, kv_head * group + g + h, cache.value_dim);
       for (int64_t d = 0; d < cache.value_dim; d++) to[d] = sums[h * value_dim + d] / totals[h];
     }
   }

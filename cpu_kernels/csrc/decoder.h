@@ -87,9 +87,12 @@ struct StepRows {
   const int64_t* token_ids;    // (num_tokens,), or null where `hidden` holds the embeddings
   const int64_t* logits_rows;  // (num_logits,): the tokens whose logits are wanted, ascending
   int64_t num_logits;
-  int64_t wants_all_hidden;  // 0: only the hidden states of logits_rows are wanted
-  float* hidden;             // (num_tokens, hidden_size)
-  float* logits;             // (num_logits, vocab), or null
+  int64_t wants_all_hidden;   // 0: only the hidden states of logits_rows are wanted
+  float* hidden;              // (num_tokens, hidden_size)
+  float* logits;              // (num_logits, vocab), or null
+  const int64_t* level_rows;  // (num_level_rows,): the tokens that take deepstack embeddings
+  const float* levels;        // (num_level_rows, level_stride): theirs, num_levels of them one behind the other
+  int64_t num_level_rows, level_stride, num_levels;
 };
 
 // A layer's rows of the step, each of another width.
@@ -124,7 +127,8 @@ class DecoderStep {
   void run() {
     if (step_.token_ids != nullptr) embed();
     look_up_ropes();
-    bool narrows = !step_.wants_all_hidden && step_.num_logits < num_tokens_;
+    // Rows of deepstack embeddings keep their places up to the last layer that adds any.
+    bool narrows = !step_.wants_all_hidden && step_.num_logits < num_tokens_ && step_.num_levels < decoder_.num_layers;
     for (int64_t i = 0; i < decoder_.num_layers; i++) {
       const DecoderLayer& layer = decoder_.layers[i];
       bool is_last = i + 1 == decoder_.num_layers;
@@ -132,12 +136,13 @@ class DecoderStep {
       AttentionArguments call = project(layer);
       write_to_cache(*layer.cache, chunks_, call.keys, call.values);
       if (is_last && narrows && step_.num_logits == 0) return;
-      auto skips = [&](int64_t, int64_t first, int64_t end) { return is_last && narrows && !wants_any(first, end); };
+      auto skips = [&](int64_t first, int64_t end) { return is_last && narrows && !wants_any(first, end); };
       attend(chunks_, *layer.cache, call, skips, threads_);
       if (is_last && narrows) keep_wanted_rows(layer);
       if (!is_last) expect(decoder_.layers[i + 1]);
       add_product(rows_.attended, layer.output, layer.attention_norm);
       mlp(layer);
+      if (i < step_.num_levels) add_level(i);
     }
     int64_t size = decoder_.hidden_size;
     each_row([&](int64_t row) { decoder_.final_norm.apply(hidden_ + row * size, size, hidden_ + row * size); });
@@ -267,7 +272,8 @@ class DecoderStep {
       int64_t size = cache.block_size * padded(dim) * static_cast<int64_t>(sizeof(float));
       for (int64_t done = 0; done < size; done += 64 * kPiece) pieces.push_back(from + done);
     };
-    for (int64_t chunk = 0; chunk < chunks_.num_decodes; chunk++) {
+    for (int64_t chunk = 0; chunk < chunks_.num_chunks; chunk++) {
+      if (chunks_.ends[chunk] <= chunks_.prompt_ends[chunk]) continue;
       const int32_t* blocks = chunks_.blocks + chunks_.first_blocks[chunk];
       int64_t end = chunks_.ends[chunk], start = first_seen(end - 1, layer.window) / cache.block_size;
       for (int64_t head = 0; head < cache.kv_heads; head++)
@@ -327,6 +333,16 @@ class DecoderStep {
     output.upcoming = upcoming_.take(*linear.weight, groups_.count());
     product_of_groups(*linear.weight, groups_, x, output, threads_);
     if (norm) each_row([&](int64_t row) { norm.apply<true>(rows_.normed + row * size, size, hidden_ + row * size); });
+  }
+
+  // Adds a level of the deepstack embeddings (Meng et al., 2024) to the hidden states of their tokens.
+  void add_level(int64_t level) {
+    int64_t size = decoder_.hidden_size;
+    for (int64_t i = 0; i < step_.num_level_rows; i++) {
+      const float* embedding = step_.levels + i * step_.level_stride + level * size;
+      float* to = hidden_ + step_.level_rows[i] * size;
+      for (int64_t d = 0; d < size; d++) to[d] += embedding[d];
+    }
   }
 
   // Few rows are not worth another thread's attention.

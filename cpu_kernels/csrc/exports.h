@@ -35,13 +35,12 @@ RAYLENS_EXPORT void raylens_mlp(const Mlp* mlp, int64_t num_rows, const float* x
   run_mlp(*mlp, num_rows, x, y, room, static_cast<int>(threads));
 }
 
-// Writes the step's keys and values into the cache, then attends with all its chunks but those that `skipped` names
-// (one byte a chunk, or null for none).
+// Writes the step's keys and values into the cache, then attends with all its tokens.
 RAYLENS_EXPORT void raylens_attend(const StepChunks* step, const LayerCache* cache, const AttentionArguments* call,
-                                   const uint8_t* skipped, int64_t threads) {
+                                   int64_t threads) {
   write_to_cache(*cache, *step, call->keys, call->values);
-  auto skips = [&](int64_t chunk, int64_t, int64_t) { return skipped != nullptr && skipped[chunk] != 0; };
-  attend(*step, *cache, *call, skips, static_cast<int>(threads));
+  auto skips_none = [](int64_t, int64_t) { return false; };
+  attend(*step, *cache, *call, skips_none, static_cast<int>(threads));
 }
 
 // Attends with all patches of all pictures.

@@ -15,14 +15,33 @@ struct LayerCache {
 };
 
 // Mirrors `StepChunks` in attention.py. The chunks lie on one axis of tokens, one behind the other.
+//
+// The positions of a bidirectional span see each other, also later ones. `spans` has for each position of a sequence up
+// to its chunk's end the number of its span, or kNoSpan.
 struct StepChunks {
   const int64_t* slots;         // (num_tokens,): where a token's keys and values go
   const int32_t* blocks;        // the chunks' block tables, one behind the other
   const int32_t* first_blocks;  // (num_chunks,): where a chunk's block table begins in `blocks`
   const int32_t* lengths;       // (num_chunks,): the tokens of a chunk
   const int32_t* ends;          // (num_chunks,): the positions of the sequence up to the chunk's end
-  int64_t num_chunks, num_decodes, num_tokens;
+  const int32_t* prompt_ends;   // (num_chunks,): the positions of the sequence's prompt
+  const float* spans;           // the chunks' spans, one behind the other, or null where no chunk has any
+  const int32_t* first_spans;   // (num_chunks,): where a chunk's spans begin in `spans`, or -1 for a chunk without
+  int64_t num_chunks, num_tokens;
+  int64_t windows_cut_spans;  // whether the positions before a position's window are cut from its span, too
+
+  // Returns how many tokens of a chunk belong to the prompt. They come first; the others have been generated.
+  int64_t num_of_prompt(int64_t chunk) const {
+    int64_t start = ends[chunk] - lengths[chunk];
+    return std::clamp<int64_t>(prompt_ends[chunk] - start, 0, lengths[chunk]);
+  }
+
+  const float* spans_of(int64_t chunk) const {
+    return spans == nullptr || first_spans[chunk] < 0 ? nullptr : spans + first_spans[chunk];
+  }
 };
+
+constexpr float kNoSpan = -1;
 
 // Mirrors `Rows` in attention.py: (num_tokens, heads, dim), where a head's numbers lie one behind the other.
 struct Rows {

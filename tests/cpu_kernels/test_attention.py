@@ -1,13 +1,13 @@
 """Attention over a paged cache: near the definition, wherever blocks lie, and the same to the last bit among others."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.attention import LayerCache, StepChunks, attend
+from cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend
 from cpu_kernels.library import KernelLibrary
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -22,31 +22,38 @@ class Layer:
     block_size: int = 4
     window: int | None = None
     softcap: float | None = None
+    windows_cut_spans: bool = True
 
 
 @dataclass(frozen=True)
 class Told:
     """A sequence by position, its last `num_new` positions to be computed now: queries (positions, heads, key_dim),
-    keys and values (positions, kv_heads, dim)."""
+    keys and values (positions, kv_heads, dim). The first `num_prompt` positions are its prompt's. `spans`: the number
+    of each position's span, or none at all."""
 
     queries: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
     blocks: list[int]
     num_new: int
+    num_prompt: int
+    spans: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         return len(self.keys)
 
 
-def make_sequence(layer: Layer, length: int, num_new: int, blocks: list[int], seed: int) -> Told:
+def make_sequence(
+    layer: Layer, length: int, num_new: int, blocks: list[int], seed: int, num_prompt: int | None = None
+) -> Told:
+    """All of the prompt, where no other number is given."""
     generator = torch.Generator().manual_seed(seed)
     heads = layer.kv_heads * layer.group
     queries = torch.randn(length, heads, layer.key_dim, generator=generator)
     keys = torch.randn(length, layer.kv_heads, layer.key_dim, generator=generator)
     values = torch.randn(length, layer.kv_heads, layer.value_dim, generator=generator)
-    return Told(queries, keys, values, blocks, num_new)
+    return Told(queries, keys, values, blocks, num_new, length if num_prompt is None else num_prompt)
 
 
 def slots(told: Told, layer: Layer, start: int = 0) -> torch.Tensor:
@@ -54,11 +61,9 @@ def slots(told: Told, layer: Layer, start: int = 0) -> torch.Tensor:
     return torch.tensor(told.blocks)[positions // layer.block_size] * layer.block_size + positions % layer.block_size
 
 
-def run(
-    library: KernelLibrary, layer: Layer, sequences: list[Told], skipped: tuple[int, ...] = ()
-) -> list[torch.Tensor]:
-    """Each sequence's output, (num_new, heads, value_dim). Decoding sequences come first. What no sequence owns of the
-    cache holds NaN, which would show in any result."""
+def run(library: KernelLibrary, layer: Layer, sequences: list[Told]) -> list[torch.Tensor]:
+    """Each sequence's output, (num_new, heads, value_dim). What no sequence owns of the cache holds NaN, which would
+    show in any result."""
     num_blocks = max(max(told.blocks) for told in sequences) + 1
     cache = LayerCache(
         library,
@@ -79,8 +84,9 @@ def run(
         [told.blocks for told in sequences],
         [told.num_new for told in sequences],
         [told.length for told in sequences],
-        num_decodes=sum(told.num_new == 1 for told in sequences),
-        skipped=skipped,
+        [told.num_prompt for told in sequences],
+        spans={chunk: told.spans for chunk, told in enumerate(sequences) if told.spans},
+        windows_cut_spans=layer.windows_cut_spans,
     )
     queries, keys, values = (
         torch.cat([getattr(told, name)[told.length - told.num_new :] for told in sequences])
@@ -111,8 +117,12 @@ def reference(layer: Layer, told: Told) -> torch.Tensor:
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
     is_seen = positions <= queries[:, None]
-    if layer.window is not None:
-        is_seen &= positions > queries[:, None] - layer.window
+    in_window = positions > queries[:, None] - (layer.window or told.length)
+    is_seen &= in_window
+    if told.spans:
+        spans = torch.tensor(told.spans)
+        is_of_span = (spans[queries][:, None] == spans) & (spans != NO_SPAN)
+        is_seen |= is_of_span & in_window if layer.windows_cut_spans else is_of_span
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_seen, -torch.inf).softmax(-1), values).float()
 
 
@@ -126,22 +136,35 @@ def layers(draw: st.DrawFn) -> Layer:
         block_size=draw(st.sampled_from([1, 4, 16])),
         window=draw(st.none() | st.integers(1, 200)),
         softcap=draw(st.none() | st.floats(0.5, 30)),
+        windows_cut_spans=draw(st.booleans()),
     )
 
 
 @st.composite
 def steps(draw: st.DrawFn, layer: Layer) -> list[Told]:
-    """Up to four sequences on blocks in any order, decoding ones first."""
+    """Up to four sequences on blocks in any order."""
     lengths = draw(st.lists(st.integers(1, 40) | st.integers(120, 300), min_size=1, max_size=4))
-    news = sorted((min(draw(st.integers(1, 60)), length), length) for length in lengths)
-    news.sort(key=lambda sizes: sizes[0] > 1)
+    news = [(min(draw(st.integers(1, 60)), length), length) for length in lengths]
     needed = [-(-length // layer.block_size) for _, length in news]
     blocks = draw(st.permutations(range(sum(needed))) | st.just(list(range(sum(needed)))))
     seed = draw(st.integers(0, 2**32))
     sequences = []
     for index, ((num_new, length), count) in enumerate(zip(news, needed, strict=True)):
-        sequences.append(make_sequence(layer, length, num_new, [blocks.pop() for _ in range(count)], seed + index))
+        own = [blocks.pop() for _ in range(count)]
+        told = make_sequence(layer, length, num_new, own, seed + index, draw(st.integers(0, length)))
+        sequences.append(replace(told, spans=draw(spans_of(told))))
     return sequences
+
+
+@st.composite
+def spans_of(draw: st.DrawFn, told: Told) -> list[int]:
+    """Spans apart from each other, with gaps between their members, in the prompt. Often none."""
+    ends = sorted(draw(st.sets(st.integers(0, told.num_prompt), max_size=6)))
+    gaps = draw(st.sampled_from([1, 2, 3]))
+    spans = [NO_SPAN] * told.length
+    for number, (start, end) in enumerate(zip(ends[::2], ends[1::2], strict=False)):
+        spans[start:end:gaps] = [number] * len(range(start, end, gaps))
+    return spans if ends else []
 
 
 @EVERY_LIBRARY
@@ -157,39 +180,38 @@ def test_any_step_attends_as_defined(library: KernelLibrary, data: st.DataObject
 
 @pytest.mark.parametrize("window", [None, 50, 130])
 def test_a_prompt_may_be_cut_anywhere(library: KernelLibrary, window: int | None) -> None:
-    """To the last bit: what others are in a step decides where a prompt is cut."""
+    """To the last bit, and between single tokens: what others are in a step decides where a prompt is cut. Generated
+    tokens may be computed again in one go, after a preemption."""
     layer = Layer(window=window)
-    whole = make_sequence(layer, 300, 300, list(range(75)), seed=0)
-    (expected,) = run(library, layer, [whole])
-    for cut in (2, 7, 128, 129, 250, 298):
-        end = Told(whole.queries, whole.keys, whole.values, whole.blocks, 300 - cut)
-        assert torch.equal(run(library, layer, [end])[0], expected[cut:])
+    spans = [0 if 20 <= position < 60 else 1 if 130 <= position < 240 else NO_SPAN for position in range(300)]
+    for num_prompt, own in ((300, []), (300, spans), (270, spans), (0, [])):
+        whole = replace(make_sequence(layer, 300, 300, list(range(75)), 0, num_prompt), spans=own)
+        (expected,) = run(library, layer, [whole])
+        for cut in (2, 7, 128, 129, 250, 270, 298, 299):
+            assert torch.equal(run(library, layer, [replace(whole, num_new=300 - cut)])[0], expected[cut:])
+        for end in (260, 270, 280):
+            queries, keys, values = whole.queries[:end], whole.keys[:end], whole.values[:end]
+            single = Told(queries, keys, values, whole.blocks, 1, min(num_prompt, end), whole.spans[:end])
+            assert torch.equal(run(library, layer, [single])[0], expected[end - 1 : end])
 
 
-def test_skipped_chunks_are_written_but_not_computed(library: KernelLibrary) -> None:
-    layer = Layer()
-    sequences = [make_sequence(layer, 9, 5, [2 * i, 2 * i + 1, 6 + i], seed=i) for i in range(3)]
-    outputs = run(library, layer, sequences)
-    others = run(library, layer, sequences, skipped=(1,))
-    assert torch.equal(outputs[0], others[0])
-    assert torch.equal(outputs[2], others[2])
-
-
-@pytest.mark.parametrize("num_new", [1, 2])
-def test_weights_are_exact_over_the_whole_range(library: KernelLibrary, num_new: int) -> None:
+@pytest.mark.parametrize("num_prompt", [1, 2])
+def test_weights_are_exact_over_the_whole_range(library: KernelLibrary, num_prompt: int) -> None:
     """Two scores, 0 and x, weigh two values, 0 and 1: the result is 1 / (1 + e^-x)."""
     layer = Layer(kv_heads=1, group=1, key_dim=1, value_dim=1)
     for x in torch.linspace(-80, 80, 641).tolist():
         keys, values = torch.tensor([0.0, x]), torch.tensor([0.0, 1.0])
-        told = Told(torch.ones(2, 1, 1), keys.view(2, 1, 1), values.view(2, 1, 1), [0], num_new)
+        told = Told(torch.ones(2, 1, 1), keys.view(2, 1, 1), values.view(2, 1, 1), [0], 1, num_prompt)
         output = run(library, layer, [told])[0][-1].item()
         assert output == pytest.approx(torch.tensor(x).double().sigmoid().item(), rel=5e-7)
 
 
-@pytest.mark.parametrize("num_new", [1, 2])
-def test_caps_are_exact_over_the_whole_range(library: KernelLibrary, num_new: int) -> None:
+@pytest.mark.parametrize("num_prompt", [1, 2])
+def test_caps_are_exact_over_the_whole_range(library: KernelLibrary, num_prompt: int) -> None:
     layer = Layer(kv_heads=1, group=1, key_dim=1, value_dim=1, softcap=1.0)
     for x in torch.linspace(-12, 12, 481).tolist():
-        told = Told(torch.ones(2, 1, 1), torch.tensor([[[0.0]], [[x]]]), torch.tensor([[[0.0]], [[1.0]]]), [0], num_new)
+        told = Told(
+            torch.ones(2, 1, 1), torch.tensor([[[0.0]], [[x]]]), torch.tensor([[[0.0]], [[1.0]]]), [0], 1, num_prompt
+        )
         output = run(library, layer, [told])[0][-1].item()
         assert output == pytest.approx(torch.tensor(x).double().tanh().sigmoid().item(), rel=5e-7)

@@ -32,6 +32,7 @@ class Sizes:
     value_dim: int = 12
     rope_dim: int = 8
     num_axes: int = 1
+    num_levels: int = 0
     has_head_norms: bool = False
     has_outer_norms: bool = False
     has_biases: bool = False
@@ -108,21 +109,22 @@ class Model:
         )
 
     def run(self, sequences: list["Told"], news: list[int], wanted: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """The hidden states of the next `news` tokens of each, of which decoding ones come first. Those of the step's
-        rows `wanted` only, where that is given."""
-        order = sorted(range(len(news)), key=lambda index: news[index] > 1)
-        slots, tables, ends, positions, hidden = [], [], [], [], []
-        for index in order:
-            told = sequences[index]
-            own = torch.arange(told.num_done, told.num_done + news[index])
+        """The hidden states of the next `news` tokens of each. Those of the step's rows `wanted` only, where that is
+        given."""
+        slots, tables, ends, positions, level_rows, levels = [], [], [], [], [], []
+        hidden: list[torch.Tensor] = []
+        for told, num_new in zip(sequences, news, strict=True):
+            own = torch.arange(told.num_done, told.num_done + num_new)
             slots.append(torch.tensor(told.blocks)[own // BLOCK_SIZE] * BLOCK_SIZE + own % BLOCK_SIZE)
             tables.append(told.blocks)
-            ends.append(told.num_done + news[index])
+            ends.append(told.num_done + num_new)
             positions.append(told.positions[:, own])
+            has_levels = told.has_levels[own]
+            level_rows.append(sum(len(rows) for rows in hidden) + has_levels.nonzero()[:, 0])
+            levels.append(told.levels[own][has_levels])
             hidden.append(told.embeds[own])
-            told.num_done += news[index]
-        lengths = [news[index] for index in order]
-        step = StepChunks(torch.cat(slots), tables, lengths, ends, num_decodes=lengths.count(1))
+            told.num_done += num_new
+        step = StepChunks(torch.cat(slots), tables, news, ends, [told.num_prompt for told in sequences])
         rows = torch.cat(hidden)
         assert self.decoder.run(
             step,
@@ -130,20 +132,24 @@ class Model:
             rows,
             logits_rows=wanted,
             wants_all_hidden=wanted is None,
+            level_rows=torch.cat(level_rows),
+            levels=torch.cat(levels),
         )
-        outputs = dict(zip(order, torch.split(rows, lengths), strict=True))
-        return [outputs[index] for index in range(len(news))]
+        return list(torch.split(rows, news))
 
     def reference(self, told: "Told") -> torch.Tensor:
         """All hidden states of a sequence, by the definition, in float64."""
         hidden = told.embeds.double()
-        for layer in self.layers:
+        added = torch.split((told.levels * told.has_levels[:, None]).double(), self.sizes.hidden, dim=1)
+        for number, layer in enumerate(self.layers):
             attended = self._linear_of(layer.output, self._attend(layer, told, norm(layer.input_norm, hidden)))
             hidden = hidden + norm(layer.attention_norm, attended)
             x = norm(layer.mlp_input_norm, hidden)
             gate = self._linear_of(layer.gate, x)
             gate = silu(gate) if self.sizes.activation == "silu" else gelu(gate, approximate="tanh")
             hidden = hidden + norm(layer.mlp_norm, self._linear_of(layer.down, gate * self._linear_of(layer.up, x)))
+            if number < self.sizes.num_levels:
+                hidden = hidden + added[number]
         return norm(self.final_norm, hidden).float()
 
     def _linear_of(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -188,11 +194,15 @@ def norm(own: Norm | None, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Told:
-    """A sequence: its embeddings (length, hidden), positions (axes, length) and blocks."""
+    """A sequence: its embeddings (length, hidden), positions (axes, length), blocks, and how long its prompt is. The
+    tokens that `has_levels` names take deepstack embeddings, of `levels` (length, levels * hidden)."""
 
     embeds: torch.Tensor
     positions: torch.Tensor
     blocks: list[int]
+    num_prompt: int
+    levels: torch.Tensor
+    has_levels: torch.Tensor
     num_done: int = 0
 
 
@@ -208,6 +218,7 @@ def models(draw: st.DrawFn) -> Sizes:
         value_dim=draw(st.integers(1, 40)),
         rope_dim=2 * draw(st.integers(1, key_dim // 2)),
         num_axes=draw(st.sampled_from([1, 3])),
+        num_levels=draw(st.integers(0, 2)),
         has_head_norms=draw(st.booleans()),
         has_outer_norms=draw(st.booleans()),
         has_biases=draw(st.booleans()),
@@ -225,6 +236,9 @@ def make_sequences(sizes: Sizes, lengths: list[int], blocks: list[int], seed: in
             torch.randn(length, sizes.hidden, generator=generator),
             torch.randint(NUM_POSITIONS, (sizes.num_axes, length), generator=generator),
             [blocks.pop() for _ in range(-(-length // BLOCK_SIZE))],
+            int(torch.randint(length + 1, (), generator=generator)),
+            torch.randn(length, sizes.num_levels * sizes.hidden, generator=generator),
+            torch.rand(length, generator=generator) < 0.4,
         )
         for length in lengths
     ]
@@ -266,7 +280,6 @@ def test_wanted_rows_are_the_same_without_the_others(
     library: KernelLibrary, sizes: Sizes, lengths: list[int], data: st.DataObject, seed: int
 ) -> None:
     """And the cache gets the keys and values of all rows, also where none is wanted."""
-    lengths.sort(key=lambda length: length > 1)  # in the order of the step's rows
     model = Model(library, sizes, seed)
     sequences = make_sequences(sizes, lengths, list(range(NUM_BLOCKS)), seed)
     wanted = torch.tensor(sorted(data.draw(st.sets(st.integers(0, sum(lengths) - 1)))), dtype=torch.int64)
@@ -303,7 +316,7 @@ def test_many_rows_and_a_deep_product(library: KernelLibrary) -> None:
 def test_a_position_beyond_the_table_changes_nothing(library: KernelLibrary) -> None:
     model = Model(library, Sizes(num_axes=3))
     hidden = torch.randn(1, model.sizes.hidden)
-    step = StepChunks(torch.tensor([0]), [[0]], [1], [1], num_decodes=1)
+    step = StepChunks(torch.tensor([0]), [[0]], [1], [1], [0])
     for axis in range(3):
         positions: Any = torch.zeros(3, 1, dtype=torch.int64)
         positions[axis] = NUM_POSITIONS
@@ -329,9 +342,7 @@ def test_the_embedding_and_the_head_belong_to_the_call(library: KernelLibrary, n
         head=head,
     )
     token_ids = torch.randint(50, (num_tokens,))
-    chunks = StepChunks(
-        torch.arange(num_tokens), [list(range(8))], [num_tokens], [num_tokens], num_decodes=int(num_tokens == 1)
-    )
+    chunks = StepChunks(torch.arange(num_tokens), [list(range(8))], [num_tokens], [num_tokens], [num_tokens])
     positions = torch.arange(num_tokens)[None]
     rows = torch.arange(0, num_tokens, 2)
     expected, hidden = weight[token_ids] * scale, torch.full((num_tokens, size), torch.nan)
@@ -362,7 +373,7 @@ def test_activations_are_exact_over_the_whole_range(library: KernelLibrary, acti
         library, [layer], [model.rope], hidden_size=len(x), heads=4, activation=activation, final_norm=final_norm
     )
     hidden = torch.zeros(1, len(x))
-    step = StepChunks(torch.tensor([0]), [[0]], [1], [1], num_decodes=1)
+    step = StepChunks(torch.tensor([0]), [[0]], [1], [1], [0])
     assert decoder.run(step, torch.zeros(1, 1, dtype=torch.int64), hidden)
     expected = silu(x.double()) if activation == "silu" else gelu(x.double(), approximate="tanh")
     torch.testing.assert_close(hidden[0], expected.float(), rtol=2e-6, atol=1e-6)

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpu_kernels.decoder import Decoder
 from llm import fused_decoder
 from llm.config import EngineConfig
 from llm.engine import LLMEngine
+from llm.fused_decoder import FusedDecoder
+from llm.logprobs import TokenLogprobs
+from llm.sampling_params import SamplingParams
 from tests.llm.greedy_answers import answers
 from tests.llm.language_variants import VARIANTS
 from tests.small_models import Request, small_requests, whole_class
@@ -30,6 +32,17 @@ LAYER_BY_LAYER = {
 def make_engine(variant: str, folder: Path, **settings: object) -> LLMEngine:
     config = EngineConfig(VARIANTS[variant].checkpoint(folder), kv_cache_bytes=2**22, **settings)  # type: ignore[arg-type]
     return LLMEngine(config)
+
+
+def answer_bits(engine: LLMEngine, one: Request) -> list[TokenLogprobs]:
+    """The log-probabilities of an answer's tokens."""
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
+    engine.add_request("r", one.prompt, one.embeddings, params)
+    logprobs: list[TokenLogprobs] = []
+    while engine.has_unfinished():
+        for output in engine.step():
+            logprobs += output.logprobs
+    return logprobs
 
 
 def requests_of(engine: LLMEngine) -> list[Request]:
@@ -79,15 +92,21 @@ def test_a_decoder_that_gives_something_else_runs_layer_by_layer(
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
-def test_a_step_beyond_the_rotary_tables_runs_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine("qwen2_vl", tmp_path)
+@pytest.mark.parametrize("variant", ["gemma3", "qwen3_vl", "qwen2_vl", "paligemma"])
+def test_items_and_positions_beyond_the_tables_run_in_one_call(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans, deepstack embeddings, and rotary tables of a single position."""
+    make_fused = FusedDecoder.__init__
+
+    def make_short(self: FusedDecoder, *args: object, num_positions: int, **others: object) -> None:
+        make_fused(self, *args, num_positions=1, **others)  # type: ignore[arg-type]
+
+    engine = make_engine(variant, tmp_path)
     requests = requests_of(engine)
-    calls = []
-
-    def run(self: Decoder, *args: object, **others: object) -> bool:
-        calls.append(args)
-        return False
-
-    monkeypatch.setattr(Decoder, "run", run)
+    expected = [answer_bits(engine, one) for one in requests]
+    monkeypatch.setattr(FusedDecoder, "__init__", make_short)
+    engine = make_engine(variant, tmp_path)
+    monkeypatch.setattr(engine._runner.forward, "run_layers", None)
     assert answers(engine, requests) == [one.expected for one in requests]
-    assert calls
+    assert [answer_bits(engine, one) for one in requests] == expected

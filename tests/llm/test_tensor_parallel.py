@@ -257,6 +257,7 @@ def step_of(num_tokens: int, hidden_size: int = 192) -> StepInput:
         block_tables=[list(range(-(-num_tokens // 16))), [3]],
         query_lengths=[num_tokens, 1],
         context_lengths=[num_tokens, 7],
+        prompt_lengths=[num_tokens, 5],
         span_members=[(0, 0, i) for i in range(num_tokens)],
         scored=[(i, i + 1, i + 2) for i in range(num_tokens)],
     )
