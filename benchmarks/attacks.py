@@ -1,48 +1,71 @@
 """What hostile clients send: each attack goes on until it is told to stop, against the server at `url`."""
 
+import asyncio
 import io
+import itertools
 import json
 import os
 import random
+import resource
 import socket
 import string
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
 
 from deployments.demo import picture_part
+from tests.listening import become_nobody
+
+if TYPE_CHECKING:
+    # Not at run time: Ray reads the environment of a server of one machine as it is imported.
+    from deployments.stages.private_port import PortAddress
 
 CHAT = "/v1/chat/completions"
 NUM_SLOW_HEADERS = 4200
 
-Attack = Callable[[str, str, Event], None]
-"""Takes the server's URL and that of a picture that never ends."""
+_OF_RAY_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled", b"x-session-id", b"x-request-id")
 
 
-def large_bodies(url: str, media_url: str, stop: Event) -> None:
+@dataclass(frozen=True)
+class Target:
+    """`url`: the server's; `media_url`: of a picture that never ends; `private_ports`: by number, those on which the
+    server's processes wait for each other's proofs; `shard`: one of them with its token."""
+
+    url: str
+    media_url: str
+    private_ports: Sequence[int] = ()
+    shard: "PortAddress | None" = None
+
+
+Attack = Callable[[Target, Event], None]
+
+
+def large_bodies(target: Target, stop: Event) -> None:
     body = b"x" * (100 * 2**20)
     while not stop.is_set():
         for content in (body, iter([body[: 2**20]] * 100)):
             with suppress(httpx.TransportError):  # closed before all was sent
-                httpx.post(url + CHAT, content=content, timeout=30)
+                httpx.post(target.url + CHAT, content=content, timeout=30)
 
 
-def json_bodies(url: str, media_url: str, stop: Event) -> None:
+def json_bodies(target: Target, stop: Event) -> None:
     bodies = [_body(_noise_parts(megabytes)) for megabytes in (20, 60, 101)]
     bodies.append(_body([{"type": "text", "text": "a"}] * 400_000))
-    _post_at_once(url, [lambda body=body: body for body in bodies], stop)  # type: ignore[misc]
+    _post_at_once(target.url, [lambda body=body: body for body in bodies], stop)  # type: ignore[misc]
 
 
-def trickling_bodies(url: str, media_url: str, stop: Event) -> None:
+def trickling_bodies(target: Target, stop: Event) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
-    connections = [_connect(url) for _ in range(64)]
+    connections = [_connect(target.url) for _ in range(64)]
     for connection in connections:
         connection.sendall(head.encode())
     while not stop.wait(0.2):
@@ -50,42 +73,42 @@ def trickling_bodies(url: str, media_url: str, stop: Event) -> None:
             connection.send(b" ")
 
 
-def slow_headers(url: str, media_url: str, stop: Event) -> None:
+def slow_headers(target: Target, stop: Event) -> None:
     """Holds so many connections with half a header; one that is closed is opened anew."""
-    connections = [_half_header(url) for _ in range(NUM_SLOW_HEADERS)]
+    connections = [_half_header(target.url) for _ in range(NUM_SLOW_HEADERS)]
     while not stop.wait(0.05):
         for place, connection in enumerate(connections):
             if _is_closed(connection):
                 connection.close()
-                connections[place] = _half_header(url)
+                connections[place] = _half_header(target.url)
 
 
-def slow_media(url: str, media_url: str, stop: Event) -> None:
-    _ask_at_once(url, lambda: {"type": "image_url", "image_url": {"url": media_url}}, stop, number=32)
+def slow_media(target: Target, stop: Event) -> None:
+    _ask_at_once(target.url, lambda: {"type": "image_url", "image_url": {"url": target.media_url}}, stop, number=32)
 
 
-def bombs(url: str, media_url: str, stop: Event) -> None:
+def bombs(target: Target, stop: Event) -> None:
     header = b"IHDR" + (50_000).to_bytes(4) * 2 + b"\x08\x02\0\0\0"
     png = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + zlib.crc32(header).to_bytes(4)
     pixels = b"IDAT" + zlib.compress(bytes(50_000_000))
     png += (len(pixels) - 4).to_bytes(4) + pixels + zlib.crc32(pixels).to_bytes(4)
-    _ask_at_once(url, lambda: picture_part(png), stop, number=8)
+    _ask_at_once(target.url, lambda: picture_part(png), stop, number=8)
 
 
-def large_pictures(url: str, media_url: str, stop: Event) -> None:
+def large_pictures(target: Target, stop: Event) -> None:
     buffer = io.BytesIO()
     Image.effect_noise((3840, 2160), 50).convert("RGB").save(buffer, "JPEG")
     # What stands behind a JPEG's end is no part of the picture, and yet makes it another one to every cache.
-    _ask_at_once(url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+    _ask_at_once(target.url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
 
 
-def small_files_of_many_pixels(url: str, media_url: str, stop: Event) -> None:
+def small_files_of_many_pixels(target: Target, stop: Event) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (7000, 7000)).save(buffer, "WEBP")
-    _ask_at_once(url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+    _ask_at_once(target.url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
 
 
-def grammars(url: str, media_url: str, stop: Event) -> None:
+def grammars(target: Target, stop: Event) -> None:
     """Each is another one, so that no refusal is remembered."""
     chance = random.Random(0)
 
@@ -99,7 +122,61 @@ def grammars(url: str, media_url: str, stop: Event) -> None:
         """Is accepted: its masks take some milliseconds each."""
         return _asking_for({"regex": "".join(chance.choices(string.ascii_letters, k=8_000))})
 
-    _post_at_once(url, [letters, letters, letters, multiple, costly], stop)
+    _post_at_once(target.url, [letters, letters, letters, multiple, costly], stop)
+
+
+def orders_to_ray_serve(target: Target, stop: Event) -> None:
+    """Clients that leave at once, with headers that Ray Serve reads before the key is checked."""
+    values = (b"\xff", b"0.001", b"?1", b"a b!")
+
+    def run(value: bytes) -> None:
+        headers = {b"Content-Type": b"application/json"} | dict.fromkeys(_OF_RAY_SERVE, value)
+        body = _body([{"type": "text", "text": "Hello"}], max_tokens=1000, ignore_eos=True)
+        while not stop.is_set():
+            with suppress(httpx.TransportError):
+                httpx.post(target.url + CHAT, content=body, headers=headers, timeout=0.2)
+
+    for value in values:
+        threading.Thread(target=run, args=(value,), daemon=True).start()
+    stop.wait()
+
+
+def connections_without_a_token(target: Target, stop: Event) -> None:
+    """Of another user of the machine, as many as he may have."""
+    become_nobody()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100
+    connections: deque[socket.socket] = deque()
+    for port in itertools.cycle(target.private_ports):
+        if stop.is_set():
+            return
+        with suppress(OSError):
+            connections.append(socket.create_connection(("127.0.0.1", port), timeout=0.2))
+        if len(connections) > most:
+            connections.popleft().close()
+
+
+def malformed_messages(target: Target, stop: Event) -> None:
+    """Of a process that knows the token, to a shard."""
+    assert target.shard is not None
+    asyncio.run(_send_malformed(target.shard, stop))
+
+
+async def _send_malformed(shard: "PortAddress", stop: Event) -> None:
+    from deployments.shared.codec import pack
+    from deployments.shared.messages import Lack, Need
+    from deployments.shared.weight import Weight
+    from deployments.stages.private_port import connect, frame
+
+    chance = random.Random(0)
+    good = pack(Lack(1, [Need("budget", Weight(1, 2, 3, 4), Weight())]))[4:]
+    while not stop.is_set():
+        with suppress(OSError):
+            reader, writer = await connect(shard)
+            place = chance.randrange(len(good))
+            bad = good[:place] + chance.randbytes(chance.randint(0, 9)) + good[place + chance.randint(0, 9) :]
+            writer.write(frame(bad) + b"\xff\xff\xff\xff")
+            await reader.read()
+            writer.close()
 
 
 CONTROL = "the same JSON, to a server that only reads"
@@ -117,6 +194,9 @@ ATTACKS: dict[str, Attack | None] = {
     "4K pictures": large_pictures,
     "pictures of 7000 x 7000": small_files_of_many_pixels,
     "grammars": grammars,
+    "headers of Ray Serve": orders_to_ray_serve,
+    "connections without a token": connections_without_a_token,
+    "malformed messages": malformed_messages,
 }
 
 

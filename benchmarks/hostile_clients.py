@@ -4,13 +4,14 @@
 
 The attacks are those of `benchmarks.attacks`: bodies of 100 MB, JSON of 20 to 101 MB, bodies that trickle in, thousands
 of half headers, pictures from hosts that never finish, bombs (50,000 x 50,000 pixels in a few bytes), 4K pictures as
-fast as they are taken, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow. Each lasts
-ten seconds, from a process of its own, which leaves the CPU to others where it can, for attackers have machines of
-their own. Other processes ask for the health fifty times a second, and for a small picture and a text, streamed, again
-and again. All attacks take turns, for several rounds, and each time is the median of its rounds: the slowest of some
-hundred answers is often the machine's doing. One more client shows that: it sends its JSON to a server that only reads.
-Then it is looked at where the server listens, and which of its sockets another user of the machine may reach. The last
-line is one JSON document.
+fast as they are taken, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow, headers that
+Ray Serve reads, connections of another user to the ports between the processes, malformed messages to the shard. Each
+lasts ten seconds, from a process of its own, which leaves the CPU to others where it can, for attackers have machines
+of their own. Other processes ask for the health fifty times a second, and for a small picture and a text, streamed,
+again and again. All attacks take turns, for several rounds, and each time is the median of its rounds: the slowest of
+some hundred answers is often the machine's doing. One more client shows that: it sends its JSON to a server that only
+reads. Then it is looked at where the server listens, and which of its sockets another user of the machine may reach.
+The last line is one JSON document.
 """
 
 import argparse
@@ -26,22 +27,27 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from PIL import Image
 
-from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack
+from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack, Target
 from benchmarks.document import publish, this_machine
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.demo import picture_part
-from deployments.local_cluster import free_port, running_app
+from deployments.local_cluster import APP_NAME, free_port, running_app
 from tests.listening import listeners, sockets_open_to_nobody, undocumented
 from tests.replicas import proxy_pids, replica_pids
+
+if TYPE_CHECKING:
+    # Not at run time: Ray reads the environment of a server of one machine as it is imported.
+    from deployments.stages.private_port import PortAddress
 
 SECONDS = 10.0
 TARGET_SECONDS = 0.1
@@ -50,6 +56,11 @@ TARGETS = {"4200 half headers": 1.0}
 MAX_GROWTH_MB = 1500.0
 NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
+SHARD = "Shared-0"
+MAX_DESCRIPTORS = 1000
+"""Of a process, while others open connections to it; some hundred are its own."""
+MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
+"""The figures of which the largest counts."""
 
 
 def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
@@ -138,21 +149,52 @@ def growth_megabytes(before: dict[int, float]) -> float:
     return sum(megabytes - before[pid] for pid, megabytes in resident_megabytes(before).items())
 
 
-def _attack_politely(attack: Attack, url: str, media_url: str, started: Event, stop: Event) -> None:
+def num_descriptors(pids: Iterable[int]) -> int:
+    """Of the process that has most of them."""
+    found = [0]
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.append(len(os.listdir(f"/proc/{pid}/fd")))
+    return max(found)
+
+
+def private_ports() -> list[int]:
+    """The ports on which the server's processes wait for each other: these speak first, with a challenge."""
+    found = []
+    for listener in listeners(os.getpid()):
+        if listener.process.startswith("ray::ServeReplica:") and listener.address == "loopback":
+            with suppress(OSError), socket.create_connection(("127.0.0.1", listener.port), timeout=1) as connection:
+                if connection.recv(16):
+                    found.append(listener.port)
+    return found
+
+
+def shard_address() -> "PortAddress":
+    """Where the shard of this process' server listens, with its token."""
+    from ray import serve
+
+    handle: Any = serve.get_deployment_handle(SHARD, APP_NAME)
+    found: PortAddress = handle.address.remote().result()
+    return found
+
+
+def _attack_politely(attack: Attack, target: Target, started: Event, stop: Event) -> None:
     started.set()  # with its imports behind it
     os.nice(19)
-    attack(url, media_url, stop)
+    attack(target, stop)
 
 
-def measure(url: str, attacked_url: str, media_url: str, attack: Attack | None) -> dict[str, float]:
+def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]:
     """Seconds of the health's and a neighbour's answers, of the server at `url`; megabytes by which its endpoint's
-    processes have grown at most, and those that decode pictures in the end."""
+    processes have grown at most, and those that decode pictures in the end; descriptors of the endpoint's process or a
+    shard's at most."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         stop, healths, answers = context.Event(), manager.list(), manager.list()
         front = resident_megabytes([*replica_pids("Ingress"), *proxy_pids()])
         preprocess = resident_megabytes(replica_pids("Preprocess"))
-        growth = 0.0
+        listening = [*replica_pids("Ingress"), *replica_pids(SHARD)]
+        growth, descriptors = 0.0, 0
 
         def start(target: Any, *arguments: Any) -> Any:
             started = context.Event()
@@ -161,12 +203,13 @@ def measure(url: str, attacked_url: str, media_url: str, attack: Attack | None) 
             started.wait()
             return process
 
-        attacking = None if attack is None else start(_attack_politely, attack, attacked_url, media_url, (stop,))
+        attacking = None if attack is None else start(_attack_politely, attack, target, (stop,))
         # The neighbour first: while its process starts it takes a core for seconds.
         asking = [start(ask_as_a_neighbour, url, (stop, answers)), start(ask_for_health, url, (stop, healths))]
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             growth = max(growth, growth_megabytes(front))
+            descriptors = max(descriptors, num_descriptors(listening))
             time.sleep(0.05)
         stop.set()
         for process in asking:
@@ -182,6 +225,7 @@ def measure(url: str, attacked_url: str, media_url: str, attack: Attack | None) 
         "slowest_seconds": round(ordered[-1], 4),
         "neighbour_median_seconds": round(neighbours[len(neighbours) // 2], 3),
         "neighbour_slowest_seconds": round(neighbours[-1], 3),
+        "most_descriptors": descriptors,
         "growth_mb": round(growth, 1),
         "preprocess_growth_mb": round(growth_megabytes(preprocess), 1),
     }
@@ -193,15 +237,17 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for figure in rounds[0]:
         of_rounds = [one[figure] for one in rounds]
-        found[figure] = max(of_rounds) if figure.endswith("growth_mb") else round(statistics.median(of_rounds), 4)
+        found[figure] = max(of_rounds) if figure in MOST else round(statistics.median(of_rounds), 4)
     return found | {"slowest_of_rounds": [one["slowest_seconds"] for one in rounds]}
 
 
 def _checks(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     slowest, growth, target = found["slowest_seconds"], found["growth_mb"], TARGETS.get(name, TARGET_SECONDS)
+    most = found["most_descriptors"]
     return {
         f"health, {name}": {"value": slowest, "target": target, "ok": slowest < target},
         f"memory, {name}": {"value": growth, "target": MAX_GROWTH_MB, "ok": growth < MAX_GROWTH_MB},
+        f"descriptors, {name}": {"value": most, "target": MAX_DESCRIPTORS, "ok": most < MAX_DESCRIPTORS},
     }
 
 
@@ -227,10 +273,10 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     checks: dict[str, dict[str, Any]] = {}
     with running_app(config, host="127.0.0.1", port=free_port(), say=lambda line: print(line, file=sys.stderr)) as url:
-        media_url, reading_url = endless_host(), reading_server()
+        target = Target(url, endless_host(), private_ports(), shard_address())
+        control = replace(target, url=reading_server())
         for name in args.only * args.rounds:
-            attacked_url = reading_url if name == CONTROL else url
-            rounds[name].append(measure(url, attacked_url, media_url, ATTACKS[name]))
+            rounds[name].append(measure(url, control if name == CONTROL else target, ATTACKS[name]))
             print(f"{name}: {rounds[name][-1]}", flush=True)
         if os.geteuid() == 0:
             checks |= {name: {"value": found, "ok": not found} for name, found in open_doors().items()}

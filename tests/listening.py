@@ -78,15 +78,20 @@ def server_folder(driver: int | None = None) -> Path:
     return Path(found.group())
 
 
+def become_nobody() -> None:
+    """Makes this process the user `nobody`'s. Only root may."""
+    os.setgroups([])
+    os.setgid(_NOBODY)
+    os.setuid(_NOBODY)
+
+
 def is_refused_to_nobody(act: Callable[[], object]) -> bool:
     """Whether the user `nobody` is not permitted to do it, in a process of his own. Only root may ask."""
     child = os.fork()
     if child == 0:
         status = 0
         try:
-            os.setgroups([])
-            os.setgid(_NOBODY)
-            os.setuid(_NOBODY)
+            become_nobody()
             act()
         except PermissionError:
             status = 13
