@@ -20,6 +20,7 @@ _START_SECONDS = 300.0
 _QUIET_SECONDS = 60.0
 """A start that takes longer than _START_SECONDS ends when no stage has worked for so long. A large model on a slow disk
 may take an hour."""
+_END_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 """Ray answers within milliseconds, save on a machine that is busy with other things."""
 
@@ -27,7 +28,7 @@ _ANSWER_SECONDS = 60.0
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
     """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
     other stages are up. Raises RuntimeError with the stages' own errors if one does not start, and also if the start
-    takes minutes and none of them works any more; RayEndedError if Ray ends."""
+    takes minutes and none of them works any more; NoRayError if Ray ends."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
@@ -53,14 +54,14 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
         time.sleep(_POLL_SECONDS)
 
 
-def end_app(name: str, *, within_s: float = _ANSWER_SECONDS) -> None:
+def end_app(name: str, *, within_s: float = _END_SECONDS, answer_s: float = _ANSWER_SECONDS) -> None:
     """Deletes the application; returns once its last replica has ended. Raises RuntimeError if one goes on after
-    `within_s`, RayEndedError if Ray ends."""
+    `within_s`, NoRayError if Ray ends or takes longer than `answer_s` for one answer."""
     from ray import serve
 
+    ask_ray(partial(serve.delete, name, _blocking=False), timeout_s=answer_s)
     deadline = time.monotonic() + within_s
-    ask_ray(partial(serve.delete, name, _blocking=False), timeout_s=within_s)
-    while name in _status(deadline - time.monotonic()).applications:
+    while name in _status(answer_s).applications:
         if time.monotonic() > deadline:
             raise RuntimeError(f"replicas of {name} run on after {within_s:.0f} s")
         time.sleep(_POLL_SECONDS)

@@ -23,7 +23,7 @@ from deployments.open_files import allow_open_files
 from deployments.placement import lacking
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
-from deployments.ray_session import RayEndedError, ask_ray, ray_session
+from deployments.ray_session import NoRayError, ask_ray, ray_session
 from deployments.server_log import FILE_VARIABLE, ray_logging, shown
 from deployments.server_processes import marked, owned_processes
 from deployments.shared.uploads import FOLDER_VARIABLE
@@ -53,9 +53,11 @@ HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
-_DRAIN_SECONDS = 10.0
+_DRAIN_SECONDS = 8.0
 _KILL_SECONDS = 5.0
 """How long Ray Serve may take to kill the replicas that still answer after `drain_seconds`."""
+_LAST_ANSWER_SECONDS = 5.0
+"""A raylet that gets the signal, too, answers nobody any more, and ends after 10 s."""
 _NOTICE_SECONDS = 0.5
 _LOG_FILE = "server.log"
 _LASTING_PORTS = range(20_000, 30_000)
@@ -160,8 +162,8 @@ def deployed_app(
         yield url
     finally:
         say("shutting down")
-        with suppress(RayEndedError):  # then nothing is left of the application
-            end_app(APP_NAME, within_s=config.updates.drain_seconds + _KILL_SECONDS)
+        with suppress(NoRayError):  # then its processes are killed
+            end_app(APP_NAME, within_s=config.updates.drain_seconds + _KILL_SECONDS, answer_s=_LAST_ANSWER_SECONDS)
 
 
 def on_one_machine(config: AppConfig) -> AppConfig:

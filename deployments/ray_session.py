@@ -45,15 +45,15 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
         ray.shutdown()
 
 
-class RayEndedError(RuntimeError):
-    """A process without which this process's Ray cannot go on has ended."""
+class NoRayError(RuntimeError):
+    """The Ray that this process has started has ended, or does not answer."""
 
 
 def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
     """Returns the result of `call`, which asks the Ray that this process has started. Ray itself waits for answers of a
     cluster that has died, without a limit.
 
-    Raises RayEndedError if Ray ends, RuntimeError after `timeout_s`."""
+    Raises NoRayError if Ray ends, and after `timeout_s`."""
     answered = threading.Event()
     results: list[ResultT] = []
     errors: list[BaseException] = []
@@ -71,21 +71,21 @@ def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
     while not answered.wait(_POLL_SECONDS):
         check_ray()
         if time.monotonic() > deadline:
-            raise RuntimeError(f"Ray does not answer after {timeout_s:g} s")
+            raise NoRayError(f"Ray does not answer after {timeout_s:g} s")
     if errors:
         raise errors[0]
     return results[0]
 
 
 def check_ray() -> None:
-    """Raises RayEndedError if a process has ended that the Ray of this process cannot do without."""
+    """Raises NoRayError if a process has ended that the Ray of this process cannot do without."""
     from ray._private.worker import _global_node
 
     for kind, process in [] if _global_node is None else _global_node.dead_processes():
         if kind in _VITAL:
             status = process.returncode
             how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-            raise RayEndedError(f"Ray has ended: its process {kind} was ended {how}")
+            raise NoRayError(f"Ray has ended: its process {kind} was ended {how}")
 
 
 @contextmanager
