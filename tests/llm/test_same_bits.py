@@ -123,11 +123,17 @@ class Model:
 
 
 IN_EVERY_RUN = ("gemma3", "gemma3, narrow windows", "llava", "paligemma", "qwen2_vl", "qwen3_vl")
+EXCEPTIONS = ("aria", "gemma3n")
+"""Their layers have products of torch, whose last bits depend on the number of rows. `docs/decoding.md` names them."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+    params=[
+        name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow)
+        for name in VARIANTS
+        if name not in EXCEPTIONS
+    ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return make_model(request.param, tmp_path_factory.mktemp("model"))
