@@ -38,9 +38,9 @@ def test_after_a_signal_to_all_of_its_processes_and_after_a_kill_the_next_start_
     with serving(port=port) as server:
         server.wait_for_line("curl ")
         server.send(signal.SIGTERM, "all")
-        assert ends_in(server, 20) == 0
+        assert ends_in(server, 15) == 0
     with serving(port=port) as server:
-        server.wait_for_line("curl ")
+        server.wait_for_line("loading")
         server.send(signal.SIGKILL, "process")
         assert ends_in(server, 5) == -signal.SIGKILL
 
