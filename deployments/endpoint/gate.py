@@ -35,8 +35,11 @@ _MAX_JSON_BYTES = 32 * 2**20
 """The most bytes of a JSON body without its long texts. All other requests wait while it is parsed, a millisecond for
 each megabyte."""
 _INLINE_BYTES = 2**20
+_REQUEST_PIECE_BYTES = 2**12
+"""How many bytes of an answer's pieces, in which `Turns` counts, take as long as one request's way to its admission or
+refusal: about two milliseconds."""
 _BODY_BYTES_PER_PIECE_BYTE = 32
-"""How many bytes of a body take as long as one byte of an answer's pieces, in which `Turns` counts."""
+"""How many bytes of a body take as long as one byte of an answer's pieces."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
 _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
@@ -107,6 +110,7 @@ class Gate:
         except (AccessError, InvalidRequestError) as error:
             await self._refuse(error, scope, receive, send)
             return
+        await self._turns.take(caller.cache_salt, _REQUEST_PIECE_BYTES)
         with self._admission.ticket(caller) as ticket:
             scope["state"]["ticket"] = ticket
             try:

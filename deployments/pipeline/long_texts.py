@@ -8,6 +8,7 @@ cannot guess a mark."""
 import re
 import secrets
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 SLICE_BYTES = 2**15
@@ -26,12 +27,15 @@ class LongTexts:
 
     def __init__(self) -> None:
         self._nonce = "x" + secrets.token_hex(16)  # a letter first: outside of a text it is no JSON
-        self._mark = re.compile(f"{self._nonce}([0-9a-f]{{8}})")
         self._stretches: list[list[bytes]] = []
         self._is_in_stretch = False
         self._has_begun_text = False  # before the first, all is JSON, or none of it
         self._pending = b""
         self._end = b""  # of what has been returned
+
+    @cached_property
+    def _mark(self) -> re.Pattern[str]:
+        return re.compile(f"{self._nonce}([0-9a-f]{{8}})")
 
     def take(self, chunk: bytes) -> bytes:
         data = self._pending + chunk if self._pending else chunk

@@ -11,8 +11,9 @@ waits for a dozen iterations until its first token."""
 
 class Turns:
     """Lets each tenant do a quantum of work in each iteration of the event loop. Within a tenant, work goes by arrival.
+    After larger work the tenant leaves out iterations (deficit round robin).
 
-    A tenant that does less never waits, and neither does a tenant alone for longer than the iteration takes."""
+    A tenant that does less never waits. A tenant alone hardly does, for iterations without work take microseconds."""
 
     def __init__(self, quantum: int = _QUANTUM_BYTES) -> None:
         self._quantum = quantum
@@ -34,7 +35,9 @@ class Turns:
         self._spent[tenant] = self._spent.get(tenant, 0) + cost
 
     def _begin_iteration(self) -> None:
-        self._spent.clear()
+        self._spent = {tenant: cost - self._quantum for tenant, cost in self._spent.items() if cost > self._quantum}
+        if self._spent:
+            asyncio.get_running_loop().call_soon(self._begin_iteration)
         for tenant, waiting in list(self._waiting.items()):
             while waiting and self._spent.get(tenant, 0) < self._quantum:
                 turn, cost = waiting.popleft()

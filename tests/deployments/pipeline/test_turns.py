@@ -1,6 +1,7 @@
 """A tenant's work waits for that of the same tenant only."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -35,6 +36,23 @@ async def test_a_tenant_waits_two_iterations_at_most_however_much_others_do(num_
     assert len(done) <= 6
     await asyncio.gather(light, *heavy)
     assert done.count("heavy") == num_requests
+
+
+async def test_after_large_work_a_tenant_leaves_out_as_many_iterations() -> None:
+    turns, iterations = Turns(QUANTUM), list[int]()
+    number = 0
+
+    async def work() -> None:
+        await turns.take("heavy", 4 * QUANTUM)
+        iterations.append(number)
+
+    tasks = [asyncio.create_task(work()) for _ in range(3)]
+    for number in range(14):
+        await asyncio.sleep(0)
+    assert all(later - earlier >= 4 for earlier, later in pairwise(iterations))
+    assert len(iterations) == 3
+    await asyncio.gather(*tasks)
+    assert not turns._spent, "nothing is owed for ever"
 
 
 async def test_work_of_a_tenant_goes_by_arrival_and_a_request_that_left_takes_no_turn() -> None:
