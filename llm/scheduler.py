@@ -5,6 +5,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from llm.block_manager import BlockManager
 from llm.sequence import FinishReason, Sequence, SequenceStatus
@@ -142,24 +143,45 @@ class Scheduler:
             self._set_turns()
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
-        for sequence in self._decoding():
+        prompts = self._prompts()
+        for sequence in self._decoding(prompts):
             if sequence.status is not SequenceStatus.RUNNING:  # preempted for one before it
                 continue
             if num_tokens := self._chunk_size(sequence, chunks):
                 self._take(sequence, num_tokens, chunks)
         self.num_decodes = len(chunks)
-        if self.waiting or len(self.running) > self.num_decodes:
+        if prompts:
             decoding = list(chunks)
-            self._take_up_prompts(chunks)
+            self._take_up_prompts(prompts, chunks)
             self.num_decodes = sum(sequence in chunks for sequence in decoding)  # prompts may have preempted some
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         return list(chunks.values())
 
-    def _decoding(self) -> list[Sequence]:
+    def _prompts(self) -> list[Sequence]:
+        """Returns the prompts that have begun, and the waiting ones that may start in this step."""
+        return [
+            *(running for running in self.running if running.num_uncomputed_tokens > 1),
+            *(self._first_of_tenants() if self._takes_turns else filter(self._may_start, self._with_places())),
+        ]
+
+    def _first_of_tenants(self) -> Iterable[Sequence]:
+        """Yields of each tenant as many waiting sequences that may start as there could be places for."""
+        num_places = dict.fromkeys(self._num_unfinished, self._max_num_seqs)
+        for running in self.running:
+            num_places[running.tenant] -= 1
+        for waiting in self._with_places():
+            if num_places[waiting.tenant] > 0 and self._may_start(waiting):
+                num_places[waiting.tenant] -= 1
+                yield waiting
+
+    def _decoding(self, prompts: list[Sequence]) -> list[Sequence]:
         """Returns the sequences that decode in this step, if there are blocks for them."""
         ready = [one for one in self.running if one.num_uncomputed_tokens == 1 and not one.awaits_last_token]
-        return self._tenant_share.choose(ready) if self._takes_turns and ready else ready
+        if not self._takes_turns or not ready:
+            return ready
+        beside = {one.tenant for one in prompts if one.num_computed_tokens < _end_of_ready(one)}
+        return self._tenant_share.choose(ready, beside)
 
     def _set_turns(self) -> None:
         """Numbers the sequences of each tenant, those that run first. All turns are 0 while there is one tenant."""
@@ -182,12 +204,9 @@ class Scheduler:
         if self._takes_turns and num_prompt_tokens == 0:
             self._tenant_share.note(num_decodes, seconds)
 
-    def _take_up_prompts(self, chunks: dict[Sequence, ScheduledChunk]) -> None:
+    def _take_up_prompts(self, prompts: list[Sequence], chunks: dict[Sequence, ScheduledChunk]) -> None:
         """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""
-        prompts = [running for running in self.running if running.num_uncomputed_tokens > 1]
-        prompts += [waiting for waiting in self._with_places() if self._may_start(waiting)]
-        num_tenants = len(self._num_unfinished)
-        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget, num_tenants) if prompts else 0
+        room = self._step_budget.prompt_tokens(self.num_decodes, self._budget, len(self._num_unfinished))
         if room <= 0:
             return
         self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
@@ -370,12 +389,9 @@ class Scheduler:
         return sequence.num_tokens - self._block_manager.num_cached_tokens(sequence)
 
 
-def _rank(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.rank
-
-
-def _arrival(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.arrival_number
+_rank = attrgetter("priority", "turn", "arrival_number")
+"""The key that orders all sequences: the lowest rank is served first and preempted last."""
+_arrival = attrgetter("priority", "arrival_number")
 
 
 def _num_scheduled(sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:

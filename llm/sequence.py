@@ -126,11 +126,6 @@ class Sequence:
     times: SequenceTimes = field(default_factory=SequenceTimes)
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        """Returns the key that orders all sequences: the lowest rank is served first and preempted last."""
-        return self.priority, self.turn, self.arrival_number
-
-    @property
     def num_tokens(self) -> int:
         """Returns how many positions the sequence has: those of known and of pending tokens."""
         return len(self.token_ids) + self.num_pending_tokens

@@ -6,6 +6,7 @@ depends on the number of sequences, as on a GPU, no sequence is left out.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import chain
@@ -33,12 +34,12 @@ class TenantShare:
     def note(self, num_decodes: int, seconds: float) -> None:
         self._seconds[num_decodes.bit_length()].append(seconds)
 
-    def choose(self, ready: Seq[Sequence]) -> list[Sequence]:
+    def choose(self, ready: Seq[Sequence], beside: Collection[str] = ()) -> list[Sequence]:
         """Returns the sequences of `ready` that decode in the next step. Of a tenant with more sequences than its
-        share, those go first that have waited the longest."""
+        share, those go first that have waited the longest. `beside`: the tenants with prompts for this step."""
         still, known = set(ready), set(self._order)
         order = [one for one in self._order if one in still] + [one for one in ready if one not in known]
-        own: dict[str, list[Sequence]] = {}
+        own: dict[str, list[Sequence]] = {tenant: [] for tenant in beside}
         for sequence in order:
             own.setdefault(sequence.tenant, []).append(sequence)
         tenants = sorted(own.values(), key=len)
@@ -49,20 +50,22 @@ class TenantShare:
 
     def _number_each(self, numbers: Seq[int]) -> int:
         """Returns how many sequences of each tenant decode, of tenants that have these numbers, the fewest first. 0:
-        those of the first tenant alone."""
-        each, most = numbers[0], numbers[-1]
+        those of the first tenant alone.
+
+        A tenant with nothing but a prompt counts as one sequence. Steps with prompts measure nothing."""
+        each, most, measures = max(1, numbers[0]), numbers[-1], numbers[0] > 0
         if each == most:
             return most
-        self._num_limited += 1
+        self._num_limited += measures
         alone = self._seconds.get(each.bit_length())
-        if not alone or self._num_limited % _ALONE_PERIOD == 0:
-            return 0
+        if not alone or (measures and self._num_limited % _ALONE_PERIOD == 0):
+            return 0 if measures else most
         limit = len(numbers) * median(alone)
         while each < most:
             larger = min(2 * each, most)
             known = self._seconds.get(sum(min(number, larger) for number in numbers).bit_length())
             is_too_slow = known is not None and median(known) > limit
-            if is_too_slow and self._num_limited % _LARGER_PERIOD:
+            if is_too_slow and not (measures and self._num_limited % _LARGER_PERIOD == 0):
                 break
             each = larger
             if is_too_slow or not known:

@@ -57,3 +57,20 @@ def test_three_tenants_get_a_third_each() -> None:
 def test_equal_tenants_have_no_limit() -> None:
     ready = sequences("one", 5) + sequences("two", 5)
     assert len(TenantShare().choose(ready)) == 10
+
+
+def test_beside_a_prompt_of_another_tenant_as_many_decode_as_beside_its_decoding() -> None:
+    light, heavy = sequences("light", 1), sequences("heavy", 63)
+    share = TenantShare()
+    assert len(share.choose(heavy, {"light"})) == 63, "nothing is known yet"
+    for _ in range(200):
+        chosen = share.choose(light + heavy)
+        share.note(len(chosen), 1.0 + 0.2 * len(chosen))
+    usual = len(share.choose(light + heavy)) - 1
+    turns = Counter[Sequence]()
+    for _ in range(63):
+        chosen = share.choose(heavy, {"light"})
+        assert 1 <= len(chosen) <= usual
+        turns.update(chosen)
+    assert len(turns) == 63, "they take turns"
+    assert share.choose(heavy[:1], {"light"}) == heavy[:1]
