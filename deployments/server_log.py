@@ -47,6 +47,9 @@ def join_server_log(process: str) -> None:
     file = os.environ.get(FILE_VARIABLE)
     if file is None:
         return
+    # What is said on standard error goes through a pipe of Ray's, which may be full for a tenth of a second.
+    for copy in [one for one in serve_logger.handlers if type(one) is logging.StreamHandler]:
+        serve_logger.removeHandler(copy)
     handler = logging.FileHandler(file)  # several processes append to it
     handler.setFormatter(_formatter(process))
     handler.setLevel(os.environ.get(LEVEL_VARIABLE, "info").upper())

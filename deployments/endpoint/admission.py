@@ -227,9 +227,12 @@ class Admission:
     def _next(self) -> tuple[_Waiter | None, set[_Waiter]]:
         """Returns who is to be let in, and of those before them for whom there is no room the first of each budget."""
         blocked: dict[str, _Waiter] = {}
+        known: set[tuple[_Quota, Weight]] = set()
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
-            if waiter.turn.done():
+            kind = (waiter.ticket.quotas[0], waiter.weight)
+            if waiter.turn.done() or kind in known:
                 continue
+            known.add(kind)
             leases = waiter.ticket.leases
             full = next((one for one in leases if not one.has_place or one.missing_for(waiter.weight)), None)
             if full is None:

@@ -36,8 +36,8 @@ _MAX_JSON_BYTES = 32 * 2**20
 each megabyte."""
 _INLINE_BYTES = 2**20
 _REQUEST_PIECE_BYTES = 2**12
-"""How many bytes of an answer's pieces, in which `Turns` counts, take as long as one request's way to its admission or
-refusal: about two milliseconds."""
+"""How many bytes of an answer's pieces, in which `Turns` counts, take as long as a request's way from the end of its body
+to its admission or refusal: about two milliseconds."""
 _BODY_BYTES_PER_PIECE_BYTE = 32
 """How many bytes of a body take as long as one byte of an answer's pieces."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
@@ -110,7 +110,6 @@ class Gate:
         except (AccessError, InvalidRequestError) as error:
             await self._refuse(error, scope, receive, send)
             return
-        await self._turns.take(caller.cache_salt, _REQUEST_PIECE_BYTES)
         with self._admission.ticket(caller) as ticket:
             scope["state"]["ticket"] = ticket
             try:
@@ -183,7 +182,8 @@ class Gate:
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
                     await ticket.take(Weight(bytes=len(chunk)))
-                    await self._turns.take(ticket.caller.cache_salt, len(chunk) // _BODY_BYTES_PER_PIECE_BYTE)
+                    work = len(chunk) // _BODY_BYTES_PER_PIECE_BYTE + is_last * _REQUEST_PIECE_BYTES
+                    await self._turns.take(ticket.caller.cache_salt, work)
                     if is_json:
                         chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
                         num_parts += _count_parts(chunk)
