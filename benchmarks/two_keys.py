@@ -1,6 +1,6 @@
 """One API key's short texts beside heavy loads of another key: what do they wait, and what does the server hold?
 
-    python -m benchmarks.two_keys [--seconds 20] [--only NAME ...] [--output FILE]
+    python -m benchmarks.two_keys [--seconds 30] [--only NAME ...] [--output FILE]
 
 Clients of key A stream short texts, one after the other: alone, then beside each load of key B. B's loads are 64
 clients that each send two new JPEGs of 12 megapixels, and 64 or 200 clients that each ask for 16 answers with 20
@@ -8,7 +8,7 @@ log-probabilities a token. B's clients are a process of the lowest priority, for
 server has its default settings and the bundled model.
 
 TTFT is the time from a request to its first text, ITL the time between two pieces of text. Memory is the proportional
-set size of all processes of the server, the most of one sample a second. The last line is one JSON document.
+set size of all processes of the server, the most of a sample every five seconds. The last line is one JSON document.
 """
 
 import argparse
@@ -47,6 +47,8 @@ MODEL = "shapes"
 KEYS = {"A": "rl-key-of-a", "B": "rl-key-of-b"}
 NUM_TEXTS, TEXT_TOKENS = 2, 48
 SETTLE_SECONDS = 3.0
+MEMORY_SECONDS = 5.0
+"""A sample takes a fifth of a second of the processor, and stops each process that it looks at for some milliseconds."""
 TTFT_TARGET, ITL_TARGET, MEMORY_TARGET = 5.0, 3.0, 1.5
 
 Bodies = Callable[[], Iterator[bytes]]
@@ -160,7 +162,7 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(1.0):
+        while not self._over.wait(MEMORY_SECONDS):
             loads = {child.pid for child in multiprocessing.active_children()}
             self.most = max(self.most, sum(map(_set_size, set(tree_of(os.getpid())) - self._own - loads)))
 
@@ -232,7 +234,7 @@ def checks(alone: dict[str, Any], beside: dict[str, Any], cache_mb: float) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
     parser.add_argument("--only", nargs="*", choices=LOADS, default=list(LOADS), help="B's loads to run")
     parser.add_argument("--output", type=Path, help="file to write the JSON document to")
     options = parser.parse_args()
