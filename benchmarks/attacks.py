@@ -38,11 +38,13 @@ _OF_RAY_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled",
 @dataclass(frozen=True)
 class Target:
     """`url`: the server's; `media_url`: of a picture that never ends; `private_ports`: by number, those on which the
-    server's processes wait for each other's proofs; `shard`: one of them with its token."""
+    server's processes wait for each other's proofs; `ray_ports`: those of Ray's gRPC; `shard`: one of the former with
+    its token."""
 
     url: str
     media_url: str
     private_ports: Sequence[int] = ()
+    ray_ports: Sequence[int] = ()
     shard: "PortAddress | None" = None
 
 
@@ -142,11 +144,19 @@ def orders_to_ray_serve(target: Target, stop: Event) -> None:
 
 
 def connections_without_a_token(target: Target, stop: Event) -> None:
+    _hold_connections(target.private_ports, stop)
+
+
+def connections_to_ray(target: Target, stop: Event) -> None:
+    _hold_connections(target.ray_ports, stop)
+
+
+def _hold_connections(ports: Sequence[int], stop: Event) -> None:
     """Of another user of the machine, as many as he may have."""
     become_nobody()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100
     connections: deque[socket.socket] = deque()
-    for port in itertools.cycle(target.private_ports):
+    for port in itertools.cycle(ports):
         if stop.is_set():
             return
         with suppress(OSError):
@@ -196,6 +206,7 @@ ATTACKS: dict[str, Attack | None] = {
     "grammars": grammars,
     "headers of Ray Serve": orders_to_ray_serve,
     "connections without a token": connections_without_a_token,
+    "connections to Ray's ports": connections_to_ray,
     "malformed messages": malformed_messages,
 }
 

@@ -5,13 +5,13 @@
 The attacks are those of `benchmarks.attacks`: bodies of 100 MB, JSON of 20 to 101 MB, bodies that trickle in, thousands
 of half headers, pictures from hosts that never finish, bombs (50,000 x 50,000 pixels in a few bytes), 4K pictures as
 fast as they are taken, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow, headers that
-Ray Serve reads, connections of another user to the ports between the processes, malformed messages to the shard. Each
-lasts ten seconds, from a process of its own, which leaves the CPU to others where it can, for attackers have machines
-of their own. Other processes ask for the health fifty times a second, and for a small picture and a text, streamed,
-again and again. All attacks take turns, for several rounds, and each time is the median of its rounds: the slowest of
-some hundred answers is often the machine's doing. One more client shows that: it sends its JSON to a server that only
-reads. Then it is looked at where the server listens, and which of its sockets another user of the machine may reach.
-The last line is one JSON document.
+Ray Serve reads, connections of another user to the ports between the processes, Raylens' and Ray's, malformed messages
+to the shard. Each lasts ten seconds, from a process of its own, which leaves the CPU to others where it can, for
+attackers have machines of their own. Other processes ask for the health fifty times a second, and for a small picture
+and a text, streamed, again and again. All attacks take turns, for several rounds, and each time is the median of its
+rounds: the slowest of some hundred answers is often the machine's doing. One more client shows that: it sends its JSON
+to a server that only reads. Then it is looked at where the server listens, and which of its sockets another user of the
+machine may reach. The last line is one JSON document.
 """
 
 import argparse
@@ -57,6 +57,7 @@ MAX_GROWTH_MB = 1500.0
 NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
 SHARD = "Shared-0"
+CHALLENGE_BYTES = 16
 MAX_DESCRIPTORS = 1000
 """Of a process, while others open connections to it; some hundred are its own."""
 MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
@@ -158,15 +159,16 @@ def num_descriptors(pids: Iterable[int]) -> int:
     return max(found)
 
 
-def private_ports() -> list[int]:
-    """The ports on which the server's processes wait for each other: these speak first, with a challenge."""
-    found = []
+def speaking_ports() -> tuple[list[int], list[int]]:
+    """The ports of replicas that speak first: those on which our processes wait for each other, with a challenge, and
+    those of Ray's gRPC, with a frame of another length."""
+    ours, rays = list[int](), list[int]()
     for listener in listeners(os.getpid()):
         if listener.process.startswith("ray::ServeReplica:") and listener.address == "loopback":
             with suppress(OSError), socket.create_connection(("127.0.0.1", listener.port), timeout=1) as connection:
-                if connection.recv(16):
-                    found.append(listener.port)
-    return found
+                if said := connection.recv(1024):
+                    (ours if len(said) == CHALLENGE_BYTES else rays).append(listener.port)
+    return ours, rays
 
 
 def shard_address() -> "PortAddress":
@@ -273,7 +275,7 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     checks: dict[str, dict[str, Any]] = {}
     with running_app(config, host="127.0.0.1", port=free_port(), say=lambda line: print(line, file=sys.stderr)) as url:
-        target = Target(url, endless_host(), private_ports(), shard_address())
+        target = Target(url, endless_host(), *speaking_ports(), shard_address())
         control = replace(target, url=reading_server())
         for name in args.only * args.rounds:
             rounds[name].append(measure(url, control if name == CONTROL else target, ATTACKS[name]))

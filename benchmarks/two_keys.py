@@ -48,7 +48,7 @@ KEYS = {"A": "rl-key-of-a", "B": "rl-key-of-b"}
 NUM_TEXTS, TEXT_TOKENS = 2, 48
 SETTLE_SECONDS = 3.0
 MEMORY_SECONDS = 5.0
-"""A sample takes a fifth of a second of the processor, and stops each process that it looks at for some milliseconds."""
+"""A sample takes a fifth of a second of the processor, and stops each process that it looks at for milliseconds."""
 TTFT_TARGET, ITL_TARGET, MEMORY_TARGET = 5.0, 3.0, 1.5
 
 Bodies = Callable[[], Iterator[bytes]]

@@ -36,8 +36,8 @@ _MAX_JSON_BYTES = 32 * 2**20
 each megabyte."""
 _INLINE_BYTES = 2**20
 _REQUEST_PIECE_BYTES = 2**12
-"""How many bytes of an answer's pieces, in which `Turns` counts, take as long as a request's way from the end of its body
-to its admission or refusal: about two milliseconds."""
+"""How many bytes of an answer's pieces, in which `Turns` counts, take as long as a request's way from the end of its
+body to its admission or refusal: about two milliseconds."""
 _BODY_BYTES_PER_PIECE_BYTE = 32
 """How many bytes of a body take as long as one byte of an answer's pieces."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
