@@ -47,7 +47,7 @@ def join_server_log(process: str) -> None:
     file = os.environ.get(FILE_VARIABLE)
     if file is None:
         return
-    # What is said on standard error goes through a pipe of Ray's, which may be full for a tenth of a second.
+    # Ray's file of the replica has each line, too. A third copy, on standard error, only takes the event loop's time.
     for copy in [one for one in serve_logger.handlers if type(one) is logging.StreamHandler]:
         serve_logger.removeHandler(copy)
     handler = logging.FileHandler(file)  # several processes append to it
