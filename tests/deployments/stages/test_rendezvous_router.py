@@ -629,13 +629,13 @@ def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any], tmp_p
         call.result(timeout_s=TIMEOUT)
 
 
-def test_replicas_that_come_and_go_move_only_their_keys(ray_serve: None) -> None:
+def test_replicas_that_come_and_go_move_only_their_keys(ray_serve: None, tmp_path: Path) -> None:
     autoscaling = AutoscalingConfig(
         min_replicas=1,
         max_replicas=3,
         target_ongoing_requests=2,
         upscale_delay_s=0.2,
-        downscale_delay_s=1.5,
+        downscale_delay_s=4.0,
         metrics_interval_s=0.2,
         look_back_period_s=0.5,
     )
@@ -643,7 +643,9 @@ def test_replicas_that_come_and_go_move_only_their_keys(ray_serve: None) -> None
     handle = serve.run(serve.deployment(Worker, **options).bind(), name="scaled", route_prefix=None)
     (first,) = set(placement_on(handle, 1).values())
     # More than one replica takes, so most of them wait until there are more.
-    load = [handle.who.remote(1.0) for _ in range(30)]
+    load = [handle.hold.remote(str(tmp_path)) for _ in range(30)]
+    wait_until(lambda: len(held_by(tmp_path)) == 3, seconds=TIMEOUT)
+    (tmp_path / "release").touch()
     answers = {call.result(timeout_s=TIMEOUT) for call in load}
     many = placement_on(handle, 3)
     assert many == expected(many.values())
