@@ -1,4 +1,4 @@
-"""What hostile clients send: each attack goes on until it is told to stop, against the server at `url`."""
+"""What hostile clients send: each attack goes on until it is told to stop."""
 
 import asyncio
 import io

@@ -57,7 +57,6 @@ MAX_GROWTH_MB = 1500.0
 NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
 SHARD = "Shared-0"
-CHALLENGE_BYTES = 16
 MAX_DESCRIPTORS = 1000
 """Of a process, while others open connections to it; some hundred are its own."""
 MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
@@ -162,12 +161,14 @@ def num_descriptors(pids: Iterable[int]) -> int:
 def speaking_ports() -> tuple[list[int], list[int]]:
     """The ports of replicas that speak first: those on which our processes wait for each other, with a challenge, and
     those of Ray's gRPC, with a frame of another length."""
+    from deployments.stages.private_port import NONCE_BYTES
+
     ours, rays = list[int](), list[int]()
     for listener in listeners(os.getpid()):
         if listener.process.startswith("ray::ServeReplica:") and listener.address == "loopback":
             with suppress(OSError), socket.create_connection(("127.0.0.1", listener.port), timeout=1) as connection:
                 if said := connection.recv(1024):
-                    (ours if len(said) == CHALLENGE_BYTES else rays).append(listener.port)
+                    (ours if len(said) == NONCE_BYTES else rays).append(listener.port)
     return ours, rays
 
 

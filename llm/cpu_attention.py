@@ -53,7 +53,7 @@ class CpuAttention:
         tables, ends = step.block_tables[:num_decodes], step.context_lengths[:num_decodes]
         decodes = {window: self._seen(tables, ends, window) for window in self._windows}
         prefills = [
-            prefill_of(step, index, self._windows, self._block_size, windows_cut_spans=self._windows_cut_spans)
+            _prefill_of(step, index, self._windows, self._block_size, windows_cut_spans=self._windows_cut_spans)
             for index in range(num_decodes, len(step.query_lengths))
         ]
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
@@ -76,7 +76,7 @@ class Prefill:
     masks: Mapping[int | None, torch.Tensor | None]
 
 
-def prefill_of(
+def _prefill_of(
     step: StepInput, index: int, windows: Iterable[int | None], block_size: int, *, windows_cut_spans: bool
 ) -> Prefill:
     """Returns what a chunk of the step has to know of itself in layers with any of `windows`."""
@@ -125,7 +125,7 @@ class CpuStep:
         for (queries, result), stretches in zip(rows, decodes, strict=True):
             _decode(call, queries, keys, values, stretches, result)
         for chunk in self.prefills:
-            output[chunk.rows] = attend_prefill(call, chunk, keys, values)
+            output[chunk.rows] = _attend_prefill(call, chunk, keys, values)
         return output
 
 
@@ -182,7 +182,7 @@ def _decode(
     torch.sum(torch.stack(products), dim=0, out=result)
 
 
-def attend_prefill(call: AttentionCall, chunk: Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _attend_prefill(call: AttentionCall, chunk: Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns the attention output of a chunk, (num_tokens of the chunk, heads, value_dim)."""
     own_keys, own_values = (
         torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

@@ -230,7 +230,7 @@ class Admission:
         known: set[tuple[_Quota, Weight]] = set()
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
             kind = (waiter.ticket.quotas[0], waiter.weight)
-            if waiter.turn.done() or kind in known:
+            if waiter.turn.done() or kind in known:  # there is no room for its like, which comes before it
                 continue
             known.add(kind)
             leases = waiter.ticket.leases

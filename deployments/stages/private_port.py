@@ -19,7 +19,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MAX_FRAME_BYTES = 2**28
 _TOKEN_BYTES = _PROOF_BYTES = 32
-_NONCE_BYTES = 16
+NONCE_BYTES = 16
 _PROOF_SECONDS = 5.0
 _LENGTH_BYTES = 4
 _MAX_NEWCOMERS = 100
@@ -194,9 +194,9 @@ async def _connect_once(address: PortAddress) -> tuple[Reader, Writer]:
 
 async def _is_known(reader: Reader, writer: Writer, token: bytes) -> bool:
     """Returns whether the end that has connected knows the token; if so, this end has proved the same."""
-    challenge = secrets.token_bytes(_NONCE_BYTES)
+    challenge = secrets.token_bytes(NONCE_BYTES)
     writer.write(challenge)
-    nonces = challenge + await reader.readexactly(_NONCE_BYTES)
+    nonces = challenge + await reader.readexactly(NONCE_BYTES)
     if not hmac.compare_digest(await reader.readexactly(_PROOF_BYTES), _proof(token, b"connects", nonces)):
         return False
     writer.write(_proof(token, b"listens", nonces))
@@ -205,8 +205,8 @@ async def _is_known(reader: Reader, writer: Writer, token: bytes) -> bool:
 
 async def _knows(reader: Reader, writer: Writer, token: bytes) -> bool:
     """Proves that this end knows the token, and returns whether the end that listens does."""
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    nonces = await reader.readexactly(_NONCE_BYTES) + nonce
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonces = await reader.readexactly(NONCE_BYTES) + nonce
     writer.write(nonce + _proof(token, b"connects", nonces))
     return hmac.compare_digest(await reader.readexactly(_PROOF_BYTES), _proof(token, b"listens", nonces))
 
