@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from llm.attention import AttentionCall, LayerShape
+from llm.parallel import RankDiedError
 
 
 class _Probe:
@@ -32,7 +33,7 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
             use_cache=False,
             attention_metadata=probe,
         )
-    except (torch.AcceleratorError, torch.OutOfMemoryError):
+    except (torch.AcceleratorError, torch.OutOfMemoryError, RankDiedError):
         raise
     except Exception as error:  # mostly an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error!r}") from error
