@@ -26,7 +26,9 @@ Counts = Counter[tuple[str, ...]]
 
 @pytest.fixture(scope="module")
 def app_config(shapes: str) -> AppConfig:
-    return AppConfig.model_validate({"model": shapes, "ingress": {"min_replicas": 2, "max_replicas": 2}})
+    # A busy machine takes long to replace a killed replica.
+    ingress = {"min_replicas": 2, "max_replicas": 2, "away_timeout_s": 60}
+    return AppConfig.model_validate({"model": shapes, "ingress": ingress})
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ NUM_KEPT = 4
 @pytest.fixture(scope="module")
 def app_config(shapes: str) -> AppConfig:
     caches = {"embedding_cache_bytes": 0, "processor_cache_bytes": NUM_KEPT * NUM_BYTES}
-    return AppConfig.model_validate({"model": shapes, "shared": caches})
+    # A busy machine takes long to replace a killed replica.
+    return AppConfig.model_validate({"model": shapes, "shared": caches, "ingress": {"away_timeout_s": 60}})
 
 
 def ask(client: OpenAI, picture: bytes | None, uuid: str | None = None) -> Any:
