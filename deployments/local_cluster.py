@@ -20,6 +20,7 @@ from deployments.app_lifetime import end_app, start_app
 from deployments.config import AppConfig
 from deployments.haproxy import BIND_VARIABLE, haproxy_environment
 from deployments.open_files import allow_open_files
+from deployments.other_users import bounded_connections
 from deployments.placement import lacking
 from deployments.private_files import keep_ray_token_private, private_folder
 from deployments.ray_environment import RAY_ENVIRONMENT
@@ -124,6 +125,7 @@ def local_ray(
             say(warning)
         say("starting Ray")
         offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
+        stack.enter_context(bounded_connections(folder, public_port=port))
         with marked(folder):
             stack.enter_context(_environment(stack.enter_context(worker_template(folder))))
             stack.enter_context(ray_session(offered, dashboard=dashboard, temp_dir=folder / "ray"))

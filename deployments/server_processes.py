@@ -63,6 +63,11 @@ def kill_orphans() -> None:
             _kill_all(folder)
 
 
+def pids_of(folder: Path) -> list[int]:
+    """Returns the processes of the server in `folder`."""
+    return [pid for pid, other in _marked_processes() if other == folder]
+
+
 def _has_owner(folder: Path) -> bool:
     """Returns whether the owner lives, or may live: out of a container its server's folder is not to be seen."""
     try:
@@ -76,7 +81,7 @@ def _has_owner(folder: Path) -> bool:
 def _kill_all(folder: Path) -> None:
     """Kills the server's processes, and those that these start meanwhile."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while (pids := [pid for pid, other in _marked_processes() if other == folder]) and time.monotonic() < deadline:
+    while (pids := pids_of(folder)) and time.monotonic() < deadline:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

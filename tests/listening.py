@@ -3,8 +3,10 @@
 import ipaddress
 import os
 import re
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -98,6 +100,32 @@ def is_refused_to_nobody(act: Callable[[], object]) -> bool:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 13
+
+
+@contextmanager
+def connections_of_nobody(ports: Sequence[int]) -> Iterator[int]:
+    """Connections of the user `nobody`. Yields a file descriptor from which a byte comes for each that the server
+    closes, the last ones first. Only root may ask."""
+    closed, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            become_nobody()
+            connections = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+            os.write(told, b"+")
+            for connection in reversed(connections):
+                if not connection.recv(1):
+                    os.write(told, b"-")
+        finally:
+            os._exit(0)
+    os.close(told)
+    assert os.read(closed, 1) == b"+"
+    try:
+        yield closed
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(closed)
 
 
 def _family(root: int) -> set[int]:

@@ -20,8 +20,10 @@ import httpx
 import pytest
 from PIL import Image
 
+from deployments.other_users import MOST
 from preprocess.data_url import data_url
 from tests.listening import (
+    connections_of_nobody,
     documented,
     is_refused_to_nobody,
     listeners,
@@ -72,6 +74,20 @@ def test_files_are_the_servers_own(app_url: str) -> None:
 def test_another_user_reaches_none_of_its_sockets(app_url: str) -> None:
     assert sockets_open_to_nobody() == []
     assert is_refused_to_nobody(lambda: (Path.home() / ".ray" / "auth_token").read_text())
+
+
+@needs_root
+def test_another_user_keeps_few_connections_to_a_process(app_url: str) -> None:
+    (ingress,) = replica_pids("Ingress")
+    ports = [one.port for one in listeners(os.getpid()) if one.process == "ray::ServeReplica:raylens:Ingress"]
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{ingress}/fd"))
+
+    before = descriptors()
+    with connections_of_nobody(ports * 500):
+        wait_until(lambda: descriptors() <= before + len(ports) * (MOST + 10))
+        assert httpx.get(f"{app_url}/v1/models", timeout=10).status_code == 200
 
 
 @pytest.mark.slow

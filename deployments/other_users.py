@@ -1,0 +1,121 @@
+"""Bounds the connections that other users of this machine keep to the server's own ports.
+
+Ray accepts any number of connections at its ports, and asks for its token only afterwards. So another user could fill
+the descriptors of the server's processes. Linux tells which user is at each end of a connection within the machine
+(proc(5), `/proc/net/tcp`). The process that started the others may copy their descriptors (pidfd_getfd(2)). Shutting a
+connection down through a copy ends it for its owner, too. Root's connections and those of other machines are not
+bounded."""
+
+import ctypes
+import logging
+import os
+import re
+import socket
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from deployments.server_processes import pids_of
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+MOST = 100
+"""Connections of one user to one port. The oldest stay."""
+_PERIOD_SECONDS = 1.0
+_PIDFD_GETFD = 438  # on every architecture; Python has no function for it
+_ROOT = 0
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_IPV4_IN_IPV6 = b"0000000000000000FFFF0000"
+
+Address: TypeAlias = tuple[bytes, int]
+"""A host as `/proc/net/tcp` has it, IPv4 in IPv6 as IPv4, and a port."""
+
+
+@contextmanager
+def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
+    """Bounds the connections to the processes of the server in `folder` while the block runs, but for those to
+    `public_port`, which are HAProxy's to bound."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_PERIOD_SECONDS):
+            try:
+                close_excess(folder, public_port)
+            except OSError as error:
+                logger.warning("connections of other users of this machine are not bounded: %s", error)
+                return
+
+    thread = threading.Thread(target=watch, name="other-users", daemon=True)
+    if _TABLES[0].exists():
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def close_excess(folder: Path, public_port: int) -> None:
+    """Closes the newest connections of each other user to each port of the server in `folder`, beyond `MOST`. Raises
+    OSError where this process may not."""
+    tables = [table.read_bytes() for table in _TABLES if table.exists()]
+    # One pass over thousands of rows is enough as long as nobody has too many.
+    of_others = _connections(tables, f"(?!(?:{os.geteuid()}|{_ROOT}) )")
+    counts = Counter((user, remote[1]) for _, remote, user, _ in of_others)
+    too_many = {one for one, number in counts.items() if number > MOST and one[1] != public_port}
+    if not too_many:
+        return
+    users = {(remote, local): user for local, remote, user, _ in of_others if (user, remote[1]) in too_many}
+    inodes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for local, remote, _, inode in _connections(tables, f"(?={os.geteuid()} )"):
+        if (user := users.get((local, remote))) is not None:
+            inodes[user, local[1]].append(inode)
+    for (user, port), found in inodes.items():
+        newest = set(sorted(found)[MOST:])
+        for pid in pids_of(folder):
+            _shut_down(pid, newest)
+        logger.warning("user %d has opened %d connections to port %d, the limit is %d", user, len(found), port, MOST)
+
+
+def _connections(tables: Iterable[bytes], of_user: str) -> list[tuple[Address, Address, int, int]]:
+    """Returns each end of an established connection whose user the pattern names: its own address, the other end's, the
+    user and the inode."""
+    row = rf"^ *\d+: (\w+):(\w+) (\w+):(\w+) 01 \S+ \S+ \S+ +{of_user}(\d+) +\d+ (\d+)"
+    return [
+        (_address(host, port), _address(other_host, other_port), int(user), int(inode))
+        for table in tables
+        for host, port, other_host, other_port, user, inode in re.findall(row.encode(), table, re.MULTILINE)
+    ]
+
+
+def _address(host: bytes, port: bytes) -> Address:
+    return host.removeprefix(_IPV4_IN_IPV6), int(port, 16)
+
+
+def _shut_down(pid: int, inodes: set[int]) -> None:
+    """Shuts down the process' sockets with these inodes."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ends, or closes one of them
+        pidfd = os.pidfd_open(pid)
+        try:
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with suppress(FileNotFoundError):
+                    if _inode(os.readlink(entry.path)) in inodes:
+                        _shut_down_copy(pidfd, int(entry.name), inodes)
+        finally:
+            os.close(pidfd)
+
+
+def _inode(link: str) -> int | None:
+    return int(link[len("socket:[") : -1]) if link.startswith("socket:[") else None
+
+
+def _shut_down_copy(pidfd: int, number: int, inodes: set[int]) -> None:
+    copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if copy < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket(fileno=copy) as connection:
+        if os.fstat(copy).st_ino in inodes:  # else the number is another socket's by now
+            with suppress(OSError):  # the other end was faster
+                connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,78 @@
+"""Connections of other users of the machine are closed beyond a number; a program that accepts all stands for Ray."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from deployments.other_users import MOST, close_excess
+from deployments.server_processes import marked, owned_processes
+from tests.listening import connections_of_nobody
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+SERVER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 0), family=int(sys.argv[2]), dualstack_ipv6=sys.argv[1] == "::") as server:
+    print(server.getsockname()[1], flush=True)
+    kept = []
+    while True:
+        kept.append(server.accept()[0])
+"""
+NUM_OWN, NUM_FOREIGN = 30, 300
+
+
+class Server:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        self._pid, self.port = process.pid, int(process.stdout.readline())
+
+    def ends(self) -> int:
+        """The connections that it has accepted."""
+        return len(os.listdir(f"/proc/{self._pid}/fd")) - 4
+
+
+@contextmanager
+def server_at(folder: Path, host: str, family: socket.AddressFamily) -> Iterator[Server]:
+    command = [sys.executable, "-c", SERVER, host, str(int(family))]
+    with marked(folder):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with owned_processes(tmp_path):
+        yield tmp_path
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::", socket.AF_INET6)])
+def test_the_oldest_of_another_user_stay(folder: Path, host: str, family: socket.AddressFamily) -> None:
+    with server_at(folder, host, family) as server, ExitStack() as own:
+        for _ in range(NUM_OWN):
+            own.enter_context(closing(socket.create_connection(("127.0.0.1", server.port))))
+        with connections_of_nobody([server.port] * NUM_FOREIGN) as closed:
+            wait_until(lambda: server.ends() == NUM_OWN + NUM_FOREIGN)
+            close_excess(folder, public_port=server.port)
+            close_excess(folder / "another", public_port=0)
+            os.set_blocking(closed, False)
+            with pytest.raises(BlockingIOError):
+                os.read(closed, NUM_FOREIGN)
+            os.set_blocking(closed, True)
+            close_excess(folder, public_port=0)
+            num_closed = 0
+            while num_closed < NUM_FOREIGN - MOST:
+                num_closed += len(os.read(closed, NUM_FOREIGN))
+            close_excess(folder, public_port=0)
+            os.set_blocking(closed, False)
+            with pytest.raises(BlockingIOError):
+                os.read(closed, NUM_FOREIGN)
