@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`: the conversation, and the answer whole or in chunks."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -82,7 +83,8 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
         )
 
 
-class TokenLogprob(BaseModel):
+@dataclass(slots=True)  # a model would check what the server itself has made, twenty times a token
+class TokenLogprob:
     """A token's text, its bytes, which may be a part of a character, and its log-probability in nats."""
 
     token: str
@@ -90,6 +92,7 @@ class TokenLogprob(BaseModel):
     bytes: list[int]
 
 
+@dataclass(slots=True)
 class ChatTokenLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
