@@ -48,6 +48,7 @@ from benchmarks.streaming_client import Content
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.haproxy import MAX_CONNECTIONS
+from deployments.stages.niceness import STAGE_NICENESS
 from llm.config import EngineConfig
 from planning.calibration import Alone, calibrated
 from planning.costs import Costs
@@ -251,7 +252,7 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
             "seconds_per_item": item,
             "seconds_per_megapixel": per_megapixel,
             "max_ongoing_items": config.preprocess.max_ongoing_items,
-            "niceness": config.preprocess.niceness,
+            "niceness": STAGE_NICENESS,
         },
         "encode": {
             "reserved": {"cpus": config.encode.num_cpus},

@@ -164,9 +164,6 @@ class PreprocessConfig(ScaledConfig):
 
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     resources: Resources = {}
-    niceness: int = Field(
-        10, ge=0, le=19, description="how far its work on items gives way to others on its cores, see nice(1)"
-    )
     image_backend: Literal["auto", "pil", "torchvision"] = Field(
         "auto", description="what resizes pictures; auto: torchvision, which is faster, where it is installed"
     )

@@ -4,6 +4,8 @@ nice(1)."""
 import os
 
 STAGE_NICENESS = 5
+"""Of a whole stage: where the thread that works on items had 10 more, it was kept from its core while it held the
+interpreter, and prompts waited up to 0.3 s for it."""
 ENCODER_NICENESS = 10
 """With 5, one in ten steps that compute prompts beside the encoder took half as long again as the median."""
 

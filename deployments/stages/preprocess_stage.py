@@ -3,7 +3,6 @@
 A replica imports the library when it starts, so the controller and the ingress never load torch."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -61,12 +60,7 @@ class Preprocess(Replica):
         give_way_to_answers()
         set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)
-        # On Linux niceness belongs to a thread; those that torch starts from this one inherit it.
-        self._items = ItemQueue(
-            ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix="items", initializer=os.nice, initargs=(config.preprocess.niceness,)
-            )
-        )
+        self._items = ItemQueue(ThreadPoolExecutor(max_workers=1, thread_name_prefix="items"))
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()

@@ -28,7 +28,7 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"shared": {"max_names": 1}}, {"Shared-0"}),
     ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess"}),
     ({"preprocess": {"video_frames": 8}}, {"Shared-0", "Preprocess"}),
-    ({"preprocess": {"niceness": 5}}, {"Preprocess"}),
+    ({"preprocess": {"num_cpus": 0.5}}, {"Preprocess"}),
     ({"encode": {"tower": {"dtype": "bfloat16"}}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
     ({"encode": {"step_timeout_s": 1}}, {"Encode"}),
     ({"generate": {"num_gpus": 1}}, {"Shared-0", "Preprocess", "Generate"}),
@@ -104,7 +104,7 @@ TWO: dict[str, Any] = {"model": "a/two"}
 CHANGES_OF_TWO: list[tuple[dict[str, Any], set[str]]] = [
     ({"revision": "v2"}, {"Ingress", "Shared-0"} | OF_TWO - ALL),
     ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess-two"}),
-    ({"preprocess": {"niceness": 5}}, {"Preprocess-two"}),
+    ({"preprocess": {"num_cpus": 0.5}}, {"Preprocess-two"}),
     ({"encode": {"tower": {"linear": "int8"}}}, {"Shared-0"} | OF_TWO - ALL),
     ({"encode": {"step_timeout_s": 1}}, {"Encode-two"}),
     ({"encode": {"min_replicas": 0}}, {"Ingress"}),

@@ -22,8 +22,7 @@ SIDE = 1400  # pixels: 10,000 patches, 2,500 tokens
 @pytest.fixture(scope="module")
 def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     checkpoint = make_slow_checkpoint(tmp_path_factory.mktemp("model"), SIDE)
-    # Pictures are processed faster than they are encoded, however slow the machine: encoding does not hold that up.
-    settings: dict[str, Any] = {"model": checkpoint, "served_model_name": "small", "preprocess": {"niceness": 0}}
+    settings = {"model": checkpoint, "served_model_name": "small"}
     # A busy machine takes long to replace a killed replica.
     return AppConfig.model_validate(settings | {"ingress": {"away_timeout_s": 60}})
 

@@ -35,7 +35,7 @@ UPDATES: list[dict[str, Any]] = [
     FOR_THE_INGRESS,
     {"ingress": {**replicas(2), "num_cpus": 0.1}},
     {"generate": places(72), "encode": {"num_cpus": 0.5}},
-    {"preprocess": {**replicas(2), "niceness": 5}, "encode": replicas(2), "generate": {**places(72), **replicas(2)}},
+    {"preprocess": {**replicas(2), "num_cpus": 0.5}, "encode": replicas(2), "generate": {**places(72), **replicas(2)}},
     {"ingress": {"num_cpus": 0.1}, "shared": {"num_cpus": 0.1, "max_names": 100}, "generate": places(72)}
     | {stage: replicas(1) for stage in ("preprocess", "encode")},
 ]
