@@ -1,6 +1,6 @@
 """The interface of all kinds of answers: each turns the pipeline's pieces into a body or into server-sent events."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from pydantic import BaseModel
@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from deployments.api.wire import ErrorResponse
 from deployments.stages.stage_messages import GeneratedText
 
-Pieces = AsyncIterator[GeneratedText]
-"""The answers to a client's request, as they are generated."""
+Pieces = AsyncIterator[Sequence[GeneratedText]]
+"""The answers to a client's request, as they are generated. Pieces that are ready together come together."""
 
 
 class Answer(Protocol):
@@ -20,7 +20,8 @@ class Answer(Protocol):
         """Returns the whole answer at once."""
 
     def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        """Yields the answer as server-sent events, all but the last event."""
+        """Yields the answer as server-sent events, all but the last event. Events that are ready together are one text:
+        to send a text takes as long as to make it."""
 
     def error_event(self, error: ErrorResponse) -> str:
         """Returns the event of a stream that cannot go on."""

@@ -58,11 +58,12 @@ class ChatAnswer(Chunks):
         self._choices = [_Choice(AnswerText(tool_calls, body.offered)) for _ in range(account.num_answers)]
 
     async def complete(self, pieces: Pieces) -> ChatCompletion:
-        async for piece in pieces:
-            choice = self._choices[piece.index]
-            choice.add(piece)
-            choice.token_ids += piece.token_ids
-            choice.logprobs += map(_logprob, piece.logprobs)
+        async for ready in pieces:
+            for piece in ready:
+                choice = self._choices[piece.index]
+                choice.add(piece)
+                choice.token_ids += piece.token_ids
+                choice.logprobs += map(_logprob, piece.logprobs)
         completion = ChatCompletion(
             id=self._account.request_id,
             created=self._account.created,
@@ -79,16 +80,19 @@ class ChatAnswer(Chunks):
     async def events(self, pieces: Pieces) -> AsyncIterator[str]:
         """Yields the role of each answer, its pieces of text, its finish reason, and the usage if the client asked for
         it."""
-        async for piece in pieces:
-            for chunk in self._chunks_of(piece):
-                if self._body.tells_usage_always:
-                    is_opening = chunk.choices[0].delta.role is not None
-                    chunk.usage = usage_so_far(piece, 0 if is_opening else piece.num_output_tokens)
-                yield sent_event(chunk)
+        async for ready in pieces:
+            if events := "".join(self._event(piece, chunk) for piece in ready for chunk in self._chunks_of(piece)):
+                yield events
         if self._body.includes_usage:
             usage = self._chunk([])
             usage.usage = self._account.usage
             yield sent_event(usage)
+
+    def _event(self, piece: GeneratedText, chunk: ChatCompletionChunk) -> str:
+        if self._body.tells_usage_always:
+            is_opening = chunk.choices[0].delta.role is not None
+            chunk.usage = usage_so_far(piece, 0 if is_opening else piece.num_output_tokens)
+        return sent_event(chunk)
 
     def _choice(self, index: int, choice: _Choice) -> Choice:
         message = AssistantMessage(content=choice.text, tool_calls=choice.calls or None)

@@ -33,8 +33,9 @@ class CompletionAnswer(Chunks):
 
     async def complete(self, pieces: Pieces) -> Completion:
         parts: dict[int, list[CompletionChoice]] = {}
-        async for piece in pieces:
-            parts.setdefault(piece.index, []).append(self._part(piece))
+        async for ready in pieces:
+            for piece in ready:
+                parts.setdefault(piece.index, []).append(self._part(piece))
         completion = self._completion([_joined(parts[index]) for index in sorted(parts)])
         completion.usage = self._account.usage
         if self._body.stage_timings:
@@ -42,17 +43,20 @@ class CompletionAnswer(Chunks):
         return completion
 
     async def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        async for piece in pieces:
-            event = self._completion([self._part(piece)])
-            if piece.finish_reason is not None and self._body.stage_timings:
-                event.stage_timings = self._account.timings()
-            if self._body.tells_usage_always:
-                event.usage = usage_so_far(piece, piece.num_output_tokens)
-            yield sent_event(event)
+        async for ready in pieces:
+            yield "".join(map(self._event, ready))
         if self._body.includes_usage:
             usage = self._completion([])
             usage.usage = self._account.usage
             yield sent_event(usage)
+
+    def _event(self, piece: GeneratedText) -> str:
+        event = self._completion([self._part(piece)])
+        if piece.finish_reason is not None and self._body.stage_timings:
+            event.stage_timings = self._account.timings()
+        if self._body.tells_usage_always:
+            event.usage = usage_so_far(piece, piece.num_output_tokens)
+        return sent_event(event)
 
     def _part(self, piece: GeneratedText) -> CompletionChoice:
         """Returns what the piece adds to its choice. The first part begins with the echo."""

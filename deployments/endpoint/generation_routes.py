@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Self, TypeVar
 
@@ -230,14 +230,16 @@ class GenerationRoutes:
 
 
 class _AccountedPieces:
-    """The pieces of a client's answers. Each is accounted for when it comes. A caller can wait for the first piece, and
-    the iterator still yields it. Raises DeadlineError when the client's time is over."""
+    """The pieces of a client's answers. Each is accounted for when it comes. A caller can wait for the first ones, and
+    the iterator still yields them. Raises DeadlineError when the client's time is over."""
 
-    def __init__(self, answers: AsyncGenerator[GeneratedText], account: RequestAccount, deadline: Deadline) -> None:
+    def __init__(
+        self, answers: AsyncGenerator[Sequence[GeneratedText]], account: RequestAccount, deadline: Deadline
+    ) -> None:
         self._answers = answers
         self._account = account
         self._deadline = deadline
-        self._first: GeneratedText | None = None
+        self._first: Sequence[GeneratedText] = ()
 
     async def wait_for_first(self, timeout_s: float) -> None:
         """Waits for the first piece. Raises StageUnavailableError if it does not come in time."""
@@ -252,13 +254,14 @@ class _AccountedPieces:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> GeneratedText:
-        if (first := self._first) is not None:
-            self._first = None
+    async def __anext__(self) -> Sequence[GeneratedText]:
+        if first := self._first:
+            self._first = ()
             return first
-        piece = await self._deadline.wait_for(anext(self._answers))
-        self._account.add(piece)
-        return piece
+        ready = await self._deadline.wait_for(anext(self._answers))
+        for piece in ready:
+            self._account.add(piece)
+        return ready
 
 
 def _priority(call: Call, body: AnyGenerationFields) -> int:

@@ -50,9 +50,9 @@ class ResponseAnswer:
         if self._begins_with_text:
             for event in self._open_message():
                 yield event
-        async for piece in pieces:
-            for event in self._told(*self._parts.add(piece)):
-                yield event
+        async for ready in pieces:
+            if events := "".join(event for piece in ready for event in self._told(*self._parts.add(piece))):
+                yield events
         if not self._output:
             for event in self._open_message():
                 yield event

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from deployments.stages.stage_messages import GeneratedText
 
-PieceStream = AsyncGenerator[GeneratedText]
+PieceStream = AsyncGenerator[list[GeneratedText]]
 
 
 async def merged(streams: Sequence[PieceStream], *, num_answers: int) -> PieceStream:
     """Yields pieces as they come. Answer i to prompt p gets the index p * num_answers + i. The first failure ends all
     streams."""
-    ready: asyncio.Queue[GeneratedText | None] = asyncio.Queue()
+    ready: asyncio.Queue[list[GeneratedText] | None] = asyncio.Queue()
 
     async def pass_on(number: int, stream: PieceStream) -> None:
         async with aclosing(stream):
-            async for piece in stream:
-                ready.put_nowait(replace(piece, index=piece.index + number * num_answers))
+            async for pieces in stream:
+                ready.put_nowait([replace(one, index=one.index + number * num_answers) for one in pieces])
 
     async def pass_all_on() -> None:
         async with asyncio.TaskGroup() as group:
@@ -28,8 +28,8 @@ async def merged(streams: Sequence[PieceStream], *, num_answers: int) -> PieceSt
     work = asyncio.create_task(pass_all_on())
     work.add_done_callback(lambda _: ready.put_nowait(None))
     try:
-        while (next_piece := await ready.get()) is not None:
-            yield next_piece
+        while (pieces := await ready.get()) is not None:
+            yield pieces
         try:
             await work
         except BaseExceptionGroup as failures:

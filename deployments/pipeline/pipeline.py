@@ -65,11 +65,13 @@ class Pipeline:
         """Prepares for requests. Call this before the first."""
         await self._receiver.open()
 
-    async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[GeneratedText]:
-        """Yields the answers' pieces. No stage waits for the pipeline to hear of a result that the stage needs: Encode
-        and the rendering of the prompt get references to what Preprocess is still making. Generate is called as soon as
-        every item is being encoded, with a reference to the prompt, and gets the embeddings as they come. A failure
-        before the first piece is tried again where that can help (`StageCalls`).
+    async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[list[GeneratedText]]:
+        """Yields the answers' pieces, those that are ready together as one list.
+
+        No stage waits for the pipeline to hear of a result that the stage needs: Encode and the rendering of the prompt
+        get references to what Preprocess is still making. Generate is called as soon as every item is being encoded,
+        with a reference to the prompt, and gets the embeddings as they come. A failure before the first piece is tried
+        again where that can help (`StageCalls`).
 
         Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
         """
@@ -85,7 +87,7 @@ class Pipeline:
                     await under_way.settled()
                 for piece in ready:
                     request.trace.times += piece.times
-                    yield piece
+                yield ready
                 ready = await anext(answers, [])
 
     async def render(self, request: PipelineRequest, processor: ProcessorIdentity) -> tuple[ProcessedPrompt, list[str]]:

@@ -285,12 +285,26 @@ async def ask(stages: StandInStages, sent: PipelineRequest) -> str:
 
 
 async def answer(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
-    async with running(stages) as pipeline, aclosing(pieces_of(pipeline, sent)) as pieces:
-        async for piece in pieces:
-            yield piece
+    async with aclosing(answer_in_lists(stages, sent)) as pieces:
+        async for ready in pieces:
+            for piece in ready:
+                yield piece
 
 
-def pieces_of(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+async def answer_in_lists(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[list[GeneratedText]]:
+    async with running(stages) as pipeline, aclosing(run(pipeline, sent)) as pieces:
+        async for ready in pieces:
+            yield ready
+
+
+async def pieces_of(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+    async with aclosing(run(pipeline, sent)) as pieces:
+        async for ready in pieces:
+            for piece in ready:
+                yield piece
+
+
+def run(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[list[GeneratedText]]:
     return pipeline.run(sent, ProcessorIdentity("fingerprint"))
 
 

@@ -20,10 +20,10 @@ class Stream:
         self._texts, self._end, self._waits = texts, end, waits
         self.is_closed = False
 
-    async def pieces(self) -> AsyncGenerator[GeneratedText]:
+    async def pieces(self) -> AsyncGenerator[list[GeneratedText]]:
         try:
             for text in self._texts:
-                yield piece(text)
+                yield [piece(text)]
                 await asyncio.sleep(0)
             if self._waits:
                 await asyncio.sleep(60)
@@ -35,7 +35,8 @@ class Stream:
 
 async def test_answers_keep_their_order_and_get_their_prompts_index() -> None:
     streams = [Stream("a", "b"), Stream("c"), Stream("d", "e")]
-    found = [(one.index, one.text) async for one in merged([one.pieces() for one in streams], num_answers=3)]
+    pieces = merged([one.pieces() for one in streams], num_answers=3)
+    found = [(one.index, one.text) async for ready in pieces for one in ready]
     by_index = {index: "".join(text for at, text in found if at == index) for index, _ in found}
     assert by_index == {0: "ab", 3: "c", 6: "de"}
 

@@ -20,6 +20,7 @@ from tests.deployments.pipeline.stand_in_stages import (
     Objects,
     StandInStages,
     answer,
+    answer_in_lists,
     ask,
     pieces_of,
     request,
@@ -198,7 +199,7 @@ async def test_only_what_is_lost_is_made_again() -> None:
 @pytest.mark.parametrize("fate", ["dies after", "cancelled after"])
 async def test_a_death_after_the_first_piece_ends_every_answer_of_the_request(fate: Fate, num_prompts: int) -> None:
     broken, whole = StandInStages(generate=[fate]), StandInStages()
-    runs = [answer(stages, request()) for stages in (broken, whole)[:num_prompts]]
+    runs = [answer_in_lists(stages, request()) for stages in (broken, whole)[:num_prompts]]
     pieces = runs[0] if num_prompts == 1 else merged(runs, num_answers=1)
     found: list[tuple[int, str]] = []
     with pytest.raises(StageUnavailableError):
@@ -207,9 +208,9 @@ async def test_a_death_after_the_first_piece_ends_every_answer_of_the_request(fa
     assert broken.recomputed == []
 
 
-async def collect(pieces: AsyncIterator[GeneratedText], found: list[tuple[int, str]]) -> None:
-    async for piece in pieces:
-        found.append((piece.index, piece.text))
+async def collect(pieces: AsyncIterator[list[GeneratedText]], found: list[tuple[int, str]]) -> None:
+    async for ready in pieces:
+        found += [(piece.index, piece.text) for piece in ready]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
