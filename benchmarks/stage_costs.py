@@ -48,7 +48,7 @@ from benchmarks.streaming_client import Content
 from checkpoints import BUNDLED_MODEL
 from deployments.config import AppConfig
 from deployments.haproxy import MAX_CONNECTIONS
-from deployments.stages.niceness import STAGE_NICENESS
+from deployments.stages.niceness import PREPROCESS_NICENESS
 from llm.config import EngineConfig
 from planning.calibration import Alone, calibrated
 from planning.costs import Costs
@@ -252,7 +252,7 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
             "seconds_per_item": item,
             "seconds_per_megapixel": per_megapixel,
             "max_ongoing_items": config.preprocess.max_ongoing_items,
-            "niceness": STAGE_NICENESS,
+            "niceness": PREPROCESS_NICENESS,
         },
         "encode": {
             "reserved": {"cpus": config.encode.num_cpus},

@@ -8,7 +8,8 @@ log-probabilities a token. B's clients are a process of the lowest priority, for
 server has its default settings and the bundled model.
 
 TTFT is the time from a request to its first text, ITL the time between two pieces of text. Memory is the proportional
-set size of all processes of the server, the most of a sample every five seconds. The last line is one JSON document.
+set size of all processes of the server, the most of some samples that are taken when the times have been measured and
+the load goes on: a sample stops each process that it looks at for milliseconds. The last line is one JSON document.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,7 @@ MODEL = "shapes"
 KEYS = {"A": "rl-key-of-a", "B": "rl-key-of-b"}
 NUM_TEXTS, TEXT_TOKENS = 2, 48
 SETTLE_SECONDS = 3.0
-MEMORY_SECONDS = 5.0
-"""A sample takes a fifth of a second of the processor, and stops each process that it looks at for milliseconds."""
+MEMORY_SECONDS, SAMPLE_SECONDS = 10.0, 1.0
 TTFT_TARGET, ITL_TARGET, MEMORY_TARGET = 5.0, 3.0, 1.5
 
 Bodies = Callable[[], Iterator[bytes]]
@@ -162,7 +162,7 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(MEMORY_SECONDS):
+        while not self._over.wait(SAMPLE_SECONDS):
             loads = {child.pid for child in multiprocessing.active_children()}
             self.most = max(self.most, sum(map(_set_size, set(tree_of(os.getpid())) - self._own - loads)))
 
@@ -204,13 +204,11 @@ def texts_of_a(url: str, seconds: float) -> dict[str, Any]:
 
 def measure(url: str, seconds: float, load: tuple[int, Bodies] | None) -> dict[str, Any]:
     statuses: dict[str, int] = {}
-    with Memory() as memory:
-        if load is None:
-            figures = texts_of_a(url, seconds)
-        else:
-            with load_of_b(url, *load, statuses):
-                time.sleep(SETTLE_SECONDS)
-                figures = texts_of_a(url, seconds)
+    with nullcontext() if load is None else load_of_b(url, *load, statuses):
+        time.sleep(SETTLE_SECONDS)
+        figures = texts_of_a(url, seconds)
+        with Memory() as memory:
+            texts_of_a(url, MEMORY_SECONDS)
     return {**figures, "memory_mb": memory.most / 1e6, "statuses_of_b": statuses}
 
 

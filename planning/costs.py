@@ -66,7 +66,7 @@ class PreprocessCosts(ProcessCosts):
     seconds_per_item: float = Field(ge=0)
     seconds_per_megapixel: float = Field(ge=0)
     max_ongoing_items: int = Field(16, ge=1)
-    niceness: int = Field(5, ge=0, le=19)
+    niceness: int = Field(15, ge=0, le=19)
 
 
 class EncodeCosts(ProcessCosts):

@@ -3,14 +3,15 @@ nice(1)."""
 
 import os
 
-STAGE_NICENESS = 5
-"""Of a whole stage: where the thread that works on items had 10 more, it was kept from its core while it held the
-interpreter, and prompts waited up to 0.3 s for it."""
+PREPROCESS_NICENESS = 15
+"""Of all its threads. Where the thread that works on items had more than the others, it was kept from its core while it
+held the interpreter, and they waited up to 0.3 s for it. Beside large pictures, with 5 or 10 the first token of another
+client's text takes about twice as long as with 15 (`benchmarks/two_keys.py`)."""
 ENCODER_NICENESS = 10
 """With 5, one in ten steps that compute prompts beside the encoder took half as long again as the median."""
 
 
-def give_way_to_answers(niceness: int = STAGE_NICENESS) -> None:
+def give_way_to_answers(niceness: int) -> None:
     """Makes this thread, and those that it starts from now on, give way to decoding and to those that answer clients.
 
     Generate, the ingress and HAProxy keep their niceness, and so do Ray's own threads of a stage."""

@@ -16,7 +16,7 @@ from deployments.server_log import process_name
 from deployments.stages.free_memory import give_back_free_memory
 from deployments.stages.garbage_collection import skip_startup_objects
 from deployments.stages.item_queue import ItemQueue
-from deployments.stages.niceness import give_way_to_answers
+from deployments.stages.niceness import PREPROCESS_NICENESS, give_way_to_answers
 from deployments.stages.object_contents import received
 from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
 from deployments.stages.tensor_wire import PackedItem, PackedTensor
@@ -57,7 +57,7 @@ class Preprocess(Replica):
 
     def __init__(self, config: AppConfig) -> None:
         self._spans = start_replica("preprocess", config)
-        give_way_to_answers()
+        give_way_to_answers(PREPROCESS_NICENESS)
         set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)
         self._items = ItemQueue(ThreadPoolExecutor(max_workers=1, thread_name_prefix="items"))

@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from deployments.config import AppConfig
-from deployments.stages.niceness import ENCODER_NICENESS, STAGE_NICENESS
+from deployments.stages.niceness import ENCODER_NICENESS, PREPROCESS_NICENESS
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import proxy_pids, replica_pids
@@ -70,7 +70,7 @@ def niceness(pids: list[int]) -> set[int]:
 def test_work_on_pictures_gives_way_to_decoding_and_to_answering(client: OpenAI) -> None:
     ask(client, circle("red"))
     answering = os.getpriority(os.PRIO_PROCESS, 0)
-    computing = answering + STAGE_NICENESS
+    computing = answering + PREPROCESS_NICENESS
     assert max(niceness(replica_pids("Preprocess"))) == computing  # prompts do not wait for items
     assert max(niceness(replica_pids("Encode"))) == answering + ENCODER_NICENESS
     for pids in (replica_pids("Generate"), replica_pids("Ingress"), proxy_pids()):
