@@ -23,7 +23,7 @@ from deployments.server_processes import pids_of
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MOST = 100
-"""Connections of one user to one port. The oldest stay."""
+"""Connections of one user to one port. Those with the lowest inode numbers stay, which are about the oldest."""
 _PERIOD_SECONDS = 1.0
 _PIDFD_GETFD = 438  # on every architecture; Python has no function for it
 _ROOT = 0
@@ -38,12 +38,12 @@ Address: TypeAlias = tuple[bytes, int]
 def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
     """Bounds the connections to the processes of the server in `folder` while the block runs, but for those to
     `public_port`, which are HAProxy's to bound."""
-    over = threading.Event()
+    over, told = threading.Event(), set[tuple[int, int]]()
 
     def watch() -> None:
         while not over.wait(_PERIOD_SECONDS):
             try:
-                close_excess(folder, public_port)
+                close_excess(folder, public_port, told)
             except OSError as error:
                 logger.warning("connections of other users of this machine are not bounded: %s", error)
                 return
@@ -57,9 +57,9 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
         over.set()
 
 
-def close_excess(folder: Path, public_port: int) -> None:
-    """Closes the newest connections of each other user to each port of the server in `folder`, beyond `MOST`. Raises
-    OSError where this process may not."""
+def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
+    """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`:
+    the users and ports that the log has already. Raises OSError where this process may not."""
     tables = [table.read_bytes() for table in _TABLES if table.exists()]
     # One pass over thousands of rows is enough as long as nobody has too many.
     of_others = _connections(tables, f"(?!(?:{os.geteuid()}|{_ROOT}) )")
@@ -76,7 +76,11 @@ def close_excess(folder: Path, public_port: int) -> None:
         newest = set(sorted(found)[MOST:])
         for pid in pids_of(folder):
             _shut_down(pid, newest)
-        logger.warning("user %d has opened %d connections to port %d, the limit is %d", user, len(found), port, MOST)
+        if newest and (user, port) not in told:
+            told.add((user, port))
+            logger.warning(
+                "user %d has opened %d connections to port %d, the limit is %d", user, len(found), port, MOST
+            )
 
 
 def _connections(tables: Iterable[bytes], of_user: str) -> list[tuple[Address, Address, int, int]]:

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +106,7 @@ def is_refused_to_nobody(act: Callable[[], object]) -> bool:
 @contextmanager
 def connections_of_nobody(ports: Sequence[int]) -> Iterator[int]:
     """Connections of the user `nobody`. Yields a file descriptor from which a byte comes for each that the server
-    closes, the last ones first. Only root may ask."""
+    closes. Only root may ask."""
     closed, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -113,8 +114,12 @@ def connections_of_nobody(ports: Sequence[int]) -> Iterator[int]:
             become_nobody()
             connections = [socket.create_connection(("127.0.0.1", port)) for port in ports]
             os.write(told, b"+")
-            for connection in reversed(connections):
-                if not connection.recv(1):
+            ended = select.poll()
+            for connection in connections:
+                ended.register(connection, select.POLLIN)
+            while True:
+                for descriptor, _ in ended.poll():
+                    ended.unregister(descriptor)
                     os.write(told, b"-")
         finally:
             os._exit(0)
