@@ -7,6 +7,7 @@ connection down through a copy ends it for its owner, too. Root's connections an
 bounded."""
 
 import ctypes
+import errno
 import logging
 import os
 import re
@@ -58,8 +59,8 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
 
 
 def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
-    """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`:
-    the users and ports that the log has already. Raises OSError where this process may not."""
+    """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`: the users
+    and ports that the log has already. Raises OSError where this process may not."""
     tables = [table.read_bytes() for table in _TABLES if table.exists()]
     # One pass over thousands of rows is enough as long as nobody has too many.
     of_others = _connections(tables, f"(?!(?:{os.geteuid()}|{_ROOT}) )")
@@ -118,6 +119,8 @@ def _inode(link: str) -> int | None:
 def _shut_down_copy(pidfd: int, number: int, inodes: set[int]) -> None:
     copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, number, 0)
     if copy < 0:
+        if ctypes.get_errno() == errno.EBADF:  # it has been closed meanwhile
+            return
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket(fileno=copy) as connection:
         if os.fstat(copy).st_ino in inodes:  # else the number is another socket's by now
