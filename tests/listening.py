@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -104,9 +104,9 @@ def is_refused_to_nobody(act: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def connections_of_nobody(ports: Sequence[int]) -> Iterator[int]:
-    """Connections of the user `nobody`. Yields a file descriptor from which a byte comes for each that the server
-    closes. Only root may ask."""
+def connections_of_nobody(ports: Sequence[int]) -> Iterator[Callable[[], int]]:
+    """Connections of the user `nobody`. Yields a function that returns how many the server has closed. Only root may
+    ask."""
     closed, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,8 +125,17 @@ def connections_of_nobody(ports: Sequence[int]) -> Iterator[int]:
             os._exit(0)
     os.close(told)
     assert os.read(closed, 1) == b"+"
+    os.set_blocking(closed, False)
+    num_closed = 0
+
+    def count() -> int:
+        nonlocal num_closed
+        with suppress(BlockingIOError):
+            num_closed += len(os.read(closed, len(ports)))
+        return num_closed
+
     try:
-        yield closed
+        yield count
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -149,9 +158,12 @@ def _family(root: int) -> set[int]:
 
 def _socket_owners(pid: int) -> dict[str, str]:
     """The process's title for each of its sockets' inodes; empty once it has ended."""
+    links = []
     try:
         title = _title(pid)
-        links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has been closed meanwhile
+                links.append(os.readlink(file))
     except OSError:
         return {}
     return {link.removeprefix("socket:[").rstrip("]"): title for link in links if link.startswith("socket:[")}

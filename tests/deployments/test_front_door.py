@@ -85,7 +85,8 @@ def test_another_user_keeps_few_connections_to_a_process(app_url: str) -> None:
         return len(os.listdir(f"/proc/{ingress}/fd"))
 
     before = descriptors()
-    with connections_of_nobody(ports * 500):
+    with connections_of_nobody(ports * 500) as num_closed:
+        wait_until(lambda: num_closed() >= len(ports) * (500 - MOST - 10))
         wait_until(lambda: descriptors() <= before + len(ports) * (MOST + 10))
         assert httpx.get(f"{app_url}/v1/models", timeout=10).status_code == 200
 
