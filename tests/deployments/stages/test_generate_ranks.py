@@ -95,13 +95,10 @@ def test_ranks_end_in_good_order(shapes: str, replica: Any) -> None:
 def test_a_rank_that_dies_before_or_after_the_ranks_have_met_ends_the_start(
     shapes: str, replica: Any, when: str
 ) -> None:
-    """Before, rank 0 waits for it, and no connection closes; after, rank 0 knows only that a connection was closed.
-
-    Ray says "unavailable" where its control store does not confirm the death within a second.
-    """
+    """Before, rank 0 waits for it, and no connection closes; after, rank 0 knows only that a connection was closed."""
     wait_until(rank_pids)
     load = replica.load.remote(shapes, rank_pids()[0], when)
-    with pytest.raises(RuntimeError, match="rank 1 could not load: Actor(Died|Unavailable)Error: The actor "):
+    with pytest.raises(RuntimeError, match="rank 1 could not load: ActorDiedError: The actor died"):
         ray.get(load, timeout=40)
 
 
