@@ -26,6 +26,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 MOST = 100
 """Connections of one user to one port. Those with the lowest inode numbers stay, which are about the oldest."""
 _PERIOD_SECONDS = 1.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # on every architecture; Python has no function for it
 _ROOT = 0
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -61,27 +62,33 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
 def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
     """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`: the users
     and ports that the log has already. Raises OSError where this process may not."""
+    excess = set[int]()
+    for (user, port), inodes in _many_inodes(public_port).items():
+        excess.update(sorted(inodes)[MOST:])
+        if (user, port) not in told:
+            told.add((user, port))
+            message = "user %d has opened %d connections to port %d, the limit is %d"
+            logger.warning(message, user, len(inodes), port, MOST)
+    if excess:
+        for pid in pids_of(folder):
+            _shut_down(pid, excess)
+
+
+def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
+    """Returns the inodes of this user's ends of connections, by the other end's user and this end's port, where they
+    are more than `MOST`."""
     tables = [table.read_bytes() for table in _TABLES if table.exists()]
     # One pass over thousands of rows is enough as long as nobody has too many.
     of_others = _connections(tables, f"(?!(?:{os.geteuid()}|{_ROOT}) )")
     counts = Counter((user, remote[1]) for _, remote, user, _ in of_others)
-    too_many = {one for one, number in counts.items() if number > MOST and one[1] != public_port}
-    if not too_many:
-        return
-    users = {(remote, local): user for local, remote, user, _ in of_others if (user, remote[1]) in too_many}
-    inodes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    if not any(number > MOST and port != public_port for (_, port), number in counts.items()):
+        return {}
+    users = {(remote, local): user for local, remote, user, _ in of_others if remote[1] != public_port}
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for local, remote, _, inode in _connections(tables, f"(?={os.geteuid()} )"):
         if (user := users.get((local, remote))) is not None:
-            inodes[user, local[1]].append(inode)
-    for (user, port), found in inodes.items():
-        newest = set(sorted(found)[MOST:])
-        for pid in pids_of(folder):
-            _shut_down(pid, newest)
-        if newest and (user, port) not in told:
-            told.add((user, port))
-            logger.warning(
-                "user %d has opened %d connections to port %d, the limit is %d", user, len(found), port, MOST
-            )
+            found[user, local[1]].append(inode)
+    return {one: inodes for one, inodes in found.items() if len(inodes) > MOST}
 
 
 def _connections(tables: Iterable[bytes], of_user: str) -> list[tuple[Address, Address, int, int]]:
@@ -117,7 +124,7 @@ def _inode(link: str) -> int | None:
 
 
 def _shut_down_copy(pidfd: int, number: int, inodes: set[int]) -> None:
-    copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, number, 0)
+    copy = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if copy < 0:
         if ctypes.get_errno() == errno.EBADF:  # it has been closed meanwhile
             return

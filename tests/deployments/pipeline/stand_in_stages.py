@@ -284,11 +284,8 @@ async def ask(stages: StandInStages, sent: PipelineRequest) -> str:
         return "".join([piece.text async for piece in pieces])
 
 
-async def answer(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
-    async with aclosing(answer_in_lists(stages, sent)) as pieces:
-        async for ready in pieces:
-            for piece in ready:
-                yield piece
+def answer(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+    return one_by_one(answer_in_lists(stages, sent))
 
 
 async def answer_in_lists(stages: StandInStages, sent: PipelineRequest) -> AsyncGenerator[list[GeneratedText]]:
@@ -297,8 +294,12 @@ async def answer_in_lists(stages: StandInStages, sent: PipelineRequest) -> Async
             yield ready
 
 
-async def pieces_of(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
-    async with aclosing(run(pipeline, sent)) as pieces:
+def pieces_of(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[GeneratedText]:
+    return one_by_one(run(pipeline, sent))
+
+
+async def one_by_one(pieces: AsyncGenerator[list[GeneratedText]]) -> AsyncGenerator[GeneratedText]:
+    async with aclosing(pieces):
         async for ready in pieces:
             for piece in ready:
                 yield piece
