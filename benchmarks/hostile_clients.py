@@ -57,8 +57,8 @@ MAX_GROWTH_MB = 1500.0
 NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
 SHARD = "Shared-0"
-MAX_DESCRIPTORS = 1000
-"""Of a process, while others open connections to it; some hundred are its own."""
+MAX_DESCRIPTORS = 2000
+"""Of a process, while others open connections to it: a tenth of what it may have where 20,000 files may be open."""
 MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
 """The figures of which the largest counts."""
 
