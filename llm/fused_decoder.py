@@ -146,7 +146,7 @@ class FusedDecoder:
         if not run(self._decoder, positions=step.positions):
             places = torch.unique(step.positions)
             ropes = [rope.read(places) for rope in self._ropes]
-            run(self._decoder.with_ropes(ropes), positions=torch.searchsorted(places, step.positions))
+            run(self._decoder.with_ropes(ropes), positions=torch.searchsorted(places, step.positions.contiguous()))
         return hidden, logits
 
 

@@ -34,7 +34,7 @@ class TenantShare:
     def note(self, num_decodes: int, seconds: float) -> None:
         self._seconds[num_decodes.bit_length()].append(seconds)
 
-    def choose(self, ready: Seq[Sequence], beside: Collection[str] = ()) -> list[Sequence]:
+    def choose(self, ready: Seq[Sequence], beside: Collection[str]) -> list[Sequence]:
         """Returns the sequences of `ready` that decode in the next step. Of a tenant with more sequences than its
         share, those go first that have waited the longest. `beside`: the tenants with prompts for this step."""
         still, known = set(ready), set(self._order)

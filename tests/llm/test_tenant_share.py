@@ -17,7 +17,7 @@ def run(ready: list[Sequence], seconds_of: Callable[[int], float], num_steps: in
     """Returns the time of all steps, and how many tokens each sequence has got."""
     share, tokens, seconds = TenantShare(), Counter[Sequence](), 0.0
     for _ in range(num_steps):
-        chosen = share.choose(ready)
+        chosen = share.choose(ready, ())
         assert chosen
         tokens.update(chosen)
         seconds += seconds_of(len(chosen))
@@ -56,7 +56,7 @@ def test_three_tenants_get_a_third_each() -> None:
 
 def test_equal_tenants_have_no_limit() -> None:
     ready = sequences("one", 5) + sequences("two", 5)
-    assert len(TenantShare().choose(ready)) == 10
+    assert len(TenantShare().choose(ready, ())) == 10
 
 
 def test_beside_a_prompt_of_another_tenant_as_many_decode_as_beside_its_decoding() -> None:
@@ -64,9 +64,9 @@ def test_beside_a_prompt_of_another_tenant_as_many_decode_as_beside_its_decoding
     share = TenantShare()
     assert len(share.choose(heavy, {"light"})) == 63, "nothing is known yet"
     for _ in range(200):
-        chosen = share.choose(light + heavy)
+        chosen = share.choose(light + heavy, ())
         share.note(len(chosen), 1.0 + 0.2 * len(chosen))
-    usual = len(share.choose(light + heavy)) - 1
+    usual = len(share.choose(light + heavy, ())) - 1
     turns = Counter[Sequence]()
     for _ in range(63):
         chosen = share.choose(heavy, {"light"})
