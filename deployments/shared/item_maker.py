@@ -57,7 +57,7 @@ class ItemMaker:
         """`stages`: those of each model, by the `model` of its items' orders."""
         self._spans = spans
         self._first: dict[str, OpenSpan] = {}
-        """Of each item with orders under way, the first one's span."""
+        """Of each item that is being made, the span of the order that it is made for."""
         self._contents: dict[str, dict[object, bytes | ObjectRef]] = {}
         """Of each item with orders under way, the contents that these orders brought and that are not lost."""
         self._stages = stages
@@ -82,23 +82,25 @@ class ItemMaker:
         Raises InvalidRequestError, a StageError, or ContentMissingError.
         """
         trace = ItemTrace()
-        with self._watched(order, trace) as span, self._first_of(order, span) as first:
-            made = await self._embeddings_of(replace(order, context=span.context), on_pending, trace)
-            if first is not span and not trace.was_encoded and not trace.times:  # it was made, and not for this order
-                span.link(first.context)
-                trace.made_for = first.context.request_id
-            return made
+        with self._watched(order, trace) as span:
+            order = replace(order, context=span.context)
+            stored = await self._with_content(order, lambda: self._embeddings_of(order, span, on_pending, trace))
+            self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
+            return MadeItem(stored, trace)
 
-    async def _embeddings_of(self, order: ItemOrder, on_pending: OnPending, trace: ItemTrace) -> MadeItem:
+    async def _embeddings_of(
+        self, order: ItemOrder, span: OpenSpan, on_pending: OnPending, trace: ItemTrace
+    ) -> StoredItem:
         async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
             with in_request(order.context):
                 return await self._make(order, trace, announce)
 
-        stored, trace.was_encoded = await self._with_content(
-            order, lambda: self.embeddings.get_or_create(order.mm_hash, create, on_pending)
-        )
-        self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
-        return MadeItem(stored, trace)
+        with self._first_of(order, span) as first:
+            stored, trace.was_encoded = await self.embeddings.get_or_create(order.mm_hash, create, on_pending)
+        if first is not span and not trace.was_encoded and not trace.times:  # it was made, and not for this order
+            span.link(first.context)
+            trace.made_for = first.context.request_id
+        return stored
 
     async def _with_content(self, order: ItemOrder, make: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Awaits `make()`. Meanwhile all orders of the item may use this order's content.
@@ -139,7 +141,8 @@ class ItemMaker:
 
     @contextmanager
     def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
-        """Yields the span of the first of all orders of the item that are under way. `span` is this order's."""
+        """Yields the span of the order that the item is made for. `span` is this order's, which is the first if none is
+        under way."""
         first = self._first.setdefault(order.mm_hash, span)
         try:
             yield first

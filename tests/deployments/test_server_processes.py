@@ -35,6 +35,8 @@ def sleeping(**options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own that SIGTERM does not end."""
     with subprocess.Popen(SLEEP, start_new_session=True, **options) as process:
         try:
+            # Between two programs a process has no environment for a moment.
+            wait_until(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"sleep"))
             yield process
         finally:
             process.kill()

@@ -90,6 +90,17 @@ async def test_who_does_the_work_after_another_s_failure_did_it_itself() -> None
     assert await details_of(named("a", content=None), named("b")) == ["", ""]
 
 
+async def test_who_joins_work_after_another_s_failure_is_told_whose_it_is() -> None:
+    nothing: Any = None
+    maker = Maker(SharedConfig(embedding_cache_bytes=0), {}, nothing, ItemMetrics(), Spans())
+    first = asyncio.ensure_future(maker.embeddings_of(named("a", content=None), lambda _: None))
+    second = asyncio.ensure_future(maker.embeddings_of(named("b"), lambda _: None))
+    with pytest.raises(ContentMissingError):
+        await first
+    third = await maker.embeddings_of(named("c"), lambda _: None)
+    assert [one.trace.times[-1].detail for one in (await second, third)] == ["", "made for request b"]
+
+
 @dataclass(frozen=True)
 class Client:
     """Orders the same item as the others. Times are in turns of the event loop."""
