@@ -15,7 +15,7 @@ if __name__ == "__main__":
     setup(
         ext_modules=[
             Extension(
-                f"cpu_kernels.{build}",
+                f"raylens.cpu_kernels.{build}",
                 [str(CSRC / f"{build}.cpp")],
                 depends=sorted(map(str, CSRC.glob("*.h"))),
                 language="c++",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 PARAMS = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)

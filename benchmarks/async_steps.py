@@ -26,16 +26,16 @@ from unittest import mock
 import torch
 
 from benchmarks.document import at_least, publish, this_machine
-from checkpoints import BUNDLED_MODEL
-from cpu_kernels.library import VARIABLE
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.sampler import ChosenTokens, SampledToken, choose
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
-from llm.scheduler import ScheduledChunk
-from llm.step_output import StepOutput
-from preprocess.schema import ProcessedPrompt
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampler import ChosenTokens, SampledToken, choose
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.step_output import StepOutput
+from raylens.preprocess.schema import ProcessedPrompt
 
 STREAMS = (16, 64, 256)
 PARAMS = SamplingParams(max_tokens=220, temperature=0.0, ignore_eos=True)
@@ -103,7 +103,7 @@ def measure(engine: LLMEngine, num_streams: int, *, is_ahead: bool) -> Figures:
         mock.patch.dict("os.environ", {VARIABLE: "off"}),
         mock.patch.object(engine, "_goes_ahead", is_ahead),
         mock.patch.object(engine._runner, "run", device.run),
-        mock.patch("llm.step_in_flight.choose", device.choose),
+        mock.patch("raylens.llm.step_in_flight.choose", device.choose),
     ):
         while engine.has_unfinished():
             started, waited = time.perf_counter(), device.waited

@@ -33,9 +33,9 @@ from benchmarks import stub_generate
 from benchmarks.cpu_share import NoControlGroupsError, cpu_share
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.streaming_client import ask
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 
@@ -160,7 +160,7 @@ def measure_throughput(url: str) -> float:
 
 def throughput_of(cluster: Cluster, numbers: Sequence[int]) -> dict[str, float]:
     measured = {}
-    with mock.patch("deployments.app.Generate", stub_generate.Generate):
+    with mock.patch("raylens.deployments.app.Generate", stub_generate.Generate):
         for number in numbers:
             with cluster.app(ingresses=number) as url, cpu_share(replica_pids("Ingress"), SHARE):
                 measured[str(number)] = measure_throughput(url)

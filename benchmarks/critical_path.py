@@ -37,11 +37,11 @@ from ray import serve
 from benchmarks.document import publish, this_machine
 from benchmarks.preprocess import photograph
 from benchmarks.server_process import cpu_seconds, tree_of
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.local_cluster import APP_NAME, free_port, running_app
-from deployments.stages.stage_messages import ItemJob
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.stages.stage_messages import ItemJob
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.replicas import proxy_pids, replica_pids
 
 NUM_STREAMS, NUM_SENDERS = 4, 2

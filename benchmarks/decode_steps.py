@@ -16,13 +16,13 @@ from unittest import mock
 import torch
 
 from benchmarks.answers import PROMPT_TOKENS, Prompts, answer, compare
-from cpu_kernels.library import VARIABLE
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.prompt_lookup import PromptLookup
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from llm.step_threads import StepThreads
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.prompt_lookup import PromptLookup
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_threads import StepThreads
 
 STEPS = ((1, 42), (1, 300), (8, 42), (8, 300), (8, 1000), (16, 300))
 """Numbers of sequences that decode, and the position that each of them is at."""
@@ -167,7 +167,7 @@ def measure_prompt_lookup(folder: Path, prompts: Prompts, rounds: int) -> dict[s
         return answer(engine, own)
 
     def compare_with(lookup: type[PromptLookup], own: Prompts) -> dict[str, Any]:
-        with mock.patch("llm.engine.PromptLookup", lookup):
+        with mock.patch("raylens.llm.engine.PromptLookup", lookup):
             compared = compare(lambda: ask(own, is_on=True), lambda: ask(own, is_on=False), rounds)
         return {name: compared[name] for name in ("ratio", "equal")}
 

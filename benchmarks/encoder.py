@@ -29,16 +29,16 @@ import torch
 from openai import OpenAI
 from transformers import AutoConfig, PreTrainedModel
 
-import deployments.app
-import deployments.pipeline.pipeline
+import raylens.deployments.app
+import raylens.deployments.pipeline.pipeline
 from benchmarks.document import at_least, publish, this_machine
-from deployments.config import AppConfig
-from deployments.endpoint.ingress import Ingress
-from deployments.local_cluster import deployed_app, free_port, local_ray
-from deployments.pipeline.items_under_way import ItemsUnderWay
-from encoder.config import EncoderConfig, LinearForm, PartConfig
-from encoder.engine import EncoderEngine
-from preprocess.schema import ItemTensors
+from raylens.deployments.config import AppConfig
+from raylens.deployments.endpoint.ingress import Ingress
+from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.pipeline.items_under_way import ItemsUnderWay
+from raylens.encoder.config import EncoderConfig, LinearForm, PartConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.preprocess.schema import ItemTensors
 from tests.pictures import user_message
 from tests.preprocess.small_processors import save_processor
 from tests.slow_encoder import large_picture
@@ -188,7 +188,7 @@ class IngressThatWaits(Ingress):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        setattr(deployments.pipeline.pipeline, "ItemsUnderWay", _AllTogether)  # noqa: B010
+        setattr(raylens.deployments.pipeline.pipeline, "ItemsUnderWay", _AllTogether)  # noqa: B010
 
 
 @dataclass
@@ -224,7 +224,7 @@ def measure_pipeline(checkpoint: str, num_requests: int) -> dict[str, dict[str, 
     with local_ray(host="127.0.0.1", port=port, num_cpus=8):
         for ingress, way in ((Ingress, "early"), (IngressThatWaits, "together")) * 2:
             served = deployed_app(config, host="127.0.0.1", port=port)
-            with patch.object(deployments.app, "Ingress", ingress), served as url:
+            with patch.object(raylens.deployments.app, "Ingress", ingress), served as url:
                 client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
                 ask(client, pictures.take(2))
                 for count in NUM_PICTURES:

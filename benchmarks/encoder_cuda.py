@@ -29,9 +29,9 @@ from benchmarks.gpu_limits import (
     measure_limits,
     seconds_of,
 )
-from encoder.config import EncoderConfig, PartConfig
-from encoder.engine import EncoderEngine
-from preprocess.schema import ItemTensors
+from raylens.encoder.config import EncoderConfig, PartConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.preprocess.schema import ItemTensors
 
 TARGETS = {"clip": 0.55, "qwen2_vl": 0.55}
 """Shares of the limit, at least."""
@@ -146,8 +146,8 @@ def make_engine(config: PreTrainedConfig, device: torch.device) -> EncoderEngine
 
     part = PartConfig(dtype_of(device), str(device))
     with (
-        patch("encoder.loader.load_model_config", return_value=config),
-        patch("encoder.loader.load_half", random_half),
+        patch("raylens.encoder.loader.load_model_config", return_value=config),
+        patch("raylens.encoder.loader.load_half", random_half),
     ):
         return EncoderEngine(EncoderConfig("", tower=part, projector=part, max_batch_patches=MAX_BATCH_PATCHES))
 

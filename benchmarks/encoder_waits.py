@@ -30,9 +30,9 @@ import torch
 from benchmarks.document import publish, this_machine
 from benchmarks.encoder import make_checkpoint, make_engine, qwen_items
 from benchmarks.two_trees import add_old_option, trees_of
-from cpu_kernels.library import kernel_library
-from encoder.engine import EncoderEngine
-from preprocess.schema import ItemTensors
+from raylens.cpu_kernels.library import kernel_library
+from raylens.encoder.engine import EncoderEngine
+from raylens.preprocess.schema import ItemTensors
 
 NUM_PICTURES = 16
 NUM_SMALL = 5

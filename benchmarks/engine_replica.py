@@ -20,7 +20,7 @@ from itertools import cycle, islice, pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
-from modeling.torchvision_build import make_importable
+from raylens.modeling.torchvision_build import make_importable
 
 make_importable()  # before transformers is imported
 
@@ -28,21 +28,21 @@ import torch
 from ray._private.async_compat import get_new_event_loop
 from transformers import AutoTokenizer
 
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.replica_start import Spans  # type: ignore[attr-defined]  # where older trees have it, too
-from deployments.request_context import NO_REQUEST
-from deployments.stages import generate_stage as stage
-from deployments.stages.piece_connection import PieceAddress
-from deployments.stages.piece_messages import read_message, unpack_piece
-from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
-from llm import engine as llm_engine
-from llm.byte_tokenizer import ByteTokenizer
-from llm.detokenizer import Detokenizer, decoder_of
-from llm.outputs import RequestOutput
-from llm.sampling_params import SamplingParams
-from llm.sequence import FinishReason, SequenceTimes
-from preprocess.schema import ProcessedPrompt
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.replica_start import Spans  # type: ignore[attr-defined]  # where older trees have it, too
+from raylens.deployments.request_context import NO_REQUEST
+from raylens.deployments.stages import generate_stage as stage
+from raylens.deployments.stages.piece_connection import PieceAddress
+from raylens.deployments.stages.piece_messages import read_message, unpack_piece
+from raylens.deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
+from raylens.llm import engine as llm_engine
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.detokenizer import Detokenizer, decoder_of
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sequence import FinishReason, SequenceTimes
+from raylens.preprocess.schema import ProcessedPrompt
 
 TEXT = "The engine's thread asks for the interpreter after each launch, and the event loop has it. "
 NUM_LAUNCHES = 10

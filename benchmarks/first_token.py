@@ -42,9 +42,9 @@ from benchmarks.document import at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.streaming_client import Content, StreamedAnswer, ask
 from benchmarks.vllm_cpu import MODEL, new_content
-from deployments.config import AppConfig
-from deployments.local_cluster import LOGGING, free_port, running_app
-from deployments.metrics.definitions import WATERFALL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import LOGGING, free_port, running_app
+from raylens.deployments.metrics.definitions import WATERFALL
 
 KINDS = ("unique", "repeated", "text")
 PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]

@@ -21,8 +21,8 @@ from benchmarks.gpu_limits import chosen_device, device_name, device_parser
 from benchmarks.large_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
 from benchmarks.preprocess import photograph
 from benchmarks.text_under_pictures import app_config, arrivals, capacity, run_load, shown
-from deployments.config import AppConfig
-from deployments.local_cluster import free_port, running_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import free_port, running_app
 
 LOADS = (0.5, 1.0)
 NUM_PREPROCESS = 4

@@ -28,8 +28,8 @@ from benchmarks.answers import NEW_TOKENS, PARAMS, PROMPT_TOKENS, Prompts, answe
 from benchmarks.decode_steps import make_engine, measure_prompt_lookup, measure_steps, measure_threads
 from benchmarks.document import at_least, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
-from llm.engine import LLMEngine
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.engine import LLMEngine
+from raylens.preprocess.schema import ProcessedPrompt
 
 TARGETS = {"batch_1": 1.2, "batch_8": 1.5, "concurrent_32": 3.0}
 """Tokens a second over those of `generate`, at least."""

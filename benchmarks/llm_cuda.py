@@ -27,8 +27,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from benchmarks.document import at_least, publish, save
 from benchmarks.gpu_limits import Limits, chosen_device, device_parser, machine_of, measure_limits, seconds_of
 from benchmarks.random_engine import Prompts, Shape, add_requests, make_engine, make_prompts
-from llm.engine import LLMEngine
-from modeling.merged_linear import LaterPart, MergedLinear
+from raylens.llm.engine import LLMEngine
+from raylens.modeling.merged_linear import LaterPart, MergedLinear
 
 GENERATED_BATCHES = (1, 64)
 TARGETS = {"decode_1": 0.80, "decode_64": 0.65, "prefill": 0.55}

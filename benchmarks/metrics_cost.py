@@ -38,7 +38,7 @@ from benchmarks.tracing_cost import (
     ask_while,
     compared,
 )
-from deployments.local_cluster import APP_NAME, free_port
+from raylens.deployments.local_cluster import APP_NAME, free_port
 from tests.replicas import children, worker_pids
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def switch(module):
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "deployments.metrics.instruments":
+        if name != "raylens.deployments.metrics.instruments":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -122,7 +122,7 @@ class Server:
 def switched_server() -> Iterator[Server]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "deployments", "serve", "--model", "checkpoints/shapes", "--port", str(port)]
+    command = [sys.executable, "-m", "raylens", "serve", "--model", "checkpoints/shapes", "--port", str(port)]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sitecustomize.py").write_text(_SWITCH)
         with running_server(command, url, environment={"PYTHONPATH": folder}, folder=ROOT) as process:

@@ -43,8 +43,8 @@ from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import Server, cpu_seconds, replica_of, running_tree, thread_cpu_seconds
 from benchmarks.two_trees import add_old_option, commit_of, trees_of
 from benchmarks.vllm_cpu import MODEL, REPORT_SECONDS, StepCounts, count_prompt_tokens, new_content, step_alone
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
 
 STREAMS = {1: 512, 8: 256, 32: 192}
 """Numbers of streams, and how many tokens each answer has."""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks.document import publish, this_machine
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.demo import picture_part
-from deployments.local_cluster import free_port, running_app
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.demo import picture_part
+from raylens.deployments.local_cluster import free_port, running_app
 
 NUM_TOKENS = 32
 CONCURRENCIES = (1, 8)

@@ -29,10 +29,10 @@ from benchmarks.open_loop_client import Sending, TimedAnswer
 from benchmarks.served_model import ROLES, Photos, Seconds, ServedModel, megapixels, sending, served_bundled_model
 from benchmarks.stage_costs import measure, shown
 from benchmarks.streaming_client import Content
-from planning.costs import Costs
-from planning.load import Arrival, Picture
-from planning.outcome import percentile
-from planning.simulation import Fleet, run
+from raylens.planning.costs import Costs
+from raylens.planning.load import Arrival, Picture
+from raylens.planning.outcome import percentile
+from raylens.planning.simulation import Fleet, run
 
 KINDS = ("text", "new picture", "repeated picture")
 LOADS = (0.3, 0.5, 0.7)

@@ -23,11 +23,11 @@ import torch
 from PIL import Image
 
 from benchmarks.document import publish, this_machine
-from modeling.families import load_family
-from preprocess.hasher import content_hash, mm_hash
-from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import ItemInfo, ItemTensors, TextPrompt, TokensPrompt
+from raylens.modeling.families import load_family
+from raylens.preprocess.hasher import content_hash, mm_hash
+from raylens.preprocess.hf_processor import ImageBackend, load_processor
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ItemInfo, ItemTensors, TextPrompt, TokensPrompt
 from tests.preprocess.small_processors import prompt_placeholder, save_processor
 
 RELEASED: dict[str, dict[str, Any]] = {

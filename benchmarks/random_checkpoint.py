@@ -18,7 +18,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from checkpoints import BUNDLED_MODEL
+from raylens.checkpoints import BUNDLED_MODEL
 from tests.preprocess.small_processors import save_processor
 
 TEXT_CONFIG = {

@@ -12,15 +12,15 @@ from transformers import AutoConfig, AutoProcessor, PreTrainedModel
 
 from benchmarks.gpu_limits import dtype_of
 from benchmarks.large_checkpoint import LLAVA_7B
-from checkpoints import BUNDLED_MODEL
-from llm.attention import ATTENTION_NAME, register_paged_attention
-from llm.config import DtypeName, EngineConfig
-from llm.engine import LLMEngine
-from llm.models.family import LanguageFamily
-from llm.parallel import ProcessGroup
-from llm.sampling_params import SamplingParams
-from modeling.families import load_family
-from preprocess.schema import ProcessedPrompt
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
+from raylens.llm.config import DtypeName, EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.models.family import LanguageFamily
+from raylens.llm.parallel import ProcessGroup
+from raylens.llm.sampling_params import SamplingParams
+from raylens.modeling.families import load_family
+from raylens.preprocess.schema import ProcessedPrompt
 
 Prompts = list[list[int]]
 
@@ -102,7 +102,7 @@ class Shape:
 def make_engine(shape: Shape, device: torch.device) -> LLMEngine:
     """Returns an engine whose cache holds the largest batch, and two long prompts. Steps have the engine's own size."""
     num_tokens = max(*map(shape.num_positions, shape.batches), 2 * shape.long_prompt_tokens)
-    with tempfile.TemporaryDirectory() as folder, patch("llm.model_runner.load_language_half", _random_half):
+    with tempfile.TemporaryDirectory() as folder, patch("raylens.llm.model_runner.load_language_half", _random_half):
         _save_settings(shape, Path(folder))
         return LLMEngine(
             EngineConfig(

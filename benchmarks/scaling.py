@@ -29,11 +29,11 @@ from PIL import Image
 from ray import serve
 
 from benchmarks.document import at_most, publish, this_machine
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.local_cluster import APP_NAME, free_port, running_app
-from deployments.ray_environment import RAY_ENVIRONMENT
-from preprocess.data_url import data_url
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.preprocess.data_url import data_url
 from tests.background import Background
 
 PICTURE_CLIENTS, STREAM_CLIENTS = 6, 8

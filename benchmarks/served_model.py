@@ -18,8 +18,8 @@ from benchmarks.open_loop_client import Sending, TimedAnswer, send_open_loop
 from benchmarks.preprocess import photograph
 from benchmarks.server_process import Server, cpu_seconds, running_tree, thread_cpu_seconds, tree_of
 from benchmarks.streaming_client import Content
-from checkpoints import BUNDLED_MODEL
-from deployments.demo import picture_part
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.demo import picture_part
 
 TREE = Path(__file__).resolve().parent.parent
 MODEL = "shapes"

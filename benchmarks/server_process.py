@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from deployments.local_cluster import APP_NAME, free_port
+from raylens.deployments.local_cluster import APP_NAME, free_port
 from tests.replicas import parent, worker_pids
 
 _START_SECONDS = 900.0
@@ -50,7 +50,7 @@ def running_tree(tree: Path, config: Path) -> Iterator[tuple[str, Server]]:
     """Serves by the config file with the code of `tree`, a checked-out and built tree of this project. Yields the URL
     and the process of `raylens serve`."""
     port = free_port()
-    command = [sys.executable, "-m", "deployments", "serve", "--config", str(config), "--port", str(port)]
+    command = [sys.executable, "-m", "raylens", "serve", "--config", str(config), "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with running_server(command, url, environment={"PYTHONPATH": str(tree)}, folder=tree) as server:
         yield url, server

@@ -17,11 +17,11 @@ from contextlib import nullcontext
 from openai import OpenAI
 
 from benchmarks.document import at_least
-from checkpoints import BUNDLED_MODEL
-from checkpoints.training.judge_shapes import Case, held_out_cases
-from deployments.config import AppConfig
-from deployments.demo import picture_part
-from deployments.local_cluster import free_port, running_app
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.checkpoints.training.judge_shapes import Case, held_out_cases
+from raylens.deployments.config import AppConfig
+from raylens.deployments.demo import picture_part
+from raylens.deployments.local_cluster import free_port, running_app
 
 TARGET = 0.97
 

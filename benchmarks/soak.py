@@ -32,9 +32,9 @@ import ray
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.server_process import tree_of
 from benchmarks.startup import pss_of
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.local_cluster import free_port, running_app
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import free_port, running_app
 from tests.background import Background
 from tests.metric_values import gauge
 from tests.replicas import proxy_pids, replica_pids, worker_pids

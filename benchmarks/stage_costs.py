@@ -45,13 +45,13 @@ from benchmarks.served_model import (
     served_bundled_model,
 )
 from benchmarks.streaming_client import Content
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.haproxy import MAX_CONNECTIONS
-from deployments.stages.niceness import PREPROCESS_NICENESS
-from llm.config import EngineConfig
-from planning.calibration import Alone, calibrated
-from planning.costs import Costs
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.haproxy import MAX_CONNECTIONS
+from raylens.deployments.stages.niceness import PREPROCESS_NICENESS
+from raylens.llm.config import EngineConfig
+from raylens.planning.calibration import Alone, calibrated
+from raylens.planning.costs import Costs
 
 ASKED = 16
 """Requests of a phase in a round."""

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.document import at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import tree_of
-from deployments.local_cluster import free_port
+from raylens.deployments.local_cluster import free_port
 from tests.replicas import replica_log
 
 THIS_TREE = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ class Server:
 def served(tree: Path, model: Path) -> Iterator[Server]:
     """Runs the tree's `raylens serve`."""
     port = free_port()
-    command = [sys.executable, "-u", "-m", "deployments", "serve", str(model), "--port", str(port)]
+    command = [sys.executable, "-u", "-m", "raylens", "serve", str(model), "--port", str(port)]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     with subprocess.Popen(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True) as process:
         server = Server(process, port)
@@ -142,7 +142,7 @@ def process_name(pid: int) -> str:
     arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
     if arguments[0].startswith("ray::"):
         return arguments[0].removeprefix("ray::").partition(".")[0]  # without the method that runs just now
-    for module, name in (("deployments", "raylens serve"), ("deployments.worker_template", "worker template")):
+    for module, name in (("deployments", "raylens serve"), ("raylens.deployments.worker_template", "worker template")):
         if module in arguments:
             return name
     scripts = [argument for argument in arguments[1:] if argument.endswith(".py")]

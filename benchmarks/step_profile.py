@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.document import publish, save
 from benchmarks.gpu_limits import chosen_device, device_parser, machine_of, now
 from benchmarks.random_engine import Shape, add_requests, make_engine, make_prompts
-from llm.engine import LLMEngine
+from raylens.llm.engine import LLMEngine
 
 BATCHES = (1, 64)
 NUM_STEPS, NUM_KERNELS = 10, 12

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from deployments.config import AppConfig
-from deployments.stages.piece_connection import PieceAddress, PieceConnections
-from deployments.stages.stage_messages import GeneratedText, Heartbeat
+from raylens.deployments.config import AppConfig
+from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.stages.stage_messages import GeneratedText, Heartbeat
 
 
 class Generate:

@@ -31,9 +31,9 @@ from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.preprocess import photograph
 from benchmarks.random_checkpoint import make_checkpoint, make_qwen_checkpoint
 from benchmarks.streaming_client import Content, StreamedAnswer, ask, ask_all
-from deployments.config import AppConfig
-from deployments.demo import picture_part
-from deployments.local_cluster import free_port, running_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.demo import picture_part
+from raylens.deployments.local_cluster import free_port, running_app
 
 MODEL = "random"
 SHAPES: dict[str, Callable[[Path], int]] = {

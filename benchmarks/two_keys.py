@@ -40,9 +40,9 @@ from benchmarks.document import at_most, publish, this_machine
 from benchmarks.preprocess import photograph
 from benchmarks.server_process import tree_of
 from benchmarks.streaming_client import StreamedAnswer, ask
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig
-from deployments.local_cluster import free_port, running_app
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import free_port, running_app
 
 MODEL = "shapes"
 KEYS = {"A": "rl-key-of-a", "B": "rl-key-of-b"}

@@ -34,13 +34,13 @@ from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
-from deployments.config import AppConfig, GenerateConfig
-from deployments.demo import picture_part
-from deployments.local_cluster import free_port, running_app
-from llm.config import EngineConfig, EngineSettings
-from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from raylens.deployments.config import AppConfig, GenerateConfig
+from raylens.deployments.demo import picture_part
+from raylens.deployments.local_cluster import free_port, running_app
+from raylens.llm.config import EngineConfig, EngineSettings
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 
 MODEL = "random"
 NUM_TOKENS, STEP_TOKENS = 32, 256

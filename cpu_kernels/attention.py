@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from cpu_kernels.huge_pages import HugePages
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.threads import num_threads
+from raylens.cpu_kernels.huge_pages import HugePages
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.threads import num_threads
 
 NO_SPAN = -1
 """Mirrors `kNoSpan`: the number of a position that belongs to no bidirectional span."""

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from cpu_kernels.attention import LayerCache, StepChunks
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
-from cpu_kernels.threads import num_threads
+from raylens.cpu_kernels.attention import LayerCache, StepChunks
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
+from raylens.cpu_kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)

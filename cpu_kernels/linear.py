@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from cpu_kernels.packed_weight import PackedWeight
+from raylens.cpu_kernels.packed_weight import PackedWeight
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "quick_gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)

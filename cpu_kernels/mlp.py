@@ -4,10 +4,10 @@ import ctypes
 
 import torch
 
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
-from cpu_kernels.packed_weight import check_rows
-from cpu_kernels.threads import num_threads
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
+from raylens.cpu_kernels.packed_weight import check_rows
+from raylens.cpu_kernels.threads import num_threads
 
 
 class _Mlp(ctypes.Structure):

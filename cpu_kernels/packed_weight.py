@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from cpu_kernels.huge_pages import HugePages
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.threads import num_threads
+from raylens.cpu_kernels.huge_pages import HugePages
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.threads import num_threads
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.threads import num_threads
 
 
 class _Tokens(ctypes.Structure):
@@ -21,8 +21,8 @@ class RowSettings(ctypes.Structure):
     `repetition_penalty`, which are 1.
 
     Where `edits` is not 0, these change the logits, in this order: `mask`, `allowed`, `bad`, `early`, `biased` and the
-    penalties of `seen`, as `llm.logits_processors.process_logits` says. Where `draws` is not 0, the token is drawn:
-    the logits are divided by `temperature`, then `min_p`, `top_k` and `top_p` cut tokens, as `llm.truncation.truncate`
+    penalties of `seen`, as `logits_processors.process_logits` says. Where `draws` is not 0, the token is drawn:
+    the logits are divided by `temperature`, then `min_p`, `top_k` and `top_p` cut tokens, as `truncation.truncate`
     says, and `uniform`, in [0, 1), picks one of the others."""
 
     _fields_ = [

@@ -7,7 +7,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from deployments.config import (
+from raylens.deployments.config import (
     AppConfig,
     EncodeConfig,
     GenerateConfig,
@@ -16,20 +16,20 @@ from deployments.config import (
     ScaledConfig,
     SharedConfig,
 )
-from deployments.deployment_versions import versioned
-from deployments.endpoint.ingress import REQUESTS, Ingress
-from deployments.placement import reserved
-from deployments.shared.shared_state import SharedState
-from deployments.stages.encode_stage import BATCHES, Encode
-from deployments.stages.free_memory import MALLOC_VARIABLES
-from deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
-from deployments.stages.prefix_router import prefix_routing
-from deployments.stages.preprocess_stage import PIXELS, Preprocess
-from deployments.stages.rendezvous_router import rendezvous_routing
-from deployments.stages.stage_handles import StageHandles
-from deployments.stages.work_scaling import scaling
-from deployments.start_worker import FORKED
-from deployments.worker_template import NUM_THREADS
+from raylens.deployments.deployment_versions import versioned
+from raylens.deployments.endpoint.ingress import REQUESTS, Ingress
+from raylens.deployments.placement import reserved
+from raylens.deployments.shared.shared_state import SharedState
+from raylens.deployments.stages.encode_stage import BATCHES, Encode
+from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
+from raylens.deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
+from raylens.deployments.stages.prefix_router import prefix_routing
+from raylens.deployments.stages.preprocess_stage import PIXELS, Preprocess
+from raylens.deployments.stages.rendezvous_router import rendezvous_routing
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.work_scaling import scaling
+from raylens.deployments.start_worker import FORKED
+from raylens.deployments.worker_template import NUM_THREADS
 
 _HEARTBEATS = 64
 """The room of a replica for heartbeats: each ingress has one under way."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deployments.load_progress import LoadProgress
-from deployments.ray_session import ask_ray
-from deployments.rollout import failed_stages, why_failed
+from raylens.deployments.load_progress import LoadProgress
+from raylens.deployments.ray_session import ask_ray
+from raylens.deployments.rollout import failed_stages, why_failed
 
 if TYPE_CHECKING:
     from ray.serve import Application

@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from checkpoints import PICTURES
-from deployments import server_log, trace_command
-from deployments.cluster_deploy import deploy
-from deployments.cluster_node import start_node
-from deployments.config_file import ConfigError, load_config
-from deployments.demo import run_demo
-from deployments.endpoint import api_keys
-from deployments.late_signals import STOP_SIGNALS
-from deployments.local_cluster import check_address, free_port, print_at_once, running_app
-from deployments.ray_session import check_ray
-from deployments.server_processes import kill_orphans
-from deployments.top import command as top_command
-from planning import command as plan_command
-from planning.settings import PlanError
+from raylens.checkpoints import PICTURES
+from raylens.deployments import server_log, trace_command
+from raylens.deployments.cluster_deploy import deploy
+from raylens.deployments.cluster_node import start_node
+from raylens.deployments.config_file import ConfigError, load_config
+from raylens.deployments.demo import run_demo
+from raylens.deployments.endpoint import api_keys
+from raylens.deployments.late_signals import STOP_SIGNALS
+from raylens.deployments.local_cluster import check_address, free_port, print_at_once, running_app
+from raylens.deployments.ray_session import check_ray
+from raylens.deployments.server_processes import kill_orphans
+from raylens.deployments.top import command as top_command
+from raylens.planning import command as plan_command
+from raylens.planning.settings import PlanError
 
 _SERVE_HELP = """\
 Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
@@ -189,7 +189,7 @@ def _key(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
+    from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
 
     try:
         convert_checkpoint(args.source, args.target, MODEL_RENAMINGS[args.model], say=print_at_once)

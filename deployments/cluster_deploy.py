@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from deployments.config import AppConfig
-from deployments.config_file import ConfigError, load_config
-from deployments.local_cluster import print_at_once, reachable_host, wait_for_health
-from deployments.placement import lacking
-from deployments.ray_session import joined_cluster
-from deployments.rollout import stage_lines, why_failed
+from raylens.deployments.config import AppConfig
+from raylens.deployments.config_file import ConfigError, load_config
+from raylens.deployments.local_cluster import print_at_once, reachable_host, wait_for_health
+from raylens.deployments.placement import lacking
+from raylens.deployments.ray_session import joined_cluster
+from raylens.deployments.rollout import stage_lines, why_failed
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema

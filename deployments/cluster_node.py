@@ -17,15 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from deployments.haproxy import haproxy_environment
-from deployments.open_files import allow_open_files
-from deployments.private_files import keep_ray_token_private
-from deployments.ray_environment import RAY_ENVIRONMENT
-from deployments.shared.uploads import FOLDER_VARIABLE
+from raylens.deployments.haproxy import haproxy_environment
+from raylens.deployments.open_files import allow_open_files
+from raylens.deployments.private_files import keep_ray_token_private
+from raylens.deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.shared.uploads import FOLDER_VARIABLE
 
 _CODE = (
     *("constraints.txt", "pyproject.toml", "setup.py"),
-    *("checkpoints", "cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments"),
+    *("checkpoints", "cpu_kernels", "preprocess", "modeling", "pipelines", "encoder", "llm", "deployments", "raylens"),
 )
 """What a node installs, and the folders that its processes read code, pages and the bundled model from."""
 _COMPILED = (".pyc", ".so")
@@ -41,7 +41,7 @@ def start_node(arguments: Sequence[str]) -> int:
     arguments and the same code, nothing is done; else it is stopped first."""
     keep_ray_token_private(Path.home(), make=False)
     folder = node_folder()
-    mark, kind = folder / _MARK, kind_of_start(arguments, Path(__file__).parents[1])
+    mark, kind = folder / _MARK, kind_of_start(arguments, Path(__file__).parents[2])
     if _ray_runs() and mark.is_file() and mark.read_text() == kind:
         print("Ray runs on this node already, as it is asked to")
         return 0
@@ -130,7 +130,7 @@ def _code_files(root: Path) -> list[Path]:
 
 
 def _stay_beside_ray(folder: Path) -> None:
-    command = [sys.executable, "-m", "deployments.cluster_node", str(folder)]
+    command = [sys.executable, "-m", "raylens.deployments.cluster_node", str(folder)]
     nowhere = subprocess.DEVNULL
     subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 

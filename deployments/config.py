@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
-from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
-from preprocess.media_fetch import FetchPolicy
+from raylens.llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
+from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
+from raylens.preprocess.media_fetch import FetchPolicy
 
 
 class Settings(BaseModel):
@@ -112,7 +112,7 @@ class MetricsConfig(Settings):
 
 
 class ScaledConfig(Settings):
-    """A deployment that Ray Serve scales by its work: see `deployments.stages.work_scaling`."""
+    """A deployment that Ray Serve scales by its work: see `deployments/stages/work_scaling.py`."""
 
     min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(1, ge=1, description="replicas under load")

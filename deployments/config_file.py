@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from checkpoints import BUNDLED_MODEL
-from deployments.config import AppConfig, ModelConfig
-from deployments.endpoint.api_keys import ApiKeysError, read_keys
-from modeling.families import FAMILIES, SERVED_FAMILIES
-from pipelines.registry import installed_pipelines
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.config import AppConfig, ModelConfig
+from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
+from raylens.modeling.families import FAMILIES, SERVED_FAMILIES
+from raylens.pipelines.registry import installed_pipelines
 
 ModelT = TypeVar("ModelT", bound=ModelConfig)
 

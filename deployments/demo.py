@@ -5,8 +5,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from checkpoints import PICTURES
-from preprocess.data_url import data_url
+from raylens.checkpoints import PICTURES
+from raylens.preprocess.data_url import data_url
 
 # What is shown, and which stage of the answer's timings it is.
 _SHOWN_STAGES = {

@@ -16,7 +16,14 @@ from pydantic import PrivateAttr
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
-from deployments.config import AppConfig, EncodeConfig, GenerateConfig, MetricsConfig, PreprocessConfig, SharedConfig
+from raylens.deployments.config import (
+    AppConfig,
+    EncodeConfig,
+    GenerateConfig,
+    MetricsConfig,
+    PreprocessConfig,
+    SharedConfig,
+)
 
 _Excluded = Mapping[str, Any]
 """What is left out of settings, in pydantic's form."""

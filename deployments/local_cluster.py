@@ -16,19 +16,19 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from deployments.app_lifetime import end_app, start_app
-from deployments.config import AppConfig
-from deployments.haproxy import BIND_VARIABLE, haproxy_environment
-from deployments.open_files import allow_open_files
-from deployments.other_users import bounded_connections
-from deployments.placement import lacking
-from deployments.private_files import keep_ray_token_private, private_folder
-from deployments.ray_environment import RAY_ENVIRONMENT
-from deployments.ray_session import NoRayError, ask_ray, ray_session
-from deployments.server_log import FILE_VARIABLE, ray_logging, shown
-from deployments.server_processes import marked, owned_processes
-from deployments.shared.uploads import FOLDER_VARIABLE
-from deployments.worker_template import worker_template
+from raylens.deployments.app_lifetime import end_app, start_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.haproxy import BIND_VARIABLE, haproxy_environment
+from raylens.deployments.open_files import allow_open_files
+from raylens.deployments.other_users import bounded_connections
+from raylens.deployments.placement import lacking
+from raylens.deployments.private_files import keep_ray_token_private, private_folder
+from raylens.deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.ray_session import NoRayError, ask_ray, ray_session
+from raylens.deployments.server_log import FILE_VARIABLE, ray_logging, shown
+from raylens.deployments.server_processes import marked, owned_processes
+from raylens.deployments.shared.uploads import FOLDER_VARIABLE
+from raylens.deployments.worker_template import worker_template
 
 _RARELY = {
     "RAY_memory_monitor_refresh_ms": "1000",
@@ -148,7 +148,7 @@ def deployed_app(
     RuntimeError at once if this machine lacks a resource that a stage reserves, as no other node can join."""
     import ray
 
-    from deployments.app import build_app
+    from raylens.deployments.app import build_app
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if missing := lacking(config, nodes, "this machine"):

@@ -2,7 +2,7 @@
 
 import resource
 
-from deployments.haproxy import MAX_CONNECTIONS, ConnectionLimits
+from raylens.deployments.haproxy import MAX_CONNECTIONS, ConnectionLimits
 
 _ENOUGH = 2**16
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from deployments.server_processes import pids_of
+from raylens.deployments.server_processes import pids_of
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -3,7 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from deployments.config import AppConfig, EncodeConfig, GenerateConfig, IngressConfig, PreprocessConfig, SharedConfig
+from raylens.deployments.config import (
+    AppConfig,
+    EncodeConfig,
+    GenerateConfig,
+    IngressConfig,
+    PreprocessConfig,
+    SharedConfig,
+)
 
 Amounts = Mapping[str, float]
 """Of resources, by Ray's names for them."""

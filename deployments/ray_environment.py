@@ -4,6 +4,7 @@
 # raises an error instead. Ray's own metrics reach its agents within seconds. HAProxy speaks HTTP instead of Ray's own
 # proxy in Python, which would pickle every byte of a body.
 RAY_ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # no process imports modules from its working folder
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     "RAY_max_direct_call_object_size": "262144",  # bytes of tensors that travel with a call, not by the object store
@@ -16,6 +17,6 @@ RAY_ENVIRONMENT = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "500",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead HAProxy is replaced after three of these, not after 30 s
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.endpoint.guarded_streams:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raylens.deployments.endpoint.guarded_streams:middlewares",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Ray's 0.1 costs an idle controller as much as all it does otherwise
 }

@@ -7,7 +7,7 @@ from typing import Any
 from ray._private import node, services
 from ray._private.parameter import RayParams
 
-from deployments import start_worker
+from raylens.deployments import start_worker
 
 
 class OneMachineNode(node.Node):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from deployments.late_signals import signals_later
+from raylens.deployments.late_signals import signals_later
 
 ResultT = TypeVar("ResultT")
 
@@ -115,8 +115,10 @@ def _join() -> None:
     this raises RuntimeError."""
     import ray
 
+    from raylens.deployments.job_config import job_config
+
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="auto", job_config=job_config(), log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise RuntimeError("no Ray runs on this node: `raylens node` starts it") from error
     except Exception as error:
@@ -128,12 +130,14 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
     RuntimeError."""
     import ray
 
-    from deployments.ray_node import one_machine
+    from raylens.deployments.job_config import job_config
+    from raylens.deployments.ray_node import one_machine
 
     try:
         with one_machine():
             ray.init(
                 address="local",
+                job_config=job_config(),
                 num_cpus=num_cpus,
                 include_dashboard=dashboard,
                 log_to_driver=False,

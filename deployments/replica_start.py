@@ -1,12 +1,12 @@
 """What the replica of every deployment does first and last."""
 
-from deployments.config import AppConfig
-from deployments.loop_watchdog import end_when_stuck
-from deployments.metrics.definitions import ReplicaMetrics
-from deployments.metrics.recording import record_metrics
-from deployments.server_log import join_server_log, process_name, stacks_descriptor
-from deployments.tracing.export import spans_of
-from deployments.tracing.spans import Spans
+from raylens.deployments.config import AppConfig
+from raylens.deployments.loop_watchdog import end_when_stuck
+from raylens.deployments.metrics.definitions import ReplicaMetrics
+from raylens.deployments.metrics.recording import record_metrics
+from raylens.deployments.server_log import join_server_log, process_name, stacks_descriptor
+from raylens.deployments.tracing.export import spans_of
+from raylens.deployments.tracing.spans import Spans
 
 
 def start_replica(stage: str, config: AppConfig) -> Spans:

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from deployments.request_context import note_ids
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.request_context import note_ids
+from raylens.preprocess.schema import InvalidRequestError
 
 FILE_VARIABLE = "RAYLENS_LOG_FILE"
 LEVEL_VARIABLE = "RAYLENS_LOG_LEVEL"

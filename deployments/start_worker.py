@@ -3,9 +3,9 @@
     python start_worker.py --serialized-runtime-env-context=JSON --language=PYTHON default_worker.py ARGUMENTS
 
 A worker whose runtime environment names the variable `FORKED` is forked from the server's template, see
-`deployments.worker_template`. Every other worker, and every worker while there is no template, is started as Ray would,
-save that Ray's own program for this imports all of Ray, which takes a third of a second. This one uses nothing but the
-standard library."""
+`deployments/worker_template.py`. Every other worker, and every worker while there is no template, is started as Ray
+would, save that Ray's own program for this imports all of Ray, which takes a third of a second. This one uses nothing
+but the standard library."""
 
 import json
 import os

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from deployments.api.traces import Trace
-from deployments.running_server import NoAnswerError, RunningServer, add_server_options
-from deployments.waterfall import as_svg, as_text
+from raylens.deployments.api.traces import Trace
+from raylens.deployments.running_server import NoAnswerError, RunningServer, add_server_options
+from raylens.deployments.waterfall import as_svg, as_text
 
 HELP = """\
 Show where the time of one request went: a line for each stage that worked on it, with its share of the time drawn.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from deployments.api.traces import Trace, TraceSpan
+from raylens.deployments.api.traces import Trace, TraceSpan
 
 _LEAST_BAR = 10
 """Characters of the narrowest bars."""

@@ -24,15 +24,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from deployments.late_signals import signals_later
-from deployments.stages.free_memory import MALLOC_VARIABLES
-from deployments.stages.torch_setup import prepare_torch
-from deployments.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
+from raylens.deployments.late_signals import signals_later
+from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
+from raylens.deployments.stages.torch_setup import prepare_torch
+from raylens.deployments.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
 
 NUM_THREADS = 1
 """How many CPUs a stage has that is forked. The libraries read the number of their threads when they are loaded."""
 _MODULES = (
-    *("preprocess.processor", "encoder.engine", "llm.engine", "deployments.config"),
+    *("raylens.preprocess.processor", "raylens.encoder.engine", "raylens.llm.engine", "raylens.deployments.config"),
     *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # Ray's
 )
 
@@ -41,9 +41,8 @@ _MODULES = (
 def worker_template(folder: Path) -> Iterator[dict[str, str]]:
     """Runs the template while the block runs. Yields the variables by which `start_worker` finds it."""
     path = folder / "worker-template.sock"
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(NUM_THREADS), **MALLOC_VARIABLES}
-    command = [sys.executable, "-P", "-m", "deployments.worker_template", str(path)]
+    variables = {"OMP_NUM_THREADS": str(NUM_THREADS), **MALLOC_VARIABLES}
+    command = [sys.executable, "-P", "-m", "raylens.deployments.worker_template", str(path)]
     with ExitStack() as stack:
         # An exception inside of Popen would leave a process that nobody ends.
         with signals_later():

@@ -3,12 +3,12 @@
 import torch
 from transformers import PreTrainedModel
 
-from encoder.config import EncoderConfig
-from encoder.models.family import VisionFamily
-from encoder.overlapped_staging import CudaTransfers, OverlappedStaging
-from encoder.staging import DirectStaging, Staging
-from encoder.tower_graphs import TowerGraphs
-from modeling.cuda_graphs import CudaCapture
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.models.family import VisionFamily
+from raylens.encoder.overlapped_staging import CudaTransfers, OverlappedStaging
+from raylens.encoder.staging import DirectStaging, Staging
+from raylens.encoder.tower_graphs import TowerGraphs
+from raylens.modeling.cuda_graphs import CudaCapture
 
 _GRAPHS_SHARE = 1 / 16
 """The largest share of the GPU's memory that the CUDA graphs may take."""

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 import torch
 
-from modeling.packed_linear import packable_dtypes
-from pipelines.registry import PipelineChoice
+from raylens.modeling.packed_linear import packable_dtypes
+from raylens.pipelines.registry import PipelineChoice
 
 LinearForm = Literal["plain", "packed", "int8"]
 

@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from cpu_kernels.thread_backoff import ThreadBackoff
-from cpu_kernels.threads import set_num_threads, usable_cores
-from encoder.accelerator import make_graphs, make_staging
-from encoder.activation_memory import peak_activation_bytes
-from encoder.config import EncoderConfig
-from encoder.loader import load_vision_half
-from encoder.models.family import VisionModality
-from encoder.pipeline_half import PipelineHalf, load_pipeline_half
-from encoder.scheduler import EncoderScheduler
-from encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
-from encoder.segments import divide, join
-from encoder.staging import PendingEmbeddings
-from modeling.attention_backends import turn_off_cudnn_attention
-from preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.cpu_kernels.thread_backoff import ThreadBackoff
+from raylens.cpu_kernels.threads import set_num_threads, usable_cores
+from raylens.encoder.accelerator import make_graphs, make_staging
+from raylens.encoder.activation_memory import peak_activation_bytes
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.encoder.models.family import VisionModality
+from raylens.encoder.pipeline_half import PipelineHalf, load_pipeline_half
+from raylens.encoder.scheduler import EncoderScheduler
+from raylens.encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
+from raylens.encoder.segments import divide, join
+from raylens.encoder.staging import PendingEmbeddings
+from raylens.modeling.attention_backends import turn_off_cudnn_attention
+from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 
 _SHORT_BATCH_S = 0.01
 """On the CPU, a batch that takes less goes on one thread: others would have hardly woken up."""

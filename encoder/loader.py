@@ -3,15 +3,15 @@
 import torch
 from transformers import PreTrainedModel
 
-from encoder.config import EncoderConfig
-from encoder.models.family import VisionFamily
-from encoder.packed_attention import use_packed_attention
-from encoder.parts import place_parts
-from encoder.tile_attention import use_tile_attention
-from modeling.families import load_family
-from modeling.half_model import load_half
-from modeling.model_configs import load_model_config
-from modeling.packed_linear import has_kernel_layers
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.models.family import VisionFamily
+from raylens.encoder.packed_attention import use_packed_attention
+from raylens.encoder.parts import place_parts
+from raylens.encoder.tile_attention import use_tile_attention
+from raylens.modeling.families import load_family
+from raylens.modeling.half_model import load_half
+from raylens.modeling.model_configs import load_model_config
+from raylens.modeling.packed_linear import has_kernel_layers
 
 
 def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFamily]:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from encoder.staging import Encode, PendingEmbeddings
-from preprocess.schema import ItemTensors
+from raylens.encoder.staging import Encode, PendingEmbeddings
+from raylens.preprocess.schema import ItemTensors
 
 _ALIGNMENT = 64
 """The alignment in bytes of each tensor's beginning. It is a multiple of every dtype's size."""

@@ -14,9 +14,9 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from cpu_kernels.library import kernel_library
-from encoder.tile_attention import attend_in_order
-from modeling.varlen_attention import has_kernel
+from raylens.cpu_kernels.library import kernel_library
+from raylens.encoder.tile_attention import attend_in_order
+from raylens.modeling.varlen_attention import has_kernel
 
 ATTENTION_NAME = "raylens_packed_flash"
 KERNEL_ATTENTION_NAME = "raylens_kernels_packed_flash"

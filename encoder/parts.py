@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from encoder.config import PartConfig
-from encoder.models.family import VisionFamily
-from modeling.half_model import is_within
-from modeling.kernel_mlp import fuse_mlps
-from modeling.packed_linear import pack_linear_layers
-from modeling.packed_patches import pack_patch_convolutions
-from modeling.quantized_linear import quantize_linear_layers
+from raylens.encoder.config import PartConfig
+from raylens.encoder.models.family import VisionFamily
+from raylens.modeling.half_model import is_within
+from raylens.modeling.kernel_mlp import fuse_mlps
+from raylens.modeling.packed_linear import pack_linear_layers
+from raylens.modeling.packed_patches import pack_patch_convolutions
+from raylens.modeling.quantized_linear import quantize_linear_layers
 
 _FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
 """Arguments that stay float32 whatever the tower's dtype is: the weights with which position embeddings are

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from encoder.config import EncoderConfig
-from encoder.models.family import VisionFamily, VisionModality, all_together
-from encoder.time_limit import GivenUpError, TimeLimit
-from modeling.model_configs import load_model_config
-from pipelines.interface import MultimodalPipeline, PipelineError
-from pipelines.registry import PipelineChoice, find_pipeline
-from preprocess.schema import ItemTensors
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.models.family import VisionFamily, VisionModality, all_together
+from raylens.encoder.time_limit import GivenUpError, TimeLimit
+from raylens.modeling.model_configs import load_model_config
+from raylens.pipelines.interface import MultimodalPipeline, PipelineError
+from raylens.pipelines.registry import PipelineChoice, find_pipeline
+from raylens.preprocess.schema import ItemTensors
 
 
 class PipelineHalf(nn.Module):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from encoder.schema import EncodeRequest, ScheduledSegment
+from raylens.encoder.schema import EncodeRequest, ScheduledSegment
 
 
 @dataclass(slots=True)

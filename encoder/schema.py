@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from preprocess.schema import ItemTensors
+from raylens.preprocess.schema import ItemTensors
 
 
 @dataclass(frozen=True, slots=True)

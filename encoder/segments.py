@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedConfig
 
-from encoder.models.family import VisionModality
-from encoder.schema import Segment
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionModality
+from raylens.encoder.schema import Segment
+from raylens.preprocess.schema import ItemTensors
 
 
 def divide(

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from preprocess.schema import ItemTensors
+from raylens.preprocess.schema import ItemTensors
 
 Encode = Callable[[list[ItemTensors]], list[torch.Tensor]]
 PendingEmbeddings = Callable[[], torch.Tensor]

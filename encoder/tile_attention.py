@@ -9,8 +9,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from cpu_kernels.attention import attend_pictures
-from cpu_kernels.library import KernelLibrary, kernel_library
+from raylens.cpu_kernels.attention import attend_pictures
+from raylens.cpu_kernels.library import KernelLibrary, kernel_library
 
 ATTENTION_NAME = "raylens_tiles"
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from modeling.cuda_graphs import NotRecordableError
+from raylens.modeling.cuda_graphs import NotRecordableError
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Replay = Callable[[], Any]
 
 class Capture(Protocol):
     """Records a function and returns its replay. `num_bytes` is the memory that all replays take. See
-    `modeling.cuda_graphs`."""
+    `modeling/cuda_graphs.py`."""
 
     num_bytes: int
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from llm.block_manager import BlockManager
-from llm.lora_request import LoraError
-from llm.outputs import RequestOutput
-from llm.request import AnswerState, Request
-from llm.sampler import SampledToken
-from llm.scheduler import Scheduler
-from llm.sequence import FinishReason, Sequence
-from preprocess.schema import InvalidRequestError
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.lora_request import LoraError
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.request import AnswerState, Request
+from raylens.llm.sampler import SampledToken
+from raylens.llm.scheduler import Scheduler
+from raylens.llm.sequence import FinishReason, Sequence
+from raylens.preprocess.schema import InvalidRequestError
 
 
 class Answers:

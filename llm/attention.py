@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
-from llm.step_input import StepInput
+from raylens.llm.step_input import StepInput
 
 ATTENTION_NAME = "raylens_paged"
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from llm.host_values import send
-from llm.prompt_layout import BidirectionalSpan
-from llm.step_input import StepInput
+from raylens.llm.host_values import send
+from raylens.llm.prompt_layout import BidirectionalSpan
+from raylens.llm.step_input import StepInput
 
 
 def chunk_masks(

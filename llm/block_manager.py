@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from llm.prefix_cache import extend_block_hashes
-from llm.sequence import Sequence
+from raylens.llm.prefix_cache import extend_block_hashes
+from raylens.llm.sequence import Sequence
 
 
 class BlockManager:

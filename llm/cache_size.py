@@ -8,8 +8,8 @@ from typing import Self
 
 import torch
 
-from llm.config import EngineConfig
-from llm.step_input import StepInput
+from raylens.llm.config import EngineConfig
+from raylens.llm.step_input import StepInput
 
 _REMEDY = "lower max_num_batched_tokens or max_num_seqs"
 

@@ -4,7 +4,7 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from llm.attention import AttentionCall
+from raylens.llm.attention import AttentionCall
 
 
 def capped(scores: torch.Tensor, scaling: float, softcap: float) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from llm.parallel import RankDiedError
+from raylens.llm.parallel import RankDiedError
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from llm.attention import AttentionCall, LayerShape
-from llm.attention_masks import chunk_masks
-from llm.chunk_attention import attend_chunk, capped
-from llm.step_input import StepInput
+from raylens.llm.attention import AttentionCall, LayerShape
+from raylens.llm.attention_masks import chunk_masks
+from raylens.llm.chunk_attention import attend_chunk, capped
+from raylens.llm.step_input import StepInput
 
 # A sequence of more stretches than this is read through a copy: each stretch costs two calls of a matrix product.
 MAX_STRETCHES = 8

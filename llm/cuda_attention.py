@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llm.attention import AttentionCall, LayerShape
-from llm.attention_masks import chunk_masks
-from llm.cache_slots import write_slots
-from llm.decode_kernels import PagedContexts, count_splits, paged_decode
-from llm.host_values import send
-from llm.prefill_chunks import PrefillChunks, prefill_chunks
-from llm.step_input import StepInput
+from raylens.llm.attention import AttentionCall, LayerShape
+from raylens.llm.attention_masks import chunk_masks
+from raylens.llm.cache_slots import write_slots
+from raylens.llm.decode_kernels import PagedContexts, count_splits, paged_decode
+from raylens.llm.host_values import send
+from raylens.llm.prefill_chunks import PrefillChunks, prefill_chunks
+from raylens.llm.step_input import StepInput
 
 
 class CudaAttention:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from llm.attention import AttentionBackend
-from llm.cuda_attention import CudaAttention
-from llm.decode_kernels import PagedContexts
-from llm.host_values import HostValues
-from llm.step_input import StepInput
+from raylens.llm.attention import AttentionBackend
+from raylens.llm.cuda_attention import CudaAttention
+from raylens.llm.decode_kernels import PagedContexts
+from raylens.llm.host_values import HostValues
+from raylens.llm.step_input import StepInput
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Forward = Callable[[StepInput, AttentionBackend], Outputs]
@@ -34,7 +34,7 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 class DecodeGraphs:
     """Runs `forward` for steps in which all sequences decode.
 
-    `capture` records a function and returns its replay, see `modeling.cuda_graphs.CudaCapture`. `max_length` bounds the
+    `capture` records a function and returns its replay, see `CudaCapture`. `max_length` bounds the
     positions of a sequence.
     """
 

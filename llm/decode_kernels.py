@@ -5,8 +5,8 @@ results of the splits.
 
 Triton compiles a kernel anew for each constant, each type of an argument, and whether an integer is 1 or an address or
 an integer is a multiple of 16. What differs between the steps of an engine is told so that this changes nothing. One
-layer then has three kernels: one for whole contexts, one for splits, one that merges them. `llm.first_steps` meets all
-of them at start-up, and no step waits for a compiler later.
+layer then has three kernels: one for whole contexts, one for splits, one that merges them. `llm/first_steps.py` meets
+all of them at start-up, and no step waits for a compiler later.
 """
 
 from dataclasses import dataclass

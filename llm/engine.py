@@ -11,31 +11,31 @@ from collections.abc import Sequence as Seq
 import torch
 from transformers import AutoTokenizer
 
-from llm.answers import Answers
-from llm.block_manager import BlockManager
-from llm.byte_tokenizer import ByteTokenizer
-from llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
-from llm.detokenizer import Detokenizer, decoder_of
-from llm.excluded_tokens import ExcludedTokens
-from llm.generation_defaults import load_generation_defaults
-from llm.grammar import GrammarCompiler
-from llm.lora_adapters import LoraAdapters
-from llm.lora_request import LoraRequest
-from llm.model_runner import ModelRunner
-from llm.outputs import EngineStats, RequestOutput
-from llm.parallel import ProcessGroup, RankDiedError
-from llm.prefix_cache import private_root, shared_root
-from llm.prompt_lookup import PromptLookup
-from llm.request import AnswerState, Request, make_items
-from llm.request_checks import check_embeddings, check_room, check_spans
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
-from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import Sequence
-from llm.step_budget import StepBudget
-from llm.step_clock import StepClock
-from llm.step_in_flight import StepInFlight, StepLauncher
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.answers import Answers
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
+from raylens.llm.detokenizer import Detokenizer, decoder_of
+from raylens.llm.excluded_tokens import ExcludedTokens
+from raylens.llm.generation_defaults import load_generation_defaults
+from raylens.llm.grammar import GrammarCompiler
+from raylens.llm.lora_adapters import LoraAdapters
+from raylens.llm.lora_request import LoraRequest
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.outputs import EngineStats, RequestOutput
+from raylens.llm.parallel import ProcessGroup, RankDiedError
+from raylens.llm.prefix_cache import private_root, shared_root
+from raylens.llm.prompt_lookup import PromptLookup
+from raylens.llm.request import AnswerState, Request, make_items
+from raylens.llm.request_checks import check_embeddings, check_room, check_spans
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.scheduler import ScheduledChunk, Scheduler
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_budget import StepBudget
+from raylens.llm.step_clock import StepClock
+from raylens.llm.step_in_flight import StepInFlight, StepLauncher
+from raylens.preprocess.schema import ProcessedPrompt
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from llm.byte_tokenizer import ByteTokenizer
-from llm.request_checks import check_vocabulary
-from llm.sampling_params import SamplingParams
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.request_checks import check_vocabulary
+from raylens.llm.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from llm.parallel import RankDiedError
-from llm.step_input import StepInput
-from llm.step_output import StepOutput
+from raylens.llm.parallel import RankDiedError
+from raylens.llm.step_input import StepInput
+from raylens.llm.step_output import StepOutput
 
 _PROMPT = 2  # the shortest chunk that is no decoding
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from llm.attention import AttentionBackend
-from llm.fused_decoder import FusedDecoder
-from llm.kernel_attention import KernelStep
-from llm.logprobs import TokenLogprobs, token_logprobs
-from llm.lora_layers import LoraLayers
-from llm.models.family import LanguageFamily
-from llm.step_input import StepInput
+from raylens.llm.attention import AttentionBackend
+from raylens.llm.fused_decoder import FusedDecoder
+from raylens.llm.kernel_attention import KernelStep
+from raylens.llm.logprobs import TokenLogprobs, token_logprobs
+from raylens.llm.lora_layers import LoraLayers
+from raylens.llm.models.family import LanguageFamily
+from raylens.llm.step_input import StepInput
 
 # The logits that score a prompt are computed for so many of its tokens at once, because a vocabulary is large.
 _SCORED_AT_ONCE = 128

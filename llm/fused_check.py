@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from llm.step_input import StepBuilder, StepInput
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_input import StepBuilder, StepInput
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Runs a plain decoder in one call, on the CPU in float32 (`cpu_kernels.decoder`), from token ids to logits.
+"""Runs a plain decoder in one call, on the CPU in float32 (`cpu_kernels/decoder.py`), from token ids to logits.
 
 A decoder is plain if its layers are in the table here and if it gives what transformers' own forward gives. All others
 run layer by layer.
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from cpu_kernels.attention import LayerCache, StepChunks
-from cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.linear import Linear
-from llm.attention import AttentionCall
-from llm.models.family import LanguageFamily, embed_tokens, no_inputs, output_head
-from llm.step_input import StepInput
-from modeling.kernel_mlp import kernel_activation
-from modeling.packed_linear import KernelLinear
+from raylens.cpu_kernels.attention import LayerCache, StepChunks
+from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.linear import Linear
+from raylens.llm.attention import AttentionCall
+from raylens.llm.models.family import LanguageFamily, embed_tokens, no_inputs, output_head
+from raylens.llm.step_input import StepInput
+from raylens.modeling.kernel_mlp import kernel_activation
+from raylens.modeling.packed_linear import KernelLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class FusedDecoder:
 
 
 class NotPlainError(Exception):
-    """The decoder has something that `cpu_kernels.decoder` does not know."""
+    """The decoder has something that `cpu_kernels/decoder.py` does not know."""
 
 
 def _read_layer(layer: Any, kind: _Kind, call: AttentionCall, cache: LayerCache, rope: int) -> DecoderLayer:

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from llguidance import LLMatcher
 
-from llm.byte_tokenizer import ByteTokenizer
-from llm.grammar_check import NICENESS, GrammarCheck
-from llm.grammar_source import GrammarError, check, make_matcher
-from llm.host_values import HostValues
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.grammar_check import NICENESS, GrammarCheck
+from raylens.llm.grammar_source import GrammarError, check, make_matcher
+from raylens.llm.host_values import HostValues
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from llm.grammar_source import GrammarError, check, make_matcher
+from raylens.llm.grammar_source import GrammarError, check, make_matcher
 
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 1 << 30
@@ -68,11 +68,10 @@ class GrammarCheck:
     def _start(self) -> subprocess.Popen[str]:
         tokenizer = self._tokenizer()
         child = subprocess.Popen(
-            [sys.executable, "-m", "llm.grammar_check"],
+            [sys.executable, "-P", "-m", "raylens.llm.grammar_check"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what the library prints when it aborts, which quotes the client's grammar
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             text=True,
         )
         weakref.finalize(self, _end, child)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend, padded_dim
-from cpu_kernels.library import KernelLibrary
-from llm.attention import AttentionCall, LayerShape
-from llm.step_input import StepInput
+from raylens.cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend, padded_dim
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.llm.attention import AttentionCall, LayerShape
+from raylens.llm.step_input import StepInput
 
 
 def padded_shape(library: KernelLibrary, layer: LayerShape) -> LayerShape:

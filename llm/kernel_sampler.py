@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.sampler import RowSettings, address, choose_tokens
-from llm.sampler_state import SamplerState
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.sampler import RowSettings, address, choose_tokens
+from raylens.llm.sampler_state import SamplerState
 
 
 def choose_by_kernels(library: KernelLibrary, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int | None]:

@@ -4,9 +4,9 @@ from typing import TypeAlias
 
 import torch
 
-from llm.grammar import GrammarMatcher
-from llm.request import AnswerState
-from llm.sequence import Sequence
+from raylens.llm.grammar import GrammarMatcher
+from raylens.llm.request import AnswerState
+from raylens.llm.sequence import Sequence
 
 _PATIENCE_SECONDS = 0.005
 """How long a step waits for masks before their sequences leave its batch. Most masks take a tenth of a millisecond, and

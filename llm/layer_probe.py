@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from llm.attention import AttentionCall, LayerShape
-from llm.parallel import RankDiedError
+from raylens.llm.attention import AttentionCall, LayerShape
+from raylens.llm.parallel import RankDiedError
 
 
 class _Probe:

@@ -6,16 +6,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from llm.attention import ATTENTION_NAME, register_paged_attention
-from llm.config import EngineConfig
-from llm.models.family import LanguageFamily
-from llm.models.text import text_family
-from llm.parallel import ProcessGroup
-from llm.sharded_loading import sharded_class
-from modeling.context_length import check_context_length
-from modeling.families import known_to, load_family
-from modeling.half_model import load_half
-from modeling.model_configs import load_model_config
+from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
+from raylens.llm.config import EngineConfig
+from raylens.llm.models.family import LanguageFamily
+from raylens.llm.models.text import text_family
+from raylens.llm.parallel import ProcessGroup
+from raylens.llm.sharded_loading import sharded_class
+from raylens.modeling.context_length import check_context_length
+from raylens.modeling.families import known_to, load_family
+from raylens.modeling.half_model import load_half
+from raylens.modeling.model_configs import load_model_config
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Types of rotary embeddings whose rotations depend on the longest sequence of a batch.

@@ -4,10 +4,10 @@ from typing import Protocol
 
 import torch
 
-from llm.parallel import ProcessGroup, RankDiedError
-from llm.step_input import StepInput
-from llm.step_message import pack, unpack
-from llm.step_output import StepOutput
+from raylens.llm.parallel import ProcessGroup, RankDiedError
+from raylens.llm.step_input import StepInput
+from raylens.llm.step_message import pack, unpack
+from raylens.llm.step_output import StepOutput
 
 
 class StepRunner(Protocol):

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from llm.excluded_tokens import IntArray
-from llm.grammar import plan_bitmask
-from llm.host_values import HostValues
-from llm.sampler_state import FloatArray, SamplerState
-from llm.truncation import Edit
+from raylens.llm.excluded_tokens import IntArray
+from raylens.llm.grammar import plan_bitmask
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampler_state import FloatArray, SamplerState
+from raylens.llm.truncation import Edit
 
 Rows = list[tuple[int, SamplerState]]
 """Row numbers of the logits, each with the row's state."""

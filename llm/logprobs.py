@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llm.host_values import HostCopy, send
+from raylens.llm.host_values import HostCopy, send
 
 
 @dataclass(frozen=True, slots=True)

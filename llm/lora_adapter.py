@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraError
+from raylens.llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraError
 
 _MAX_CONFIG_BYTES = 2**20
 # A key's path in front of `layers.` may hold only these. Others belong to another part of the model.

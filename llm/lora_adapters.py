@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from llm.lora_adapter import check_adapter, read_adapter
-from llm.lora_layers import LoraLayers
-from llm.lora_request import LoraError, LoraRequest
-from llm.sequence import Sequence
+from raylens.llm.lora_adapter import check_adapter, read_adapter
+from raylens.llm.lora_layers import LoraLayers
+from raylens.llm.lora_request import LoraError, LoraRequest
+from raylens.llm.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from llm.host_values import send
-from llm.lora_adapter import LinearShape, LoraDelta
-from llm.lora_request import NO_SLOT
+from raylens.llm.host_values import send
+from raylens.llm.lora_adapter import LinearShape, LoraDelta
+from raylens.llm.lora_request import NO_SLOT
 
 
 @dataclass(slots=True)

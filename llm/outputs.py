@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from llm.logprobs import TokenLogprobs
-from llm.lora_request import LoraError
-from llm.sampler import SampledToken
-from llm.sequence import FinishReason, Sequence, SequenceTimes
-from llm.step_clock import StepPart
-from preprocess.schema import InvalidRequestError
+from raylens.llm.logprobs import TokenLogprobs
+from raylens.llm.lora_request import LoraError
+from raylens.llm.sampler import SampledToken
+from raylens.llm.sequence import FinishReason, Sequence, SequenceTimes
+from raylens.llm.step_clock import StepPart
+from raylens.preprocess.schema import InvalidRequestError
 
 
 @dataclass(slots=True)

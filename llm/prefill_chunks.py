@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llm.attention import AttentionCall
-from llm.cache_slots import read_slots
-from llm.chunk_attention import attend_chunk
-from llm.host_values import send
-from llm.step_input import StepInput, slots_of
-from modeling.varlen_attention import attend_causally, has_kernel
+from raylens.llm.attention import AttentionCall
+from raylens.llm.cache_slots import read_slots
+from raylens.llm.chunk_attention import attend_chunk
+from raylens.llm.host_values import send
+from raylens.llm.step_input import StepInput, slots_of
+from raylens.modeling.varlen_attention import attend_causally, has_kernel
 
 Masks = Mapping[int | None, torch.Tensor | None]
-"""A chunk's masks by its layers' windows, see `llm.attention_masks`."""
+"""A chunk's masks by its layers' windows, see `llm/attention_masks.py`."""
 
 
 @dataclass(frozen=True, slots=True)

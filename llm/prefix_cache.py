@@ -7,8 +7,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from llm.lora_request import LoraRequest
-from llm.sequence import PromptItem, Sequence
+from raylens.llm.lora_request import LoraRequest
+from raylens.llm.sequence import PromptItem, Sequence
 
 _DIGEST_BYTES = 16
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llm.detokenizer import Detokenizer
-from llm.logprobs import TokenLogprobs
-from llm.lora_request import LoraRequest
-from llm.prompt_layout import PromptLayout
-from llm.request_checks import check_embeddings
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
-from llm.sequence import PromptItem, Sequence
-from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from raylens.llm.detokenizer import Detokenizer
+from raylens.llm.logprobs import TokenLogprobs
+from raylens.llm.lora_request import LoraRequest
+from raylens.llm.prompt_layout import PromptLayout
+from raylens.llm.request_checks import check_embeddings
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sequence import PromptItem, Sequence
+from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 
 @dataclass(frozen=True, slots=True)

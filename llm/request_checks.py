@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import torch
 
-from llm.prompt_layout import PromptLayout
-from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError, PlaceholderRange
+from raylens.llm.prompt_layout import PromptLayout
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange
 
 
 def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:

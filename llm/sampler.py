@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cpu_kernels.library import kernel_library
-from llm.host_values import HostCopy, HostValues, send
-from llm.kernel_sampler import choose_by_kernels
-from llm.logits_processors import plan_edits
-from llm.logprobs import LogprobsCopy, TokenLogprobs
-from llm.sampler_state import SamplerState
-from llm.truncation import plan_truncation
+from raylens.cpu_kernels.library import kernel_library
+from raylens.llm.host_values import HostCopy, HostValues, send
+from raylens.llm.kernel_sampler import choose_by_kernels
+from raylens.llm.logits_processors import plan_edits
+from raylens.llm.logprobs import LogprobsCopy, TokenLogprobs
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.truncation import plan_truncation
 
 _TOKENS_PER_GROUP = 128
 

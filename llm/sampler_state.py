@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cpu_kernels.sampler import RowSettings
-from llm.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
-from llm.grammar import CompiledGrammar
-from llm.request_checks import check_vocabulary
-from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError
+from raylens.cpu_kernels.sampler import RowSettings
+from raylens.llm.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
+from raylens.llm.grammar import CompiledGrammar
+from raylens.llm.request_checks import check_vocabulary
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
 

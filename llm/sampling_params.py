@@ -7,9 +7,9 @@ from typing import Any
 
 from annotated_types import Interval
 
-from llm import sampling_bounds as bounds
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError
+from raylens.llm import sampling_bounds as bounds
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from llm.block_manager import BlockManager
-from llm.sequence import FinishReason, Sequence, SequenceStatus
-from llm.step_budget import StepBudget
-from llm.tenant_share import TenantShare
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.sequence import FinishReason, Sequence, SequenceStatus
+from raylens.llm.step_budget import StepBudget
+from raylens.llm.tenant_share import TenantShare
 
 _MIN_TOKENS_BEFORE_MISSING = 32
 """How many tokens are worth a step before the embeddings behind them have arrived."""

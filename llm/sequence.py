@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llm.lora_request import LoraRequest
-from llm.prompt_layout import PLAIN, PromptLayout
-from llm.prompt_lookup import PromptLookup
-from preprocess.schema import PlaceholderRange
+from raylens.llm.lora_request import LoraRequest
+from raylens.llm.prompt_layout import PLAIN, PromptLayout
+from raylens.llm.prompt_lookup import PromptLookup
+from raylens.preprocess.schema import PlaceholderRange
 
 
 class SequenceStatus(enum.Enum):

@@ -6,7 +6,7 @@ A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer out
 import torch
 from torch import nn
 
-from llm.parallel import ProcessGroup
+from raylens.llm.parallel import ProcessGroup
 
 
 def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

@@ -20,9 +20,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from llm.parallel import ProcessGroup
-from llm.partition import Partition, joined
-from llm.sharding import check_shapes, shard
+from raylens.llm.parallel import ProcessGroup
+from raylens.llm.partition import Partition, joined
+from raylens.llm.sharding import check_shapes, shard
 
 
 def sharded_class(

@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from llm.parallel import ProcessGroup
-from llm.partition import Partition, even, replicated_kv, with_padding
-from llm.sharded_layers import GatheredLinear, RowParallelLinear, linear_of, shard_embedding
+from raylens.llm.parallel import ProcessGroup
+from raylens.llm.partition import Partition, even, replicated_kv, with_padding
+from raylens.llm.sharded_layers import GatheredLinear, RowParallelLinear, linear_of, shard_embedding
 
 _LLAMA_PLAN = {
     **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},

@@ -27,18 +27,18 @@ from itertools import accumulate, islice
 import numpy as np
 import torch
 
-from llm.answers import Answers
-from llm.block_manager import BlockManager
-from llm.host_values import send
-from llm.late_masks import LateMasks, Sampling
-from llm.logprobs import TokenLogprobs
-from llm.model_runner import ModelRunner
-from llm.outputs import RequestOutput
-from llm.sampler import ChosenTokens, choose
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from llm.step_clock import StepClock
-from llm.truncation import waits_for_device
+from raylens.llm.answers import Answers
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.host_values import send
+from raylens.llm.late_masks import LateMasks, Sampling
+from raylens.llm.logprobs import TokenLogprobs
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampler import ChosenTokens, choose
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_clock import StepClock
+from raylens.llm.truncation import waits_for_device
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llm.host_values import HostValues
-from llm.lora_request import NO_SLOT
-from llm.prompt_layout import BidirectionalSpan
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence as SequenceState
+from raylens.llm.host_values import HostValues
+from raylens.llm.lora_request import NO_SLOT
+from raylens.llm.prompt_layout import BidirectionalSpan
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence as SequenceState
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 
 import torch
 
-from llm.step_input import StepInput
+from raylens.llm.step_input import StepInput
 
 # A multiple of every dtype's size, so that the tensors of a received message can be views into it.
 _ALIGNMENT = 16

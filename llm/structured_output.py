@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 
 MAX_GRAMMAR_CHARS = 131072
 MAX_CHOICES = 1024

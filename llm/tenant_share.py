@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from statistics import median
 
-from llm.sequence import Sequence
+from raylens.llm.sequence import Sequence
 
 _NUM_STEPS = 9
 """Steps of about one size whose median counts: a step takes longer when the system gives its core to somebody else."""

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llm.host_values import HostValues
-from llm.sampler_state import SamplerState
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampler_state import SamplerState
 
 # Most rows have their nucleus among so many of their likeliest tokens. Only the other rows are sorted in full.
 NUCLEUS_PREFIX = 1024

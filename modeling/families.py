@@ -84,4 +84,4 @@ def load_family(stage: Stage, model_type: str) -> Any:
     if model_type not in known_to(stage):
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")
     module, _, name = getattr(FAMILIES[model_type], stage).partition(":")
-    return getattr(import_module(f"{stage}.models.{module}"), name)
+    return getattr(import_module(f"raylens.{stage}.models.{module}"), name)

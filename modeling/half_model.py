@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from modeling.model_configs import load_model_config
+from raylens.modeling.model_configs import load_model_config
 
 _ONLY_SAFETENSORS = "no pickled weights are read: `raylens convert safetensors SRC DST` writes a copy as safetensors"
 

@@ -1,4 +1,4 @@
-"""MLPs of two or three packed linear layers, each in one call of Raylens' kernels (`cpu_kernels.mlp`)."""
+"""MLPs of two or three packed linear layers, each in one call of Raylens' kernels (`cpu_kernels/mlp.py`)."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -6,10 +6,10 @@ from itertools import permutations
 import torch
 from torch import nn
 
-from cpu_kernels.library import kernel_library
-from cpu_kernels.linear import Activation, Linear
-from cpu_kernels.mlp import Mlp
-from modeling.packed_linear import KernelLinear
+from raylens.cpu_kernels.library import kernel_library
+from raylens.cpu_kernels.linear import Activation, Linear
+from raylens.cpu_kernels.mlp import Mlp
+from raylens.modeling.packed_linear import KernelLinear
 
 _ACTIVATIONS: dict[str, Activation] = {
     "SiLUActivation": "silu",

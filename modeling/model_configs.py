@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, TokenizersBackend
 
-from modeling.torchvision_build import make_importable
+from raylens.modeling.torchvision_build import make_importable
 
 
 def load_model_config(model: str, revision: str | None = None) -> PreTrainedConfig:
@@ -17,7 +17,7 @@ def load_model_config(model: str, revision: str | None = None) -> PreTrainedConf
 def register_model_configs() -> None:
     """Makes transformers' `AutoConfig` and `AutoTokenizer` know the configurations that Raylens brings."""
     make_importable()
-    from modeling.wemm_config import InternLM2Config, WemmConfig
+    from raylens.modeling.wemm_config import InternLM2Config, WemmConfig
 
     for config_class in (InternLM2Config, WemmConfig):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from cpu_kernels.huge_pages import HugePages
-from cpu_kernels.library import KernelLibrary, kernel_library
-from cpu_kernels.packed_weight import PackedWeight, WeightLayout
-from modeling.onednn_linear import OneDnnLinear, onednn_dtypes
+from raylens.cpu_kernels.huge_pages import HugePages
+from raylens.cpu_kernels.library import KernelLibrary, kernel_library
+from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from raylens.modeling.onednn_linear import OneDnnLinear, onednn_dtypes
 
 
 class KernelLinear(nn.Module):

@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from modeling.packed_linear import LinearPacker, is_packable
+from raylens.modeling.packed_linear import LinearPacker, is_packable
 
 
 class PackedPatches(nn.Module):

@@ -1,6 +1,6 @@
 """The configurations of WeMM and of its text model, which transformers does not know.
 
-Before this module is imported, torchvision has to be importable: see `modeling.model_configs`."""
+Before this module is imported, torchvision has to be importable: see `modeling/model_configs.py`."""
 
 from dataclasses import field
 from typing import Any

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from pipelines.interface import PipelineError, PipelineParams
+from raylens.pipelines.interface import PipelineError, PipelineParams
 
 _FEATURE_LAYER = -2
 """The tower's layer whose output is projected."""
@@ -57,7 +57,7 @@ class LlavaPipeline:
     def load(self) -> None:
         from transformers import CLIPImageProcessorPil, CLIPVisionModel
 
-        from pipelines.parts import PlacedPart, read_weights
+        from raylens.pipelines.parts import PlacedPart, read_weights
 
         self._image_processor = CLIPImageProcessorPil.from_pretrained(self._vision_model, trust_remote_code=False)
         # CLIP's own repository has a pickle only, of which `weights_only` reads tensors and nothing else.

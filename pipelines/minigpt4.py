@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from pipelines.interface import PipelineError, PipelineParams
+from raylens.pipelines.interface import PipelineError, PipelineParams
 
 _NAME = "minigpt4"
 _VISION_MODEL = "Salesforce/blip2-flan-t5-xxl"
@@ -50,8 +50,8 @@ class MiniGPT4Pipeline:
     def load(self) -> None:
         from transformers import Blip2ForConditionalGeneration, BlipImageProcessorPil
 
-        from modeling.half_model import load_half, without
-        from pipelines.parts import PlacedPart, read_weights
+        from raylens.modeling.half_model import load_half, without
+        from raylens.pipelines.parts import PlacedPart, read_weights
 
         self._image_processor = BlipImageProcessorPil.from_pretrained(self._vision_model, trust_remote_code=False)
         half = without(Blip2ForConditionalGeneration, "language_model", "language_projection")

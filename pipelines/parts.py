@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from modeling.quantized_linear import quantize_linear_layers
-from pipelines.interface import PipelineError
+from raylens.modeling.quantized_linear import quantize_linear_layers
+from raylens.pipelines.interface import PipelineError
 
 
 class PlacedPart:

@@ -8,7 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from pipelines.interface import MultimodalPipeline, PipelineError, PipelineParams, check_pipeline
+from raylens.pipelines.interface import MultimodalPipeline, PipelineError, PipelineParams, check_pipeline
 
 ENTRY_POINTS = "raylens.pipelines"
 """The group of entry points. An entry point has the name of a pipeline, and its value is the module that makes it."""

@@ -7,9 +7,9 @@ the work is not enough for that, the rest is time in which nothing is computed.
 
 from dataclasses import dataclass
 
-from planning.costs import ByKind, Costs
-from planning.load import Arrival, Picture
-from planning.simulation import Fleet, simulate
+from raylens.planning.costs import ByKind, Costs
+from raylens.planning.load import Arrival, Picture
+from raylens.planning.simulation import Fleet, simulate
 
 _STEPS = 30
 

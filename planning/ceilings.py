@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from planning.costs import Costs
-from planning.load import Picture
-from planning.plan import Plan
-from planning.settings import PlanSettings
+from raylens.planning.costs import Costs
+from raylens.planning.load import Picture
+from raylens.planning.plan import Plan
+from raylens.planning.settings import PlanSettings
 
 
 class Hardware(PlanSettings):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planning.ceilings import Hardware, ceilings
-from planning.costs import read_costs
-from planning.load import LoadProfile, Slo
-from planning.plan import MAX_UTILISATION, SearchOptions, make_plan, plan_for_gpus
-from planning.report import as_json, as_text
-from planning.settings import PlanError, read_mapping
+from raylens.planning.ceilings import Hardware, ceilings
+from raylens.planning.costs import read_costs
+from raylens.planning.load import LoadProfile, Slo
+from raylens.planning.plan import MAX_UTILISATION, SearchOptions, make_plan, plan_for_gpus
+from raylens.planning.report import as_json, as_text
+from raylens.planning.settings import PlanError, read_mapping
 
 HELP = """\
 Say how many replicas of each stage a load needs, by a simulation of the pipeline with measured costs.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from planning.events import Action, EventLoop
+from raylens.planning.events import Action, EventLoop
 
 _NICE_FACTOR = 1.25
 """Each step of niceness makes a thread's share of a contended core smaller by this factor (Linux,

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from planning.load import Picture
-from planning.settings import PlanError, PlanSettings, read_mapping
+from raylens.planning.load import Picture
+from raylens.planning.settings import PlanError, PlanSettings, read_mapping
 
 VERSION = 1
 

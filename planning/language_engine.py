@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from planning.cores import Process
-from planning.costs import GenerateCosts
-from planning.events import EventLoop
-from planning.request_run import RequestRun
+from raylens.planning.cores import Process
+from raylens.planning.costs import GenerateCosts
+from raylens.planning.events import EventLoop
+from raylens.planning.request_run import RequestRun
 
 _LEAST_TOKENS = 16
 _ROWS = 8

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from planning.settings import PlanSettings
+from raylens.planning.settings import PlanSettings
 
 
 class LoadProfile(PlanSettings):

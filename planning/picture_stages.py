@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from planning.cores import Cores, Process, event_loop, pass_through
-from planning.costs import EncodeCosts, ModelSizes, PreprocessCosts
-from planning.events import Action
-from planning.load import Picture
+from raylens.planning.cores import Cores, Process, event_loop, pass_through
+from raylens.planning.costs import EncodeCosts, ModelSizes, PreprocessCosts
+from raylens.planning.events import Action
+from raylens.planning.load import Picture
 
 _BALANCE_FACTOR = 1.25
 _MIN_BOUND = 4

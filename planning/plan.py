@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planning.costs import Costs, Reserved, Work
-from planning.load import Arrival, LoadProfile, Picture, Slo
-from planning.outcome import STAGES, Outcome
-from planning.settings import PlanError
-from planning.shared_machine import WINDOW, SharedMachine, simulated_arrivals
-from planning.simulation import Fleet, simulate
+from raylens.planning.costs import Costs, Reserved, Work
+from raylens.planning.load import Arrival, LoadProfile, Picture, Slo
+from raylens.planning.outcome import STAGES, Outcome
+from raylens.planning.settings import PlanError
+from raylens.planning.shared_machine import WINDOW, SharedMachine, simulated_arrivals
+from raylens.planning.simulation import Fleet, simulate
 
 SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")
 """Whose replicas are reduced first: the dearest."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planning.ceilings import Ceiling
-from planning.costs import Costs
-from planning.plan import Plan
+from raylens.planning.ceilings import Ceiling
+from raylens.planning.costs import Costs
+from raylens.planning.plan import Plan
 
 
 def as_text(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mapping[str, float]) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from planning.load import Arrival
+from raylens.planning.load import Arrival
 
 NOT_YET = -1.0
 

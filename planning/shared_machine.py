@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from planning.costs import Costs
-from planning.load import Arrival, LoadProfile, arrivals
-from planning.outcome import Window
-from planning.simulation import Fleet, simulate
+from raylens.planning.costs import Costs
+from raylens.planning.load import Arrival, LoadProfile, arrivals
+from raylens.planning.outcome import Window
+from raylens.planning.simulation import Fleet, simulate
 
 WINDOW = Window(0.2, 0.9)
 """Of the simulated requests, those that count."""

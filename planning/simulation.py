@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planning.cores import Cores, OwnCores, Process, SharedCores, event_loop, pass_through
-from planning.costs import Costs
-from planning.events import Action, EventLoop
-from planning.language_engine import LanguageEngine
-from planning.load import Arrival, Picture
-from planning.outcome import WHOLE, BusySeconds, Ongoing, Outcome, Window, percentile
-from planning.picture_stages import EncodeReplica, PictureRouter, PictureWork, PreprocessReplica
-from planning.request_run import RequestRun
-from planning.settings import PlanError
-from planning.token_relay import TokenRelay, Tokens
+from raylens.planning.cores import Cores, OwnCores, Process, SharedCores, event_loop, pass_through
+from raylens.planning.costs import Costs
+from raylens.planning.events import Action, EventLoop
+from raylens.planning.language_engine import LanguageEngine
+from raylens.planning.load import Arrival, Picture
+from raylens.planning.outcome import WHOLE, BusySeconds, Ongoing, Outcome, Window, percentile
+from raylens.planning.picture_stages import EncodeReplica, PictureRouter, PictureWork, PreprocessReplica
+from raylens.planning.request_run import RequestRun
+from raylens.planning.settings import PlanError
+from raylens.planning.token_relay import TokenRelay, Tokens
 
 
 @dataclass(frozen=True, slots=True)

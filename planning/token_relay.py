@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 
-from planning.cores import Process
-from planning.costs import Work
-from planning.request_run import RequestRun
+from raylens.planning.cores import Process
+from raylens.planning.costs import Work
+from raylens.planning.request_run import RequestRun
 
 Tokens = Counter[RequestRun]
 """How many tokens of which answer."""

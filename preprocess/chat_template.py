@@ -12,11 +12,11 @@ from transformers.utils.chat_template_utils import (
     mark_control_tokens,
 )
 
-from preprocess.message_contents import MessageContents, Placeholder, probe_contents
-from preprocess.models.family import HFProcessor
-from preprocess.schema import ChatPrompt, ChatTemplateError, InvalidRequestError, Message, ToolCallFormat
-from preprocess.template_bounds import bound_templates
-from preprocess.time_limit import TimeLimit, TimeLimitError
+from raylens.preprocess.message_contents import MessageContents, Placeholder, probe_contents
+from raylens.preprocess.models.family import HFProcessor
+from raylens.preprocess.schema import ChatPrompt, ChatTemplateError, InvalidRequestError, Message, ToolCallFormat
+from raylens.preprocess.template_bounds import bound_templates
+from raylens.preprocess.time_limit import TimeLimit, TimeLimitError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

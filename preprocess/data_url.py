@@ -10,8 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 import pybase64
 
-from preprocess.media import MediaLimits, check_size, too_large
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits, check_size, too_large
+from raylens.preprocess.schema import InvalidRequestError
 
 _SCHEME = "data:"
 _MAX_HEADER_BYTES = 1024

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from preprocess.schema import ItemTensors
+from raylens.preprocess.schema import ItemTensors
 
 Outputs = Mapping[str, Any]
 """What a Hugging Face image or video processor returns: tensors, or lists of tensors, by name."""

@@ -5,8 +5,8 @@ from typing import Any, Literal, TypeAlias
 
 import transformers
 
-from modeling.torchvision_build import make_importable
-from preprocess.models.family import Backend, HFProcessor, ProcessorFamily
+from raylens.modeling.torchvision_build import make_importable
+from raylens.preprocess.models.family import Backend, HFProcessor, ProcessorFamily
 
 ImageBackend: TypeAlias = Literal["auto"] | Backend
 """`auto` is torchvision, which is faster, where it is installed and the family has it, else Pillow. Their pixels differ

@@ -5,8 +5,8 @@ earlier ones, which it copies each time. A few megabytes of the smallest parts w
 module unpacks nothing, and its walk ends at the limit.
 """
 
-from preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
+from raylens.preprocess.schema import InvalidRequestError
 
 MAX_METADATA_PARTS = 1000  # a depth map or a colour profile is spread over dozens of parts
 _MAX_PIXEL_CHUNKS = 20_000  # most PNGs are cut into chunks of 8 kB or more

@@ -11,10 +11,17 @@ import numpy as np
 import torch
 import transformers
 
-from preprocess.field_layout import Outputs, split_items
-from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits, decode_image
-from preprocess.models.family import DEFAULT_FRAMES, HFProcessor, Modality, ProcessorFamily, Size, invalid_option
-from preprocess.precomputed import (
+from raylens.preprocess.field_layout import Outputs, split_items
+from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits, decode_image
+from raylens.preprocess.models.family import (
+    DEFAULT_FRAMES,
+    HFProcessor,
+    Modality,
+    ProcessorFamily,
+    Size,
+    invalid_option,
+)
+from raylens.preprocess.precomputed import (
     EMBEDDINGS,
     check_embeddings,
     check_finite,
@@ -22,8 +29,8 @@ from preprocess.precomputed import (
     read_precomputed,
     with_own_layout,
 )
-from preprocess.prompt_tokenizer import PromptTokenizer
-from preprocess.schema import (
+from raylens.preprocess.prompt_tokenizer import PromptTokenizer
+from raylens.preprocess.schema import (
     InvalidRequestError,
     ItemExpansion,
     ItemInfo,
@@ -94,7 +101,7 @@ class ItemProcessor:
     def accept(
         self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
-        """Checks an item that the client has processed itself, see `preprocess.precomputed`. Returns what `process`
+        """Checks an item that the client has processed itself, see `preprocess/precomputed.py`. Returns what `process`
         returns.
 
         Raises InvalidRequestError if its tensors are not those of this model, do not fit the picture's size or hold

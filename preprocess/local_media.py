@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
-from preprocess.media import MediaLimits, check_size
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits, check_size
+from raylens.preprocess.schema import InvalidRequestError
 
 _READ_BYTES = 2**20
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -9,8 +9,8 @@ from PIL import Image, ImageFile, ImageOps
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from preprocess.image_metadata import check_metadata
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.image_metadata import check_metadata
+from raylens.preprocess.schema import InvalidRequestError
 
 # No TIFF: its tiles may be larger than the picture that they make up, and more than it needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")

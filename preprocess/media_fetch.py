@@ -17,15 +17,15 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from yarl import URL
 
-from preprocess.media import MediaLimits, check_size, too_large
-from preprocess.public_addresses import (
+from raylens.preprocess.media import MediaLimits, check_size, too_large
+from raylens.preprocess.public_addresses import (
     ForbiddenAddressError,
     PublicResolver,
     SystemResolver,
     is_literal_address,
     is_public_address,
 )
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 3

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from preprocess.schema import Message, parts_of
+from raylens.preprocess.schema import Message, parts_of
 
 Render = Callable[[list[Message]], str]
 """Fills the template. Returns an empty text if the template does not take the messages."""

@@ -8,9 +8,9 @@ import math
 import struct
 from itertools import islice
 
-from preprocess.image_metadata import MAX_METADATA_PARTS
-from preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
-from preprocess.media import MediaLimits
+from raylens.preprocess.image_metadata import MAX_METADATA_PARTS
+from raylens.preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
+from raylens.preprocess.media import MediaLimits
 
 VIDEO_PIXELS_PER_BYTE = 16
 """The work that one byte of video counts for, in pixels. It is a guess, because only the container tells which frames a

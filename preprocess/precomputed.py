@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import load
 
-from preprocess.field_layout import Fields
-from preprocess.media import MediaLimits, check_image_size, check_size
-from preprocess.models.family import Size
-from preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.preprocess.field_layout import Fields
+from raylens.preprocess.media import MediaLimits, check_image_size, check_size
+from raylens.preprocess.models.family import Size
+from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 
 EMBEDDINGS = "embeddings"
 _SIZE = "size"

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from modeling.context_length import default_context_length
-from modeling.families import load_family
-from modeling.model_configs import load_model_config
-from pipelines.registry import PipelineChoice, find_pipeline
-from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.interleaved_pixels import keep_pixels_interleaved
-from preprocess.items import ItemProcessor
-from preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
-from preprocess.models.family import HFProcessor, ProcessorFamily
-from preprocess.prompt_tokenizer import PromptTokenizer
-from preprocess.prompts import PromptRenderer
+from raylens.modeling.context_length import default_context_length
+from raylens.modeling.families import load_family
+from raylens.modeling.model_configs import load_model_config
+from raylens.pipelines.registry import PipelineChoice, find_pipeline
+from raylens.preprocess.hf_processor import ImageBackend, load_processor
+from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
+from raylens.preprocess.items import ItemProcessor
+from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
+from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
+from raylens.preprocess.prompt_tokenizer import PromptTokenizer
+from raylens.preprocess.prompts import PromptRenderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class MultiModalProcessor:
 
 def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
     if config.pipeline is not None:
-        from preprocess.models.pipeline import pipeline_family
+        from raylens.preprocess.models.pipeline import pipeline_family
 
         return pipeline_family(find_pipeline(config.pipeline, config.model), config.pipeline.params)
     family: ProcessorFamily = load_family("preprocess", model_type)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from preprocess.prompt_tokenizer import TokenIds
-from preprocess.schema import PlaceholderRange
+from raylens.preprocess.prompt_tokenizer import TokenIds
+from raylens.preprocess.schema import PlaceholderRange
 
 
 @dataclass(frozen=True, slots=True)

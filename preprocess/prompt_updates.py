@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from preprocess.prompt_tokenizer import Content, Opening, Piece, PromptTokenizer, Slot, TokenIds, token_ids
-from preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
+from raylens.preprocess.prompt_tokenizer import Content, Opening, Piece, PromptTokenizer, Slot, TokenIds, token_ids
+from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 
 Target: TypeAlias = str | tuple[int, ...]
 """What to look for in a prompt: a text, or token ids. A text of special tokens is found by their ids. A text without

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.chat_template import ChatTemplate
-from preprocess.message_contents import Placeholder
-from preprocess.models.family import HFProcessor, ProcessorFamily
-from preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
-from preprocess.prompt_truncation import Extent, truncate_left
-from preprocess.prompt_updates import (
+from raylens.preprocess.chat_template import ChatTemplate
+from raylens.preprocess.message_contents import Placeholder
+from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
+from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
+from raylens.preprocess.prompt_truncation import Extent, truncate_left
+from raylens.preprocess.prompt_updates import (
     PromptReplacement,
     PromptRules,
     PromptUpdate,
@@ -21,7 +21,7 @@ from preprocess.prompt_updates import (
     text_of_target,
     without_special_tokens,
 )
-from preprocess.schema import (
+from raylens.preprocess.schema import (
     ChatPrompt,
     InterleavedPrompt,
     InvalidRequestError,

@@ -25,8 +25,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from preprocess.media import VideoLimits
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import VideoLimits
+from raylens.preprocess.schema import InvalidRequestError
 
 if TYPE_CHECKING:
     from transformers.video_utils import VideoMetadata

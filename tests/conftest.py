@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoints import BUNDLED_MODEL
-from modeling.torchvision_build import make_importable
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.modeling.torchvision_build import make_importable
 
 # One thread each: the tests' engines and the application's replicas share two cores. (And where several threads divide
 # a product's rows among them, the last bits of a row depend on how many others there are.)
@@ -16,6 +16,9 @@ torch.set_num_threads(1)
 
 # Handles of a session that has ended push metrics once more, for which Ray would start a new one behind our backs.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+
+# Ray's workers import stand-ins of tests. Nothing of the checkout is on their path.
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
 # Ray reads this when it is imported, which modules of tests do before a server is started: it stays on loopback.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

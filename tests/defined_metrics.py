@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from deployments.metrics import definitions
-from deployments.metrics.instruments import PREFIX, Instrument
+from raylens.deployments.metrics import definitions
+from raylens.deployments.metrics.instruments import PREFIX, Instrument
 
 
 def defined() -> dict[str, Instrument[Any]]:

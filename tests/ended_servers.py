@@ -14,7 +14,7 @@ from typing import Self
 
 import httpx
 
-from deployments.local_cluster import free_port
+from raylens.deployments.local_cluster import free_port
 from tests.background import Background
 from tests.replicas import children
 from tests.waiting import wait_until
@@ -98,7 +98,7 @@ class Server:
 def serving(*arguments: str, port: int | None = None, in_container: bool = False) -> Iterator[Server]:
     """Runs `raylens serve` in a session of its own. Nothing of it is left behind the block."""
     port, mark = port or free_port(), uuid.uuid4().hex
-    command = [*(IN_CONTAINER if in_container else ()), sys.executable, "-m", "deployments", "serve"]
+    command = [*(IN_CONTAINER if in_container else ()), sys.executable, "-m", "raylens", "serve"]
     with subprocess.Popen(
         [*command, "--port", str(port), *arguments],
         cwd=ROOT,

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from modeling.families import load_family
-from preprocess.hf_processor import load_processor
+from raylens.modeling.families import load_family
+from raylens.preprocess.hf_processor import load_processor
 from tests.preprocess.video_parity import all_frames, whole
 from tests.small_models import NUM_TOKENS, whole_class
 

@@ -6,17 +6,17 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from deployments.config import AdmissionConfig
-from deployments.endpoint.access_log import AccessLog
-from deployments.endpoint.admission import Admission
-from deployments.endpoint.api_keys import ApiKeys
-from deployments.endpoint.errors import add_error_handlers
-from deployments.endpoint.gate import Gate
-from deployments.endpoint.ingress import REQUESTS
-from deployments.endpoint.request_traces import RequestTraces
-from deployments.pipeline.turns import Turns
-from deployments.stages.work_scaling import PendingWork
-from deployments.tracing.spans import Spans
+from raylens.deployments.config import AdmissionConfig
+from raylens.deployments.endpoint.access_log import AccessLog
+from raylens.deployments.endpoint.admission import Admission
+from raylens.deployments.endpoint.api_keys import ApiKeys
+from raylens.deployments.endpoint.errors import add_error_handlers
+from raylens.deployments.endpoint.gate import Gate
+from raylens.deployments.endpoint.ingress import REQUESTS
+from raylens.deployments.endpoint.request_traces import RequestTraces
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.deployments.tracing.spans import Spans
 from tests.local_ledger import LocalLedger
 
 

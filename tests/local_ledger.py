@@ -2,9 +2,9 @@
 
 import asyncio
 
-from deployments.pipeline.leases import Leases
-from deployments.shared.ledger import Ledger
-from deployments.shared.messages import GiveBack, Grant, Lack, Recall, Restate
+from raylens.deployments.pipeline.leases import Leases
+from raylens.deployments.shared.ledger import Ledger
+from raylens.deployments.shared.messages import GiveBack, Grant, Lack, Recall, Restate
 
 
 class LocalLedger:

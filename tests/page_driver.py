@@ -17,7 +17,7 @@ from playwright.sync_api import (
     expect,
 )
 
-from preprocess.data_url import data_url
+from raylens.preprocess.data_url import data_url
 
 CHAT = "**/v1/chat/completions"
 QUESTION = "What colour is the circle?"

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from openai import OpenAI
 from playwright.sync_api import Browser, Page, expect
 
-from checkpoints import BUNDLED_MODEL, PICTURES
-from deployments.config import AppConfig
-from deployments.endpoint.api_keys import add_key
-from deployments.local_cluster import free_port, running_app
+from raylens.checkpoints import BUNDLED_MODEL, PICTURES
+from raylens.deployments.config import AppConfig
+from raylens.deployments.endpoint.api_keys import add_key
+from raylens.deployments.local_cluster import free_port, running_app
 from tests.background import Background
 from tests.chromium import chromium
 from tests.page_driver import ask, open_page, pick

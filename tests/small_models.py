@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from modeling.families import load_family
-from preprocess.schema import LanguageInputs, PlaceholderRange, ProcessedPrompt
+from raylens.modeling.families import load_family
+from raylens.preprocess.schema import LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import Vocabulary, save_processor
 

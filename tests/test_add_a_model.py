@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modeling.families import FAMILIES, SERVED_FAMILIES, known_to
+from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, known_to
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "add-a-model.md").read_text()

@@ -44,19 +44,19 @@ OWN_NAMES = {
 }
 """Of classes that transformers does not have, so that only the checkpoint's code would."""
 
-SETUP = "import sys\nfrom modeling.torchvision_build import make_importable\nmake_importable()"
+SETUP = "import sys\nfrom raylens.modeling.torchvision_build import make_importable\nmake_importable()"
 LOAD = """
 from types import SimpleNamespace
-from encoder.config import EncoderConfig
-from encoder.loader import load_vision_half
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.generation_defaults import load_generation_defaults
-from modeling.model_configs import load_model_config
-from pipelines.llava import LlavaPipeline
-from pipelines.minigpt4 import MiniGPT4Pipeline
-from preprocess.models.pipeline import _Loader
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.generation_defaults import load_generation_defaults
+from raylens.modeling.model_configs import load_model_config
+from raylens.pipelines.llava import LlavaPipeline
+from raylens.pipelines.minigpt4 import MiniGPT4Pipeline
+from raylens.preprocess.models.pipeline import _Loader
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 
 PLUG_IN = SimpleNamespace(name=str, image_start=str, image_end=str, num_image_embeds=int)
 PARTS = {"vision_device": "cpu", "projector_device": "cpu", "vision_bits": 32, "projector_bits": 32}

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from deployments.config import AppConfig
-from deployments.haproxy import haproxy_environment
-from deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.config import AppConfig
+from raylens.deployments.haproxy import haproxy_environment
+from raylens.deployments.ray_environment import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
 FILES = ("cluster.yaml", "clusters/aws.yaml", "clusters/local.yaml")
@@ -241,7 +241,7 @@ def run_with_fake_ray(commands: list[str], home: Path, *, address: str = "192.0.
     programs = {
         "ray": '[ "$1" = start ] || exit 0\nprintf "%s\\0" "$PWD" "$*" "$(env)" > "$HOME/call"',
         "raylens": f'[ "$1" = deploy ] && [ -e "$HOME/call" ] && echo "$*" >> {deploys} && exit 0\n'
-        f'exec {sys.executable} -m deployments "$@"',
+        f'exec {sys.executable} -m raylens "$@"',
         "hostname": f'[ "$1" = -I ] && echo "{address} 2001:db8::1 "',
     }
     for name, script in programs.items():

@@ -17,7 +17,7 @@ from benchmarks.gpu_tests import AllResults, Results, files_with_gpu_tests
 from benchmarks.llm_cuda import Bench, measured_document, unmerged
 from benchmarks.parts import Document, Outcome, Part, run_part
 from benchmarks.step_profile import busy_time
-from modeling.merged_linear import merge_linear_layers
+from raylens.modeling.merged_linear import merge_linear_layers
 from tests.waiting import wait_until
 
 WRITE = """

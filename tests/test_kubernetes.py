@@ -18,14 +18,15 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from cpu_kernels.library import VARIABLE
-from deployments.cli import main
-from deployments.config import AdmissionConfig, AppConfig
-from deployments.endpoint.api_keys import ApiKeys
-from deployments.haproxy import PROGRAM, haproxy_environment
-from deployments.local_cluster import LOGGING
-from deployments.ray_environment import RAY_ENVIRONMENT
-from deployments.shared.uploads import FOLDER_VARIABLE
+import raylens
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.deployments.cli import main
+from raylens.deployments.config import AdmissionConfig, AppConfig
+from raylens.deployments.endpoint.api_keys import ApiKeys
+from raylens.deployments.haproxy import PROGRAM, haproxy_environment
+from raylens.deployments.local_cluster import LOGGING
+from raylens.deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.shared.uploads import FOLDER_VARIABLE
 from tests.kuberay import RayService, read_ray_service
 from tests.test_package import SOURCES
 
@@ -288,7 +289,7 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
     constraints = (ROOT / "constraints.txt").read_text()
     (ray,) = re.findall(r"^ray==(\S+)$", constraints, re.MULTILINE)
     assert read_ray_service(SERVICE).spec.ray_cluster_config.ray_version == ray
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = raylens.__version__
     images = [container(group)["image"] for group in groups()]
     assert images == [f"raylens:{version}-{kind}" for kind in ("cpu", "cpu", "cuda", "cuda")]
     for image in images:

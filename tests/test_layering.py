@@ -21,8 +21,8 @@ PACKAGES = (
     "planning",
     "deployments",
     "checkpoints",
-    "dashboards",
 )
+"""The packages of raylens, each in a folder of its name beside raylens/."""
 ROOMS = ("summary", "stages", "shared", "pipeline", "api", "endpoint", "top", "app")
 """The rooms of deployments from the bottom to the top; the files beside them are `app`, but for the GROUND."""
 GROUND = (
@@ -51,14 +51,20 @@ SERVING_LIBRARIES = ("ray", "fastapi", "starlette", "uvicorn", "prometheus_clien
 
 
 def imported_modules(source: str) -> Iterator[str]:
-    """Every module that the source imports anywhere, also inside functions and under TYPE_CHECKING."""
+    """Every module that the source imports anywhere, also inside functions and under TYPE_CHECKING; those of raylens
+    without that name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             assert node.module is not None
-            yield node.module
+            names = [f"raylens.{one.name}" for one in node.names] if node.module == "raylens" else [node.module]
+        else:
+            continue
+        for name in names:
+            assert name.partition(".")[0] not in PACKAGES, f"{name} is raylens.{name}"
+            yield name.removeprefix("raylens.")
 
 
 def violations(package: str, source: str) -> list[str]:
@@ -113,7 +119,7 @@ def module_name(path: Path) -> str:
 
 
 def sources() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for package in (*PACKAGES, "dashboards") for path in (ROOT / package).rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -130,14 +136,14 @@ def test_no_room_imports_from_one_above_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("deployments.stages.pieces", "from deployments.shared.stage_calls import StageCalls"),
-        ("deployments.pipeline.pipeline", "from deployments.api.wire import Usage"),
-        ("deployments.api.chat", "from deployments.endpoint.gate import Gate"),
-        ("deployments.endpoint.ingress", "from deployments.app import build_app"),
-        ("deployments.endpoint.ingress", "from deployments import app"),
-        ("deployments.config", "from deployments.stages.pieces import Piece"),
-        ("deployments.app", "from planning.plan import make_plan"),
-        ("deployments.stages.pieces", "import planning"),
+        ("deployments.stages.pieces", "from raylens.deployments.shared.stage_calls import StageCalls"),
+        ("deployments.pipeline.pipeline", "from raylens.deployments.api.wire import Usage"),
+        ("deployments.api.chat", "from raylens.deployments.endpoint.gate import Gate"),
+        ("deployments.endpoint.ingress", "from raylens.deployments.app import build_app"),
+        ("deployments.endpoint.ingress", "from raylens.deployments import app"),
+        ("deployments.config", "from raylens.deployments.stages.pieces import Piece"),
+        ("deployments.app", "from raylens.planning.plan import make_plan"),
+        ("deployments.stages.pieces", "import raylens.planning"),
     ],
 )
 def test_a_violation_of_the_rooms_is_seen(module: str, source: str) -> None:
@@ -153,33 +159,46 @@ def test_every_folder_of_deployments_is_a_room() -> None:
     ("package", "source"),
     [
         ("llm", "import ray"),
-        ("llm", "from preprocess.processor import MultiModalProcessor"),
-        ("encoder", "def f():\n    from llm.engine import LLMEngine"),
+        ("llm", "from raylens.preprocess.processor import MultiModalProcessor"),
+        ("encoder", "def f():\n    from raylens.llm.engine import LLMEngine"),
         ("preprocess", "from prometheus_client import Counter"),
-        ("preprocess", "import deployments.app"),
-        ("preprocess", "from modeling.half_model import without"),
-        ("modeling", "from preprocess.schema import ItemTensors"),
-        ("cpu_kernels", "from modeling.half_model import without"),
-        ("preprocess", "from cpu_kernels.library import kernel_library"),
-        ("checkpoints", "from deployments.cli import main"),
-        ("planning", "from deployments.config import AppConfig"),
-        ("planning", "from modeling.families import FAMILIES"),
+        ("preprocess", "import raylens.deployments.app"),
+        ("preprocess", "from raylens.modeling.half_model import without"),
+        ("modeling", "from raylens.preprocess.schema import ItemTensors"),
+        ("cpu_kernels", "from raylens.modeling.half_model import without"),
+        ("preprocess", "from raylens.cpu_kernels.library import kernel_library"),
+        ("checkpoints", "from raylens.deployments.cli import main"),
+        ("planning", "from raylens.deployments.config import AppConfig"),
+        ("planning", "from raylens.modeling.families import FAMILIES"),
         ("planning", "import ray"),
-        ("llm", "from planning.costs import Costs"),
+        ("llm", "from raylens.planning.costs import Costs"),
+        ("llm", "from raylens import deployments"),
     ],
 )
 def test_a_violation_is_seen(package: str, source: str) -> None:
     assert len(violations(package, source)) == 1
 
 
+@pytest.mark.parametrize("source", ["import llm", "from deployments.app import build_app"])
+def test_no_package_goes_by_a_name_without_raylens(source: str) -> None:
+    with pytest.raises(AssertionError):
+        list(imported_modules(source))
+
+
 def test_every_python_file_at_the_top_belongs_to_a_known_package() -> None:
     tops = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("[!.]*/**/*.py")}
-    assert tops - set(PACKAGES) <= {"tests", "benchmarks", "examples"}
+    assert tops - set(PACKAGES) <= {"raylens", "dashboards", "tests", "benchmarks", "build"}
+
+
+def test_raylens_has_a_link_to_each_package() -> None:
+    assert {path.name: path.resolve() for path in (ROOT / "raylens").iterdir() if path.is_symlink()} == {
+        package: ROOT / package for package in PACKAGES
+    }
 
 
 def test_the_ingress_process_needs_no_torch() -> None:
     """It passes references to tensors on and never touches one: what it imports shows it."""
     import subprocess
 
-    code = "import sys, deployments.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, raylens.deployments.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -7,39 +7,39 @@ from pathlib import Path
 import pytest
 
 REFUSALS = {
-    "sampling": "from llm.sampling_params import SamplingParams; SamplingParams(n=1000)",
-    "structured output": "from llm.structured_output import StructuredOutput; StructuredOutput(choice=())",
-    "picture": "from preprocess.media import *; decode_image(b'no picture', MediaLimits())",
-    "size": "from preprocess.media import *; check_image_size((9**6, 9**6), MediaLimits())",
+    "sampling": "from raylens.llm.sampling_params import SamplingParams; SamplingParams(n=1000)",
+    "structured output": "from raylens.llm.structured_output import StructuredOutput; StructuredOutput(choice=())",
+    "picture": "from raylens.preprocess.media import *; decode_image(b'no picture', MediaLimits())",
+    "size": "from raylens.preprocess.media import *; check_image_size((9**6, 9**6), MediaLimits())",
     "embeddings": """
 import torch
-from llm.request_checks import check_embeddings
-from preprocess.schema import PlaceholderRange
+from raylens.llm.request_checks import check_embeddings
+from raylens.preprocess.schema import PlaceholderRange
 check_embeddings(0, PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
     "room": """
-from llm.request_checks import check_room
-from llm.sampling_params import SamplingParams
+from raylens.llm.request_checks import check_room
+from raylens.llm.sampling_params import SamplingParams
 check_room(10, SamplingParams(max_tokens=10), 15)""",
     "tensors": """
-from preprocess.media import MediaLimits
-from preprocess.precomputed import read_precomputed
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.precomputed import read_precomputed
 read_precomputed(b'no tensors', {}, limits=MediaLimits())""",
     "prompt": """
-from deployments.api.prompts import prompt_and_media
+from raylens.deployments.api.prompts import prompt_and_media
 prompt_and_media('<img src="data:image/png;base64,AA==">', {"image": "https://example.com"}, "prompt")""",
     "weight": """
 import asyncio
-from deployments.endpoint.admission import *
-from deployments.config import AdmissionConfig
+from raylens.deployments.endpoint.admission import *
+from raylens.deployments.config import AdmissionConfig
 with Admission(AdmissionConfig(), Leases(print), print).ticket(Caller(None, "")) as ticket:
     asyncio.run(ticket.take(Weight(bytes=2**40)))""",
 }
 BODIES = {
     "tools of a chat": """
-from deployments.api.chat import ChatCompletionRequest
+from raylens.deployments.api.chat import ChatCompletionRequest
 ChatCompletionRequest(messages=[{"role": "user", "content": "Hello"}], tool_choice="required")""",
     "tools of a response": """
-from deployments.api.responses import ResponsesRequest
+from raylens.deployments.api.responses import ResponsesRequest
 ResponsesRequest(input="Hello", tool_choice="required")""",
 }
 
@@ -48,7 +48,7 @@ ResponsesRequest(input="Hello", tool_choice="required")""",
 def test_user_input_is_refused_without_assertions() -> None:
     """All in one process: the libraries have no compiled files for -O, so that each process would compile them."""
     code = f"""
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 from pydantic import ValidationError
 assert False, "assertions are off"
 for name, act in {REFUSALS | BODIES!r}.items():

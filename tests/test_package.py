@@ -9,24 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cpu_kernels.library import BUILDS
+from raylens.cpu_kernels.library import BUILDS
 
 ROOT = Path(__file__).parent.parent
-SOURCES = (
-    "checkpoints",
-    "cpu_kernels",
-    "deployments",
-    "encoder",
-    "llm",
-    "modeling",
-    "pipelines",
-    "planning",
-    "preprocess",
-    "pyproject.toml",
-    "setup.py",
-    "README.md",
-    "LICENSE",
-)
+PACKAGES = sorted(path.name for path in (ROOT / "raylens").iterdir() if path.is_symlink())
+SOURCES = ("raylens", *PACKAGES, "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def build(tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Path:
@@ -35,7 +22,8 @@ def build(tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Path:
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(source, folder / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(source, folder)
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(wheels)!r})"
@@ -62,17 +50,21 @@ def wheel_without_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_module_is_in_it_but_those_of_training_and_tests(wheel: Path) -> None:
     files = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    packages = ("cpu_kernels", "deployments", "encoder", "llm", "modeling", "pipelines", "planning", "preprocess")
-    expected = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
-    assert files == expected | {"checkpoints/__init__.py"}
+    own = {str(path.relative_to(ROOT)) for path in (ROOT / "raylens").glob("*.py")}
+    of_packages = {f"raylens/{path.relative_to(ROOT)}" for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    assert files == own | {name for name in of_packages if not name.startswith("raylens/checkpoints/training/")}
+
+
+def test_at_its_top_is_raylens_alone(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {"raylens"}
 
 
 def test_what_is_no_module_is_in_it(wheel: Path) -> None:
     files = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("checkpoints/shapes", "checkpoints/pictures"):
-        assert {str(path.relative_to(ROOT)) for path in (ROOT / folder).iterdir()} <= files
-    page = ROOT / "deployments" / "endpoint" / "page"
-    assert {str(path.relative_to(ROOT)) for path in page.iterdir()} <= files
+    for folder in ("checkpoints/shapes", "checkpoints/pictures", "deployments/endpoint/page"):
+        assert {f"raylens/{path.relative_to(ROOT)}" for path in (ROOT / folder).iterdir()} <= files
+    assert "raylens/py.typed" in files
     assert any(name.endswith("licenses/LICENSE") for name in files)
 
 
@@ -90,23 +82,23 @@ def libraries(wheel: Path) -> set[str]:
 
 
 def test_the_kernels_are_in_it_where_there_is_a_compiler(wheel: Path, wheel_without_compiler: Path) -> None:
-    assert libraries(wheel) == {f"cpu_kernels/{build}" for build in BUILDS}
+    assert libraries(wheel) == {f"raylens/cpu_kernels/{build}" for build in BUILDS}
     assert libraries(wheel_without_compiler) == set()
 
 
 def test_without_kernels_it_says_why(wheel_without_compiler: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel_without_compiler).extractall(tmp_path)
-    code = "from cpu_kernels.library import kernel_library, why_missing; print(kernel_library(), why_missing())"
+    code = "from raylens.cpu_kernels.library import kernel_library, why_missing; print(kernel_library(), why_missing())"
     assert run_unpacked(tmp_path, code) == "None the package was installed without a C++ compiler\n"
 
 
 def test_it_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = """if True:
-        import deployments.app, checkpoints
-        from deployments.endpoint.page_route import chat_page, operator_page
-        from deployments.config_file import load_config
+        import raylens.deployments.app, raylens.checkpoints as checkpoints
+        from raylens.deployments.endpoint.page_route import chat_page, operator_page
+        from raylens.deployments.config_file import load_config
         chat_page(), operator_page()
         print(load_config(None, {}).model, (checkpoints.PICTURES / "questions.json").is_file())
     """
-    assert run_unpacked(tmp_path, code).split() == [str(tmp_path / "checkpoints" / "shapes"), "True"]
+    assert run_unpacked(tmp_path, code).split() == [str(tmp_path / "raylens" / "checkpoints" / "shapes"), "True"]

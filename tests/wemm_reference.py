@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 
-from modeling.wemm_config import InternLM2Config, WemmConfig
+from raylens.modeling.wemm_config import InternLM2Config, WemmConfig
 
 PATCH = 14
 GROUP = 4

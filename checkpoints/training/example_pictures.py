@@ -1,6 +1,6 @@
 """Writes the example pictures and their questions, and makes sure that the checkpoint answers them right.
 
-    python -m checkpoints.training.example_pictures
+    python -m raylens.checkpoints.training.example_pictures
 
 The pictures come from seeds that no training uses. Fails rather than writing an answer that the model misses.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from checkpoints.training.judge_shapes import FIRST_HELD_OUT_SEED, User
-from checkpoints.training.questions import describe
-from checkpoints.training.scenes import Scene, random_scene, render
+from raylens.checkpoints.training.judge_shapes import FIRST_HELD_OUT_SEED, User
+from raylens.checkpoints.training.questions import describe
+from raylens.checkpoints.training.scenes import Scene, random_scene, render
 
 PICTURE_SIZE = 224
 FIRST_EXAMPLE_SEED = FIRST_HELD_OUT_SEED + 1_000_000

@@ -1,13 +1,13 @@
 """Judges a shapes checkpoint the way a user meets it: one question at a time, greedy, from the saved folder.
 
-    python -m checkpoints.training.judge_shapes checkpoints/shapes
+    python -m raylens.checkpoints.training.judge_shapes checkpoints/shapes
 
 Goes through the bf16 weights, `AutoProcessor`, the chat template and `generate`, and shares no code with the
 training steps, so that a mistake there cannot hide here. Exits with status 1 below `--needed`.
 """
 
 # ruff: noqa: E402
-from modeling.torchvision_build import make_importable
+from raylens.modeling.torchvision_build import make_importable
 
 make_importable()  # before transformers is imported
 
@@ -24,9 +24,9 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
-from checkpoints.training.scenes import render
-from checkpoints.training.training_rows import random_scenes
+from raylens.checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
+from raylens.checkpoints.training.scenes import render
+from raylens.checkpoints.training.training_rows import random_scenes
 
 FIRST_HELD_OUT_SEED = 2_000_000_000  # training runs use small seeds
 

@@ -6,8 +6,8 @@ Knows scenes and token numbers, but no model.
 
 from collections.abc import Callable, Sequence
 
-from checkpoints.training.questions import plural
-from checkpoints.training.scenes import COLOURS, GRID, SHAPES, Scene
+from raylens.checkpoints.training.questions import plural
+from raylens.checkpoints.training.scenes import COLOURS, GRID, SHAPES, Scene
 
 MAX_PICTURES = 3
 CELLS = GRID * GRID

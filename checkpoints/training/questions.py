@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from checkpoints.training.scenes import COLOURS, PLACES, SHAPES, Scene, Shape
+from raylens.checkpoints.training.scenes import COLOURS, PLACES, SHAPES, Scene, Shape
 
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ORDINALS = ("first", "second", "third")

@@ -1,13 +1,13 @@
 """Trains the tiny LLaVA checkpoint that sees coloured shapes, from nothing, on a CPU or a GPU.
 
-    python -m checkpoints.training.train_shapes --help
+    python -m raylens.checkpoints.training.train_shapes --help
 
 First the vision tower alone learns to name what lies in each cell of the 3x3 grid; then the whole model
-learns to answer questions. Knows how to train, not how users ask: see `checkpoints.training.judge_shapes`.
+learns to answer questions. Knows how to train, not how users ask: see `checkpoints/training/judge_shapes.py`.
 """
 
 # ruff: noqa: E402
-from modeling.torchvision_build import make_importable
+from raylens.modeling.torchvision_build import make_importable
 
 make_importable()  # before transformers is imported
 
@@ -21,23 +21,23 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from checkpoints.training.pace import Pace, learning_rate_share
-from checkpoints.training.questions import QuestionDeck, draw_small_talk
-from checkpoints.training.shapes_model import (
+from raylens.checkpoints.training.pace import Pace, learning_rate_share
+from raylens.checkpoints.training.questions import QuestionDeck, draw_small_talk
+from raylens.checkpoints.training.shapes_model import (
     build_model,
     build_processor,
     build_tokenizer,
     load_processor,
     save_checkpoint,
 )
-from checkpoints.training.training_rows import (
+from raylens.checkpoints.training.training_rows import (
     SEVERAL_PICTURES,
     SYSTEM_MESSAGES,
     build_batch,
     encoder_of,
     random_scenes,
 )
-from checkpoints.training.training_steps import (
+from raylens.checkpoints.training.training_steps import (
     Learner,
     accuracy_by_kind,
     answer_loss,
@@ -53,9 +53,9 @@ WORD_LOSS_WEIGHT = 1.0
 KIND_WEIGHTS = {"describe": 1.5, "describe_one": 1.5, "place": 1.5, "where": 1.5, "count_images": 0.3}
 EPILOG = """\
 examples:
-  python -m checkpoints.training.train_shapes                  # the whole training, about an hour on two CPU cores
-  python -m checkpoints.training.train_shapes --minutes 20     # the same in less time, with worse answers
-  python -m checkpoints.training.train_shapes --resume --steps 1000 --learning-rate 5e-4 --weight count=3
+  python -m raylens.checkpoints.training.train_shapes                  # the whole training, an hour on two CPU cores
+  python -m raylens.checkpoints.training.train_shapes --minutes 20     # the same in less time, with worse answers
+  python -m raylens.checkpoints.training.train_shapes --resume --steps 1000 --learning-rate 5e-4 --weight count=3
                                                       # go on, asking the weak kinds more often
 """
 
@@ -88,7 +88,7 @@ def main() -> None:
     learn_answers(learner, rng, args, save)
     save()
     report(learner, rows=256)
-    say(f"saved {args.output}; judge it with: python -m checkpoints.training.judge_shapes {args.output}")
+    say(f"saved {args.output}; judge it with: python -m raylens.checkpoints.training.judge_shapes {args.output}")
 
 
 def learn_cells(learner: Learner, rng: random.Random, args: argparse.Namespace) -> None:

@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from checkpoints.training.pointing import CELLS, MAX_PICTURES, Encode, Pointer
-from checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
-from checkpoints.training.scenes import COLOURS, GRID, SHAPES, Scene, random_scene, render
-from checkpoints.training.shapes_model import (
+from raylens.checkpoints.training.pointing import CELLS, MAX_PICTURES, Encode, Pointer
+from raylens.checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
+from raylens.checkpoints.training.scenes import COLOURS, GRID, SHAPES, Scene, random_scene, render
+from raylens.checkpoints.training.shapes_model import (
     BOS,
     EOS,
     IMAGE,

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlavaForConditionalGeneration
 
-from checkpoints.training.pointing import NO_PICTURE, Encode
-from checkpoints.training.scenes import COLOURS, GRID, SHAPES, random_scene
-from checkpoints.training.shapes_model import IMAGE_SIZE, PATCH_SIZE
-from checkpoints.training.training_rows import ALL_CELLS, NOT_ASKED, Batch, cell_labels, photograph, to_pixels
+from raylens.checkpoints.training.pointing import NO_PICTURE, Encode
+from raylens.checkpoints.training.scenes import COLOURS, GRID, SHAPES, random_scene
+from raylens.checkpoints.training.shapes_model import IMAGE_SIZE, PATCH_SIZE
+from raylens.checkpoints.training.training_rows import ALL_CELLS, NOT_ASKED, Batch, cell_labels, photograph, to_pixels
 
 CELL_HEAD_SIZES = (len(COLOURS) + 1, len(SHAPES) + 1, GRID * GRID)  # an empty cell has colour 0 and kind 0
 CellsBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # pixels, colour of each cell, kind of each cell

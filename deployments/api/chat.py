@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from deployments.api.generation import GenerationFields
-from deployments.api.messages import Messages, TemplateFields, media_of_messages
-from deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
-from deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
-from deployments.pipeline.media_source import MediaSource
-from llm import sampling_bounds as bounds
-from llm.sampling_params import SamplingParams
-from llm.structured_output import StructuredOutput
-from preprocess.schema import ChatPrompt
+from raylens.deployments.api.generation import GenerationFields
+from raylens.deployments.api.messages import Messages, TemplateFields, media_of_messages
+from raylens.deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
+from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.llm import sampling_bounds as bounds
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import ChatPrompt
 
 
 class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from deployments.api.generation import GenerationFields
-from deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
-from deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
-from deployments.pipeline.media_source import MediaSource
-from llm import sampling_bounds as bounds
-from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError, Prompt
+from raylens.deployments.api.generation import GenerationFields
+from raylens.deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
+from raylens.deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.llm import sampling_bounds as bounds
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import InvalidRequestError, Prompt
 
 
 class CompletionRequest(GenerationFields, PromptMedia):

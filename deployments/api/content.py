@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.api.wire import Accepted, Name, Url, WireModel
-from deployments.pipeline.media_source import MediaSource, upload_url
+from raylens.deployments.api.wire import Accepted, Name, Url, WireModel
+from raylens.deployments.pipeline.media_source import MediaSource, upload_url
 
 
 class Part(WireModel):
@@ -176,7 +176,7 @@ class SaysText(Protocol):
 
 
 def template_content(content: str | Sequence[SaysText | MediaPart]) -> str | list[dict[str, str]]:
-    """Returns the content as `preprocess.schema.Message` has it. Media become parts without their data."""
+    """Returns the content as `raylens.preprocess.schema.Message` has it. Media become parts without their data."""
     if isinstance(content, str):
         return content
     return [

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from deployments.shared.uploads import Upload
+from raylens.deployments.shared.uploads import Upload
 
 
 class File(BaseModel):

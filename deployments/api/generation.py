@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
-from llm import sampling_bounds as bounds
-from llm.sampling_params import SamplingParams
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError, PromptTruncation
+from raylens.deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
+from raylens.llm import sampling_bounds as bounds
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError, PromptTruncation
 
 _ANSWER_ROOM = 256
 """The number of tokens that a prompt cut to the context leaves for an answer, if the client asks for no length."""

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
-from deployments.api.tools import MAX_TOOLS, ToolCall
-from deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
-from deployments.pipeline.media_source import MediaSource
-from preprocess.schema import ChatPrompt, InvalidRequestError, Message
+from raylens.deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
+from raylens.deployments.api.tools import MAX_TOOLS, ToolCall
+from raylens.deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, Message
 
 Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.api.wire import Name, Url, WireModel, at_most
-from deployments.pipeline.media_source import MediaSource
-from preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
+from raylens.deployments.api.wire import Name, Url, WireModel, at_most
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 PlainPrompt = str | TokenIds
@@ -18,7 +18,7 @@ _MAX_PROMPTS = 64
 
 def _form(value: object) -> str:
     """Chooses the form of a prompt by its first element, so that an error is about the form that the client meant.
-    These names must not be names of fields: see `deployments.endpoint.errors`."""
+    These names must not be names of fields: see `deployments/endpoint/errors.py`."""
     if not isinstance(value, list):
         return "a text"
     first = value[0] if value else 0

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.api.content import InputImagePart, Part, RefusalPart, template_content, type_by_field
-from deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
-from deployments.api.wire import Accepted, Name, NotDone, WireModel
-from preprocess.schema import Message
+from raylens.deployments.api.content import InputImagePart, Part, RefusalPart, template_content, type_by_field
+from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
+from raylens.deployments.api.wire import Accepted, Name, NotDone, WireModel
+from raylens.preprocess.schema import Message
 
 
 class InputText(Part):

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from deployments.api.generation import AnyGenerationFields, StreamOptions
-from deployments.api.messages import TemplateFields, media_of_messages
-from deployments.api.response_items import (
+from raylens.deployments.api.generation import AnyGenerationFields, StreamOptions
+from raylens.deployments.api.messages import TemplateFields, media_of_messages
+from raylens.deployments.api.response_items import (
     ChosenFunction,
     FunctionTool,
     InputItems,
@@ -16,12 +16,12 @@ from deployments.api.response_items import (
     ReasoningItem,
     as_messages,
 )
-from deployments.api.tools import MAX_TOOLS, OfferedTools, ToolFields
-from deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
-from deployments.pipeline.media_source import MediaSource
-from llm.sampling_params import SamplingParams
-from llm.structured_output import StructuredOutput
-from preprocess.schema import ChatPrompt
+from raylens.deployments.api.tools import MAX_TOOLS, OfferedTools, ToolFields
+from raylens.deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import ChatPrompt
 
 
 class TextFormat(WireModel):

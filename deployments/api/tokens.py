@@ -2,13 +2,13 @@
 
 from pydantic import BaseModel, Field, model_validator
 
-from deployments.api.content import TextPart
-from deployments.api.generation import MediaFields
-from deployments.api.messages import Messages, TemplateFields, media_of_messages
-from deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
-from deployments.api.wire import RequestBody
-from deployments.pipeline.media_source import MediaSource
-from preprocess.schema import ChatPrompt, Prompt, TextPrompt
+from raylens.deployments.api.content import TextPart
+from raylens.deployments.api.generation import MediaFields
+from raylens.deployments.api.messages import Messages, TemplateFields, media_of_messages
+from raylens.deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
+from raylens.deployments.api.wire import RequestBody
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.preprocess.schema import ChatPrompt, Prompt, TextPrompt
 
 
 class TokenizeRequest(RequestBody, TemplateFields):

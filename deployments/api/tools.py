@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import from_json
 
-from deployments.api.wire import Accepted, Name, WireModel
+from raylens.deployments.api.wire import Accepted, Name, WireModel
 
 MAX_TOOLS = 128
 _MAX_DEPTH = 64

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.types import Message, Scope, Send
 
-from deployments.endpoint.errors import error_kind
-from deployments.server_log import FIELDS
+from raylens.deployments.endpoint.errors import error_kind
+from raylens.deployments.server_log import FIELDS
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

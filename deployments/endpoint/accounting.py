@@ -7,13 +7,13 @@ from itertools import chain
 
 from prometheus_client import Counter
 
-from deployments.api.wire import PromptTokensDetails, StageTimings, Usage
-from deployments.config import MetricsConfig
-from deployments.metrics.definitions import IngressMetrics
-from deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_stage
-from deployments.shared.stage_calls import StageFailedError
-from deployments.stages.stage_messages import GeneratedText
-from preprocess.schema import StageTime
+from raylens.deployments.api.wire import PromptTokensDetails, StageTimings, Usage
+from raylens.deployments.config import MetricsConfig
+from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_stage
+from raylens.deployments.shared.stage_calls import StageFailedError
+from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.preprocess.schema import StageTime
 
 _MOST_GAPS = 32
 """Gaps between tokens that wait to be observed together. Those of an ingress that is killed are lost."""
@@ -139,7 +139,7 @@ class RequestAccount:
         )
 
     def abort(self) -> None:
-        """Records a request whose client left. `deployments.endpoint.access_log` records one that failed."""
+        """Records a request whose client left. `deployments/endpoint/access_log.py` records one that failed."""
         if not self._has_ended:
             self._has_ended = True
             self._metrics.request_success.inc(model=self.model, finished_reason="abort")

@@ -7,19 +7,19 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from deployments.api.wire import RequestBody
-from deployments.endpoint.admission import Ticket
-from deployments.endpoint.api_keys import Caller
-from deployments.endpoint.deadline import Deadline, seconds_in
-from deployments.endpoint.request_traces import TracedRequest
-from deployments.pipeline.long_texts import LongTexts
-from deployments.request_context import NO_REQUEST
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.api.wire import RequestBody
+from raylens.deployments.endpoint.admission import Ticket
+from raylens.deployments.endpoint.api_keys import Caller
+from raylens.deployments.endpoint.deadline import Deadline, seconds_in
+from raylens.deployments.endpoint.request_traces import TracedRequest
+from raylens.deployments.pipeline.long_texts import LongTexts
+from raylens.deployments.request_context import NO_REQUEST
+from raylens.preprocess.schema import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What `deployments.endpoint.gate` knows of a request.
+    """What `deployments/endpoint/gate.py` knows of a request.
 
     `arrived_at`: when it came, in seconds of the event loop's clock. `timeout_s`: the seconds that its header gives it.
     `texts`: the long texts of its body. `fail` takes the reason why an answer that has begun does not go on; the log

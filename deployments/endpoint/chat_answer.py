@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from deployments.api.chat import (
+from raylens.deployments.api.chat import (
     AssistantMessage,
     ChatCompletion,
     ChatCompletionChunk,
@@ -15,12 +15,12 @@ from deployments.api.chat import (
     TokenLogprob,
     ToolCallDelta,
 )
-from deployments.api.tools import ToolCall
-from deployments.endpoint.accounting import RequestAccount, usage_so_far
-from deployments.endpoint.answer import Chunks, Pieces, sent_event
-from deployments.endpoint.tool_calls import AnswerText
-from deployments.stages.stage_messages import GeneratedText, ScoredToken
-from preprocess.schema import ToolCallFormat
+from raylens.deployments.api.tools import ToolCall
+from raylens.deployments.endpoint.accounting import RequestAccount, usage_so_far
+from raylens.deployments.endpoint.answer import Chunks, Pieces, sent_event
+from raylens.deployments.endpoint.tool_calls import AnswerText
+from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.preprocess.schema import ToolCallFormat
 
 _MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""
@@ -49,8 +49,7 @@ class _Choice:
 
 
 class ChatAnswer(Chunks):
-    """See `deployments.endpoint.answer.Answer`. `tool_calls`: the form of tool calls in the text, or None if there can
-    be none."""
+    """See `Answer`. `tool_calls`: the form of tool calls in the text, or None if there can be none."""
 
     def __init__(self, body: ChatCompletionRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from deployments.endpoint.accounting import RequestAccount, usage_so_far
-from deployments.endpoint.answer import Chunks, Pieces, sent_event
-from deployments.endpoint.chat_answer import finite, token_text
-from deployments.stages.character_starts import CharacterStarts
-from deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from raylens.deployments.endpoint.accounting import RequestAccount, usage_so_far
+from raylens.deployments.endpoint.answer import Chunks, Pieces, sent_event
+from raylens.deployments.endpoint.chat_answer import finite, token_text
+from raylens.deployments.stages.character_starts import CharacterStarts
+from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class _Choice:
 
 
 class CompletionAnswer(Chunks):
-    """See `deployments.endpoint.answer.Answer`. `echoes`: the text of each prompt, if the client wants it before the
+    """See `Answer`. `echoes`: the text of each prompt, if the client wants it before the
     answers."""
 
     def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:

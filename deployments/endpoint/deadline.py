@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from starlette.datastructures import Headers
 
-from deployments.api.generation import MAX_TIMEOUT_S
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.api.generation import MAX_TIMEOUT_S
+from raylens.preprocess.schema import InvalidRequestError
 
 ResultT = TypeVar("ResultT")
 

@@ -9,17 +9,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from deployments.api.wire import ErrorBody, ErrorResponse
-from deployments.endpoint.admission import OverloadedError
-from deployments.endpoint.deadline import DeadlineError
-from deployments.shared.stage_calls import (
+from raylens.deployments.api.wire import ErrorBody, ErrorResponse
+from raylens.deployments.endpoint.admission import OverloadedError
+from raylens.deployments.endpoint.deadline import DeadlineError
+from raylens.deployments.shared.stage_calls import (
     AdapterFailedError,
     ChatTemplateFailedError,
     PlugInFailedError,
     StageError,
     StageUnavailableError,
 )
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 
 _PART_TYPES = frozenset(
     {
@@ -126,7 +126,7 @@ def _body(message: str, kind: str, *, param: str | None = None, code: str | None
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
-    request.state.error = error  # for deployments.endpoint.access_log
+    request.state.error = error  # for deployments/endpoint/access_log.py
     return response_for(error)
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Form, UploadFile
 from fastapi.responses import Response
 
-from deployments.api.files import DeletedFile, File, FileList
-from deployments.endpoint.call import HttpCall
-from deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
-from deployments.pipeline.shared_uploads import SharedUploads
+from raylens.deployments.api.files import DeletedFile, File, FileList
+from raylens.deployments.endpoint.call import HttpCall
+from raylens.deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
+from raylens.deployments.pipeline.shared_uploads import SharedUploads
 
 
 class _Bytes(Response):

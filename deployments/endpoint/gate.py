@@ -13,18 +13,18 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.config import AdmissionConfig
-from deployments.endpoint.access_log import AccessLog, listed
-from deployments.endpoint.admission import Admission, OverloadedError, Ticket
-from deployments.endpoint.api_keys import ApiKeys, Caller
-from deployments.endpoint.errors import AccessError, response_for
-from deployments.endpoint.request_headers import checked_request_id
-from deployments.endpoint.request_traces import RequestTraces
-from deployments.pipeline.long_texts import LongTexts
-from deployments.pipeline.turns import Turns
-from deployments.shared.weight import Weight
-from deployments.stages.work_scaling import PendingWork
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.config import AdmissionConfig
+from raylens.deployments.endpoint.access_log import AccessLog, listed
+from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
+from raylens.deployments.endpoint.api_keys import ApiKeys, Caller
+from raylens.deployments.endpoint.errors import AccessError, response_for
+from raylens.deployments.endpoint.request_headers import checked_request_id
+from raylens.deployments.endpoint.request_traces import RequestTraces
+from raylens.deployments.pipeline.long_texts import LongTexts
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.shared.weight import Weight
+from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})
 _PAGES = frozenset({"/", "/dashboard"})
@@ -50,8 +50,8 @@ _IGNORED_HEADER = b"x-raylens-ignored-fields"
 
 
 class Gate:
-    """Stands before all routes. `scope["state"]` gets what `deployments.endpoint.call` makes a Call of. Errors leave in
-    OpenAI's form."""
+    """Stands before all routes. `scope["state"]` gets what `deployments/endpoint/call.py` makes a Call of. Errors leave
+    in OpenAI's form."""
 
     def __init__(
         self,

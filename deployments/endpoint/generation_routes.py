@@ -10,30 +10,30 @@ from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
-from deployments.api.chat import ChatCompletion, ChatCompletionRequest
-from deployments.api.completions import Completion, CompletionRequest
-from deployments.api.generation import AnyGenerationFields, GenerationFields
-from deployments.api.responses import ResponseObject, ResponsesRequest
-from deployments.config import MetricsConfig
-from deployments.endpoint.accounting import RequestAccount
-from deployments.endpoint.answer import Answer, Pieces
-from deployments.endpoint.call import Call, HttpCall
-from deployments.endpoint.chat_answer import ChatAnswer
-from deployments.endpoint.completion_answer import CompletionAnswer
-from deployments.endpoint.deadline import Deadline, DeadlineError
-from deployments.endpoint.errors import ERROR_RESPONSES, error_response
-from deployments.endpoint.response_answer import ResponseAnswer
-from deployments.endpoint.served_models import ModelRoute, ServedModels
-from deployments.endpoint.tool_calls import forced_call
-from deployments.metrics.definitions import IngressMetrics
-from deployments.pipeline.media_source import MediaSource
-from deployments.pipeline.merged_pieces import merged
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.server_log import process_name
-from deployments.shared.stage_calls import MAX_ATTEMPTS, StageUnavailableError
-from deployments.stages.stage_messages import GeneratedText
-from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError, Prompt, Stopwatch, ToolCallFormat
+from raylens.deployments.api.chat import ChatCompletion, ChatCompletionRequest
+from raylens.deployments.api.completions import Completion, CompletionRequest
+from raylens.deployments.api.generation import AnyGenerationFields, GenerationFields
+from raylens.deployments.api.responses import ResponseObject, ResponsesRequest
+from raylens.deployments.config import MetricsConfig
+from raylens.deployments.endpoint.accounting import RequestAccount
+from raylens.deployments.endpoint.answer import Answer, Pieces
+from raylens.deployments.endpoint.call import Call, HttpCall
+from raylens.deployments.endpoint.chat_answer import ChatAnswer
+from raylens.deployments.endpoint.completion_answer import CompletionAnswer
+from raylens.deployments.endpoint.deadline import Deadline, DeadlineError
+from raylens.deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from raylens.deployments.endpoint.response_answer import ResponseAnswer
+from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
+from raylens.deployments.endpoint.tool_calls import forced_call
+from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.pipeline.merged_pieces import merged
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.server_log import process_name
+from raylens.deployments.shared.stage_calls import MAX_ATTEMPTS, StageUnavailableError
+from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import InvalidRequestError, Prompt, Stopwatch, ToolCallFormat
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

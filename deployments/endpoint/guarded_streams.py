@@ -1,9 +1,9 @@
 """ASGI middleware in front of the ingress: a stream ends with an error event even when its ingress is killed.
 
 The connection of a killed process is closed at once, and its client would see a stream that breaks off. So each open
-stream's socket is also held by a small process (`deployments.endpoint.stream_guardian`), which writes the event when
+stream's socket is also held by a small process (`deployments/endpoint/stream_guardian.py`), which writes the event when
 the ingress has gone. Ray Serve puts the middleware outermost, where its server's own `send` shows the connection: see
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in `deployments.ray_environment`."""
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in `deployments/ray_environment.py`."""
 
 import itertools
 import logging
@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.wire import ErrorBody, ErrorResponse
-from deployments.endpoint import stream_guardian
-from deployments.endpoint.answer import Chunks, sent_event
-from deployments.endpoint.request_headers import RequestHeaders
-from deployments.endpoint.stream_guardian import GUARD, NUMBER_BYTES, RELEASE
+from raylens.deployments.api.wire import ErrorBody, ErrorResponse
+from raylens.deployments.endpoint import stream_guardian
+from raylens.deployments.endpoint.answer import Chunks, sent_event
+from raylens.deployments.endpoint.request_headers import RequestHeaders
+from raylens.deployments.endpoint.stream_guardian import GUARD, NUMBER_BYTES, RELEASE
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -13,39 +13,39 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.models import Health, ModelCard, ModelList, Version
-from deployments.config import AppConfig
-from deployments.endpoint.access_log import AccessLog
-from deployments.endpoint.admission import Admission
-from deployments.endpoint.api_keys import ApiKeys
-from deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
-from deployments.endpoint.file_routes import FileRoutes
-from deployments.endpoint.gate import Gate
-from deployments.endpoint.generation_routes import GenerationRoutes
-from deployments.endpoint.health import StageMonitor
-from deployments.endpoint.json_route import JsonRoute
-from deployments.endpoint.metrics_export import export_metrics
-from deployments.endpoint.model_status import ModelStatus
-from deployments.endpoint.operator_routes import OperatorRoutes
-from deployments.endpoint.page_route import chat_page, examples
-from deployments.endpoint.request_traces import RequestTraces
-from deployments.endpoint.request_weight import WeighedRequests
-from deployments.endpoint.served_models import ModelRoute, ServedModels
-from deployments.endpoint.token_routes import TokenRoutes
-from deployments.endpoint.trace_routes import TraceRoutes
-from deployments.metrics.definitions import IngressMetrics
-from deployments.metrics.error_codes import known_errors
-from deployments.pipeline.pipeline import Pipeline
-from deployments.pipeline.shards import Shards
-from deployments.pipeline.shared_items import SharedItems
-from deployments.pipeline.shared_traces import SharedTraces
-from deployments.pipeline.shared_uploads import SharedUploads
-from deployments.pipeline.turns import Turns
-from deployments.replica_start import Replica, start_replica
-from deployments.shared.stage_calls import route_on_this_loop
-from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.stage_handles import StageHandles
-from deployments.stages.work_scaling import PendingWork
+from raylens.deployments.api.models import Health, ModelCard, ModelList, Version
+from raylens.deployments.config import AppConfig
+from raylens.deployments.endpoint.access_log import AccessLog
+from raylens.deployments.endpoint.admission import Admission
+from raylens.deployments.endpoint.api_keys import ApiKeys
+from raylens.deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
+from raylens.deployments.endpoint.file_routes import FileRoutes
+from raylens.deployments.endpoint.gate import Gate
+from raylens.deployments.endpoint.generation_routes import GenerationRoutes
+from raylens.deployments.endpoint.health import StageMonitor
+from raylens.deployments.endpoint.json_route import JsonRoute
+from raylens.deployments.endpoint.metrics_export import export_metrics
+from raylens.deployments.endpoint.model_status import ModelStatus
+from raylens.deployments.endpoint.operator_routes import OperatorRoutes
+from raylens.deployments.endpoint.page_route import chat_page, examples
+from raylens.deployments.endpoint.request_traces import RequestTraces
+from raylens.deployments.endpoint.request_weight import WeighedRequests
+from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
+from raylens.deployments.endpoint.token_routes import TokenRoutes
+from raylens.deployments.endpoint.trace_routes import TraceRoutes
+from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.metrics.error_codes import known_errors
+from raylens.deployments.pipeline.pipeline import Pipeline
+from raylens.deployments.pipeline.shards import Shards
+from raylens.deployments.pipeline.shared_items import SharedItems
+from raylens.deployments.pipeline.shared_traces import SharedTraces
+from raylens.deployments.pipeline.shared_uploads import SharedUploads
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.replica_start import Replica, start_replica
+from raylens.deployments.shared.stage_calls import route_on_this_loop
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.work_scaling import PendingWork
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5
@@ -54,7 +54,7 @@ _KNOWN_SECONDS = 300.0
 
 
 class Ingress(Replica):
-    """One replica of the endpoint. Wrapped by `serve.ingress` in `deployments.app`."""
+    """One replica of the endpoint. Wrapped by `serve.ingress` in `deployments/app.py`."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Ingress(Replica):
         return api
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments.stages.work_scaling` scales by."""
+        """Returns what `deployments/stages/work_scaling.py` scales by."""
         return self._open_requests.stats()
 
     @asynccontextmanager

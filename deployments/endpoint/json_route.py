@@ -11,7 +11,7 @@ from fastapi import Request, Response, params
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 
 
 class _JsonRequest(Request):

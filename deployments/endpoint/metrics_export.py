@@ -7,8 +7,8 @@ import re
 import aiohttp
 import ray
 
-from deployments.metrics.exporter import ADDRESS_FILE
-from deployments.metrics.recording import metrics_folder
+from raylens.deployments.metrics.exporter import ADDRESS_FILE
+from raylens.deployments.metrics.recording import metrics_folder
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 4

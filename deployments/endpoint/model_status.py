@@ -2,10 +2,10 @@
 
 import time
 
-from deployments.api.models import ModelCard
-from deployments.endpoint.health import StageMonitor
-from deployments.shared.stage_calls import StageUnavailableError
-from preprocess.schema import ProcessorIdentity, ToolCallFormat
+from raylens.deployments.api.models import ModelCard
+from raylens.deployments.endpoint.health import StageMonitor
+from raylens.deployments.shared.stage_calls import StageUnavailableError
+from raylens.preprocess.schema import ProcessorIdentity, ToolCallFormat
 
 
 class ModelStatus:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, params
 from fastapi.responses import Response
 
-from checkpoints import PICTURES
-from preprocess.data_url import data_url
+from raylens.checkpoints import PICTURES
+from raylens.preprocess.data_url import data_url
 
 _FOLDER = Path(__file__).parent / "page"
 _SHARED = {"/* shared.css */\n": "shared.css", "// shared.js\n": "shared.js"}

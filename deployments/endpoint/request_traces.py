@@ -10,14 +10,14 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from deployments.endpoint.access_log import Entry, is_quiet
-from deployments.endpoint.accounting import RequestAccount
-from deployments.endpoint.errors import error_kind
-from deployments.request_context import RequestContext, in_request
-from deployments.server_log import process_name
-from deployments.tracing.records import Attribute, OpenSpan
-from deployments.tracing.spans import Spans, trace_headers
-from preprocess.schema import StageTime, Stopwatch
+from raylens.deployments.endpoint.access_log import Entry, is_quiet
+from raylens.deployments.endpoint.accounting import RequestAccount
+from raylens.deployments.endpoint.errors import error_kind
+from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.server_log import process_name
+from raylens.deployments.tracing.records import Attribute, OpenSpan
+from raylens.deployments.tracing.spans import Spans, trace_headers
+from raylens.preprocess.schema import StageTime, Stopwatch
 
 _MOST_SPANS = 500
 """The most stage times in a record. A request may have thousands of prompts."""

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deployments.api.generation import MediaFields
-from deployments.endpoint.call import Call
-from deployments.pipeline.last_picture import with_last_picture
-from deployments.pipeline.media_source import MediaSource
-from deployments.pipeline.pipeline_request import CHARS_PER_TOKEN, PipelineRequest, estimated_tokens
-from deployments.shared.weight import Weight
-from llm.sampling_params import SamplingParams
-from preprocess.media import MediaLimits
-from preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
-from preprocess.schema import Prompt
+from raylens.deployments.api.generation import MediaFields
+from raylens.deployments.endpoint.call import Call
+from raylens.deployments.pipeline.last_picture import with_last_picture
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.pipeline.pipeline_request import CHARS_PER_TOKEN, PipelineRequest, estimated_tokens
+from raylens.deployments.shared.weight import Weight
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
+from raylens.preprocess.schema import Prompt
 
 _UNKNOWN_MAX_TOKENS = 1024
 """The tokens that count for an answer which may be as long as the context has room for."""

@@ -5,8 +5,8 @@ The events and their order: https://platform.openai.com/docs/api-reference/respo
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
-from deployments.api.response_items import ChosenFunction
-from deployments.api.responses import (
+from raylens.deployments.api.response_items import ChosenFunction
+from raylens.deployments.api.responses import (
     IncompleteDetails,
     InputTokensDetails,
     OutputCall,
@@ -19,16 +19,16 @@ from deployments.api.responses import (
     ResponsesRequest,
     ResponseUsage,
 )
-from deployments.api.tools import ToolCall
-from deployments.api.wire import ErrorResponse
-from deployments.endpoint.accounting import RequestAccount
-from deployments.endpoint.answer import Pieces, sent_event
-from deployments.endpoint.tool_calls import AnswerText
-from preprocess.schema import ToolCallFormat
+from raylens.deployments.api.tools import ToolCall
+from raylens.deployments.api.wire import ErrorResponse
+from raylens.deployments.endpoint.accounting import RequestAccount
+from raylens.deployments.endpoint.answer import Pieces, sent_event
+from raylens.deployments.endpoint.tool_calls import AnswerText
+from raylens.preprocess.schema import ToolCallFormat
 
 
 class ResponseAnswer:
-    """See `deployments.endpoint.answer.Answer`. `tool_calls`: the form of tool calls in the text, or None if there can
+    """See `Answer`. `tool_calls`: the form of tool calls in the text, or None if there can
     be none."""
 
     def __init__(self, body: ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:

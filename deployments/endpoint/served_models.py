@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from deployments.api.models import Health, ModelCard
-from deployments.endpoint.health import StageMonitor
-from deployments.endpoint.model_status import ModelStatus
-from deployments.endpoint.request_weight import WeighedRequests
-from deployments.pipeline.pipeline import Pipeline
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.api.models import Health, ModelCard
+from raylens.deployments.endpoint.health import StageMonitor
+from raylens.deployments.endpoint.model_status import ModelStatus
+from raylens.deployments.endpoint.request_weight import WeighedRequests
+from raylens.deployments.pipeline.pipeline import Pipeline
+from raylens.preprocess.schema import InvalidRequestError
 
 ToldT = TypeVar("ToldT")
 

@@ -1,7 +1,7 @@
 """The process that ends the streams of an ingress that has died: a program of its own, of the standard library alone.
 
 It holds a copy of the socket of each open stream, with the bytes that are to end it, so the connections outlive the
-ingress. Its standard input is a socket to the ingress (`deployments.endpoint.guarded_streams`), of type SEQPACKET:
+ingress. Its standard input is a socket to the ingress (`deployments/endpoint/guarded_streams.py`), of type SEQPACKET:
 
 - `GUARD` + number + bytes, with the stream's socket: from now on the stream is held.
 - `RELEASE` + number: the stream ends by itself.

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from deployments.api.tokens import (
+from raylens.deployments.api.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
     RenderedItem,
@@ -11,13 +11,13 @@ from deployments.api.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from deployments.endpoint.call import HttpCall
-from deployments.endpoint.errors import ERROR_RESPONSES
-from deployments.endpoint.request_weight import weigh_text
-from deployments.endpoint.served_models import ServedModels
-from deployments.shared.weight import Weight
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt
+from raylens.deployments.endpoint.call import HttpCall
+from raylens.deployments.endpoint.errors import ERROR_RESPONSES
+from raylens.deployments.endpoint.request_weight import weigh_text
+from raylens.deployments.endpoint.served_models import ServedModels
+from raylens.deployments.shared.weight import Weight
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ChatPrompt
 
 
 class TokenRoutes:

@@ -4,11 +4,11 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
-from deployments.stages.stage_messages import GeneratedText
-from llm.detokenizer import overlap
-from llm.structured_output import StructuredOutput
-from preprocess.schema import ToolCallFormat
+from raylens.deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
+from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.llm.detokenizer import overlap
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import ToolCallFormat
 
 # The way models write JSON. If any blanks were allowed, an undecided model could write blanks without end.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -3,11 +3,11 @@
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from deployments.api.traces import Trace
-from deployments.endpoint.call import HttpCall
-from deployments.endpoint.errors import ERROR_RESPONSES
-from deployments.pipeline.shared_traces import SharedTraces
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.api.traces import Trace
+from raylens.deployments.endpoint.call import HttpCall
+from raylens.deployments.endpoint.errors import ERROR_RESPONSES
+from raylens.deployments.pipeline.shared_traces import SharedTraces
+from raylens.preprocess.schema import InvalidRequestError
 
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
 """What the ids in answers have before the request's own."""

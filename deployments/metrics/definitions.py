@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from deployments.metrics.instruments import Counter, Gauge, Histogram
-from preprocess.cache import ItemCache
+from raylens.deployments.metrics.instruments import Counter, Gauge, Histogram
+from raylens.preprocess.cache import ItemCache
 
 if TYPE_CHECKING:
-    from llm.outputs import EngineStats
+    from raylens.llm.outputs import EngineStats
 
 MODALITIES = ("text", "image", "video", "image+video")
 """The modalities of a request: of all that its prompt has besides text."""

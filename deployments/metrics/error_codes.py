@@ -3,7 +3,7 @@ goes unseen: Prometheus sees a series grow only once it is there. The tests look
 
 from itertools import product
 
-from deployments.metrics.definitions import ADMISSION_REASONS, STAGES
+from raylens.deployments.metrics.definitions import ADMISSION_REASONS, STAGES
 
 _CLIENT_CODES = (
     "body_timeout",

@@ -2,7 +2,7 @@
 
     python exporter.py FOLDER HOST PORT
 
-It reads the files that `deployments.metrics.recording` has replicas write, and ends with its standard input, that is
+It reads the files that `deployments/metrics/recording.py` has replicas write, and ends with its standard input, that is
 with the replica that started it. It imports nothing of the application, so that it takes little memory. Where PORT is 0
 or taken, it takes a free one. FOLDER/exporter.address says which."""
 

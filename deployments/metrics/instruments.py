@@ -1,6 +1,6 @@
 """Counters, gauges and histograms with the labels of the process that records them.
 
-They are prometheus_client's. In a replica `deployments.metrics.recording` has prometheus_client keep their values in
+They are prometheus_client's. In a replica `deployments/metrics/recording.py` has prometheus_client keep their values in
 files of the node, so that what a process has counted outlives the process. Elsewhere they stay in memory.
 
 Counters and histograms of all replicas of a deployment on one node are one series: a dead replica leaves no series
@@ -15,7 +15,7 @@ from typing import ClassVar, Generic, TypeVar
 import prometheus_client
 from prometheus_client.metrics import MetricWrapperBase
 
-from deployments.metrics.recording import replica_labels
+from raylens.deployments.metrics.recording import replica_labels
 
 PREFIX = "raylens_"
 

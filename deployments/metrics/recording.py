@@ -2,7 +2,7 @@
 
 prometheus_client maps the files into memory (its multiprocess mode), so recording takes about a microsecond, and what a
 replica has counted is there when it has died, by whatever death. Beside its files each replica holds a lock, which ends
-with it: by that the node's exporter knows who lives (`deployments.metrics.exporter`).
+with it: by that the node's exporter knows who lives (`deployments/metrics/exporter.py`).
 
 One replica of each node keeps the exporter running. When it ends, the exporter ends with it, and another takes over."""
 
@@ -21,8 +21,8 @@ from typing import IO
 import prometheus_client.values
 import ray
 
-from deployments.config import MetricsConfig
-from deployments.metrics.exporter import LOCK_SUFFIX
+from raylens.deployments.config import MetricsConfig
+from raylens.deployments.metrics.exporter import LOCK_SUFFIX
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

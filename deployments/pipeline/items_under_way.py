@@ -8,12 +8,12 @@ from typing import Self, TypeVar
 
 from ray import ObjectRef
 
-from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.shared.item_states import PendingItem, StoredItem
-from deployments.shared.stage_calls import with_pending
-from deployments.stages.hand_over import ItemEmbeddings
-from preprocess.schema import ItemInfo
+from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.shared.item_states import PendingItem, StoredItem
+from raylens.deployments.shared.stage_calls import with_pending
+from raylens.deployments.stages.hand_over import ItemEmbeddings
+from raylens.preprocess.schema import ItemInfo
 
 _SETTLE_SECONDS = 0.5
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from deployments.pipeline.media_source import MediaSource
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, parts_of
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, parts_of
 
 
 def with_last_picture(prompt: Prompt, media: Sequence[MediaSource]) -> tuple[Prompt, list[MediaSource]]:

@@ -1,12 +1,12 @@
 """What this ingress has of the budgets that all ingresses share, and how it asks for more.
 
-The ledger (`deployments.shared.ledger`) lends. An ingress that loses it goes on with what it has."""
+The ledger (`deployments/shared/ledger.py`) lends. An ingress that loses it goes on with what it has."""
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 
-from deployments.shared.messages import GiveBack, Grant, Lack, Need, Recall, Restate
-from deployments.shared.weight import Weight
+from raylens.deployments.shared.messages import GiveBack, Grant, Lack, Need, Recall, Restate
+from raylens.deployments.shared.weight import Weight
 
 Send = Callable[[Lack | GiveBack | Restate], None]
 

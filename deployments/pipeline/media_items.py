@@ -9,20 +9,20 @@ from typing import Any
 
 from ray import ObjectRef
 
-from deployments.config import MediaConfig
-from deployments.metrics.definitions import IngressMetrics
-from deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.shared_items import ItemSource
-from deployments.pipeline.shared_uploads import SharedUploads
-from deployments.server_log import process_name
-from deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
-from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
-from preprocess.hasher import content_hash, mm_hash
-from preprocess.local_media import LocalMedia
-from preprocess.media_fetch import MediaFetcher
-from preprocess.pixel_count import work_pixels
-from preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Stopwatch
+from raylens.deployments.config import MediaConfig
+from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.pipeline.shared_items import ItemSource
+from raylens.deployments.pipeline.shared_uploads import SharedUploads
+from raylens.deployments.server_log import process_name
+from raylens.deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
+from raylens.deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
+from raylens.preprocess.hasher import content_hash, mm_hash
+from raylens.preprocess.local_media import LocalMedia
+from raylens.preprocess.media_fetch import MediaFetcher
+from raylens.preprocess.pixel_count import work_pixels
+from raylens.preprocess.schema import InvalidRequestError, ItemInfo, ProcessorIdentity, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)

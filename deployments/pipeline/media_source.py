@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from deployments.pipeline.long_texts import LongTexts
-from preprocess.data_url import DataUrl, is_data_url
+from raylens.deployments.pipeline.long_texts import LongTexts
+from raylens.preprocess.data_url import DataUrl, is_data_url
 
 UPLOAD_SCHEME = "upload:"
 """The beginning of URLs of files that were uploaded before."""
@@ -13,8 +13,8 @@ UPLOAD_SCHEME = "upload:"
 class MediaSource:
     """A URL (data:, http(s):, file: or upload:), a name for it (`uuid`), or both. A name alone stands for the item that
     was last sent with it. `field` names the item in errors. `is_precomputed`: the content is no media file but
-    tensors, see `preprocess.precomputed`. `texts`: of the body that it came with. `num_pixels`: its work, where the
-    content is in the URL itself, see `preprocess.pixel_count`."""
+    tensors, see `preprocess/precomputed.py`. `texts`: of the body that it came with. `num_pixels`: its work, where the
+    content is in the URL itself, see `preprocess/pixel_count.py`."""
 
     url: str | None
     field: str

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.stages.stage_messages import GeneratedText
 
 PieceStream = AsyncGenerator[list[GeneratedText]]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from ray.serve.handle import DeploymentResponse
 
-from deployments.pipeline.turns import Turns
-from deployments.shared.stage_calls import cancel_call
-from deployments.stages.piece_connection import PieceAddress, PiecesLostError
-from deployments.stages.piece_messages import read_message, unpack_piece
-from deployments.stages.private_port import PrivatePort, Reader, Writer
-from deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.shared.stage_calls import cancel_call
+from raylens.deployments.stages.piece_connection import PieceAddress, PiecesLostError
+from raylens.deployments.stages.piece_messages import read_message, unpack_piece
+from raylens.deployments.stages.private_port import PrivatePort, Reader, Writer
+from raylens.deployments.stages.stage_messages import GeneratedText
 
 _LATE_SECONDS = 10.0
 """How long pieces may take that were sent before their call ended."""

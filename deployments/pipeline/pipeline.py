@@ -7,23 +7,23 @@ from typing import Any, TypeAlias
 from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from deployments.config import MediaConfig
-from deployments.metrics.definitions import IngressMetrics
-from deployments.pipeline.items_under_way import Infos, ItemsUnderWay
-from deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
-from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.prompt_affinity import affinity_of
-from deployments.pipeline.shared_items import ItemSource
-from deployments.pipeline.shared_uploads import SharedUploads
-from deployments.pipeline.turns import Turns
-from deployments.shared.in_the_making import Announce, InTheMaking
-from deployments.shared.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
-from deployments.stages.hand_over import ItemEmbeddings
-from deployments.stages.piece_connection import PieceAddress
-from deployments.stages.prefix_router import PromptAffinity
-from deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
-from preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
+from raylens.deployments.config import MediaConfig
+from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.pipeline.items_under_way import Infos, ItemsUnderWay
+from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
+from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.pipeline.prompt_affinity import affinity_of
+from raylens.deployments.pipeline.shared_items import ItemSource
+from raylens.deployments.pipeline.shared_uploads import SharedUploads
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.shared.in_the_making import Announce, InTheMaking
+from raylens.deployments.shared.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
+from raylens.deployments.stages.hand_over import ItemEmbeddings
+from raylens.deployments.stages.piece_connection import PieceAddress
+from raylens.deployments.stages.prefix_router import PromptAffinity
+from raylens.deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 Rendering = InTheMaking[ProcessedPrompt | ObjectRef, ProcessedPrompt]
 """A request's prompt, and before it is there a reference to it."""

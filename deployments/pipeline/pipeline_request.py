@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.pipeline.media_source import MediaSource
-from deployments.request_context import NO_REQUEST, RequestContext
-from deployments.stages.stage_messages import WHOLES
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.request_context import NO_REQUEST, RequestContext
+from raylens.deployments.stages.stage_messages import WHOLES
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
 
 CHARS_PER_TOKEN = 4
 """About so many characters of a text are a token."""

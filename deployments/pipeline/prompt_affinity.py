@@ -1,12 +1,12 @@
-"""Where a prompt belongs, by what it begins with: see `deployments.stages.prefix_router`."""
+"""Where a prompt belongs, by what it begins with: see `deployments/stages/prefix_router.py`."""
 
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from deployments.stages.prefix_router import PromptAffinity
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt, TextPrompt, parts_of
+from raylens.deployments.stages.prefix_router import PromptAffinity
+from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt, TextPrompt, parts_of
 
 _MARK_BYTES = 256
 _MOST_MARKS = 64

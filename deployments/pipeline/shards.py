@@ -11,10 +11,10 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.pipeline.leases import Leases
-from deployments.shared.codec import pack, read
-from deployments.shared.item_states import OnPending
-from deployments.shared.messages import (
+from raylens.deployments.pipeline.leases import Leases
+from raylens.deployments.shared.codec import pack, read
+from raylens.deployments.shared.item_states import OnPending
+from raylens.deployments.shared.messages import (
     FROM_SHARD,
     Close,
     Failed,
@@ -25,9 +25,9 @@ from deployments.shared.messages import (
     Recall,
     Result,
 )
-from deployments.shared.stage_calls import StageUnavailableError
-from deployments.stages.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
-from deployments.stages.rendezvous_router import rank
+from raylens.deployments.shared.stage_calls import StageUnavailableError
+from raylens.deployments.stages.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
+from raylens.deployments.stages.rendezvous_router import rank
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from ray import ObjectRef
 
-from deployments.metrics.instruments import Counter
-from deployments.pipeline.shards import ShardLostError, Shards, unavailable
-from deployments.shared.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
-from deployments.shared.messages import Ask, Call, Forget, Remember
-from deployments.shared.stage_calls import MAX_ATTEMPTS
-from deployments.stages.object_contents import IN_MESSAGE_BYTES, sent
+from raylens.deployments.metrics.instruments import Counter
+from raylens.deployments.pipeline.shards import ShardLostError, Shards, unavailable
+from raylens.deployments.shared.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
+from raylens.deployments.shared.messages import Ask, Call, Forget, Remember
+from raylens.deployments.shared.stage_calls import MAX_ATTEMPTS
+from raylens.deployments.stages.object_contents import IN_MESSAGE_BYTES, sent
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

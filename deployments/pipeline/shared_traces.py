@@ -3,9 +3,9 @@
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from deployments.pipeline.shards import ShardLostError, Shards, unavailable
-from deployments.shared.messages import Call, KeepTrace
-from deployments.shared.stage_calls import MAX_ATTEMPTS
+from raylens.deployments.pipeline.shards import ShardLostError, Shards, unavailable
+from raylens.deployments.shared.messages import Call, KeepTrace
+from raylens.deployments.shared.stage_calls import MAX_ATTEMPTS
 
 
 class SharedTraces:

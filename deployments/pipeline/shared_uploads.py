@@ -4,14 +4,14 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from deployments.pipeline.shards import ShardLostError, Shards, unavailable
-from deployments.shared.messages import Call
-from deployments.shared.uploads import Upload
-from deployments.stages.object_contents import received, sent
+from raylens.deployments.pipeline.shards import ShardLostError, Shards, unavailable
+from raylens.deployments.shared.messages import Call
+from raylens.deployments.shared.uploads import Upload
+from raylens.deployments.stages.object_contents import received, sent
 
 
 class SharedUploads:
-    """See `deployments.shared.uploads.Uploads`. Each method raises StageUnavailableError, too, where the tenant's shard
+    """See `Uploads`. Each method raises StageUnavailableError, too, where the tenant's shard
     is away."""
 
     def __init__(self, shards: Shards) -> None:

@@ -14,9 +14,9 @@ import msgpack
 import numpy as np
 from ray import ObjectRef
 
-from deployments.request_context import RequestContext
-from deployments.shared.field_types import type_check
-from deployments.shared.item_states import (
+from raylens.deployments.request_context import RequestContext
+from raylens.deployments.shared.field_types import type_check
+from raylens.deployments.shared.item_states import (
     ContentMissingError,
     ItemOrder,
     ItemTrace,
@@ -24,13 +24,13 @@ from deployments.shared.item_states import (
     PendingItem,
     StoredItem,
 )
-from deployments.shared.messages import FROM_INGRESS, FROM_SHARD, Message, Need
-from deployments.shared.ray_references import pack_reference, unpack_reference
-from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
-from deployments.shared.uploads import Upload
-from deployments.shared.weight import Weight
-from deployments.stages.private_port import MalformedMessageError, Reader, frame, read_frame
-from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
+from raylens.deployments.shared.messages import FROM_INGRESS, FROM_SHARD, Message, Need
+from raylens.deployments.shared.ray_references import pack_reference, unpack_reference
+from raylens.deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
+from raylens.deployments.shared.uploads import Upload
+from raylens.deployments.shared.weight import Weight
+from raylens.deployments.stages.private_port import MalformedMessageError, Reader, frame, read_frame
+from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 
 _DATA: tuple[type[Any], ...] = (
     *FROM_INGRESS,

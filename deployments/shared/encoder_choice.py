@@ -15,9 +15,9 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.shared.stage_calls import has_running_replica
-from deployments.stages.stage_handles import StageHandles
-from deployments.stages.stage_messages import EmbeddingInfo
+from raylens.deployments.shared.stage_calls import has_running_replica
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_messages import EmbeddingInfo
 
 _KEPT = 0.9
 """The weight of what was known before, when an item brings news."""

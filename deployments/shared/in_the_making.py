@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from deployments.shared.stage_calls import has_result
+from raylens.deployments.shared.stage_calls import has_result
 
 PendingT = TypeVar("PendingT")
 ResultT = TypeVar("ResultT")

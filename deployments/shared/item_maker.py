@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from ray import ObjectRef
 
-from deployments.config import SharedConfig
-from deployments.metrics.definitions import CacheMetrics, ItemMetrics
-from deployments.request_context import in_request
-from deployments.server_log import process_name
-from deployments.shared.encoder_choice import cheapest, places_of
-from deployments.shared.in_the_making import Announce, InTheMaking
-from deployments.shared.item_states import (
+from raylens.deployments.config import SharedConfig
+from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
+from raylens.deployments.request_context import in_request
+from raylens.deployments.server_log import process_name
+from raylens.deployments.shared.encoder_choice import cheapest, places_of
+from raylens.deployments.shared.in_the_making import Announce, InTheMaking
+from raylens.deployments.shared.item_states import (
     ContentMissingError,
     ItemOrder,
     ItemTrace,
@@ -27,13 +27,13 @@ from deployments.shared.item_states import (
     PendingItem,
     StoredItem,
 )
-from deployments.shared.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
-from deployments.stages.stage_handles import StageHandles
-from deployments.stages.stage_messages import ITEM, EmbeddingInfo, ItemJob
-from deployments.tracing.records import OpenSpan
-from deployments.tracing.spans import Spans
-from preprocess.cache import ItemCache
-from preprocess.schema import ItemInfo, Stopwatch
+from raylens.deployments.shared.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_messages import ITEM, EmbeddingInfo, ItemJob
+from raylens.deployments.tracing.records import OpenSpan
+from raylens.deployments.tracing.spans import Spans
+from raylens.preprocess.cache import ItemCache
+from raylens.preprocess.schema import ItemInfo, Stopwatch
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

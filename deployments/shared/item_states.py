@@ -6,8 +6,8 @@ from typing import Any
 
 from ray import ObjectRef
 
-from deployments.request_context import RequestContext
-from preprocess.schema import ItemInfo, StageTime
+from raylens.deployments.request_context import RequestContext
+from raylens.preprocess.schema import ItemInfo, StageTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ItemOrder:
 
     `content` is None where the item has to be in a cache. It may be a reference to an array of its bytes. `request_id`:
     the pipeline's. `context`: of the client's request. The other fields are those of
-    `deployments.stages.stage_messages.ItemJob`.
+    `raylens.deployments.stages.stage_messages.ItemJob`.
     """
 
     context: RequestContext

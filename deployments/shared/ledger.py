@@ -13,8 +13,8 @@ from functools import reduce
 from operator import add
 from typing import Any, TypeAlias
 
-from deployments.shared.messages import Grant, Need, Recall
-from deployments.shared.weight import Weight
+from raylens.deployments.shared.messages import Grant, Need, Recall
+from raylens.deployments.shared.weight import Weight
 
 Borrower: TypeAlias = Callable[[Grant | Recall], Any]
 """Who borrows is known by the function that sends messages to it."""

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias, get_args
 
 from ray import ObjectRef
 
-from deployments.shared.item_states import ItemOrder, MadeItem, PendingItem
-from deployments.shared.weight import Weight
+from raylens.deployments.shared.item_states import ItemOrder, MadeItem, PendingItem
+from raylens.deployments.shared.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The SharedState deployment: a plain class, wrapped by `deployments.app`. Its replica is one shard.
+"""The SharedState deployment: a plain class, wrapped by `deployments/app.py`. Its replica is one shard.
 
 The replicas of the ingress have no state of their own. What they share is here, divided among the shards by hashes: the
 items and their caches, the names that clients gave to items, uploaded files, and the ledger of the budgets, which is in
-the first shard. An ingress keeps a connection to each shard open (`deployments.pipeline.shards`)."""
+the first shard. An ingress keeps a connection to each shard open (`deployments/pipeline/shards.py`)."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from typing import Any
 
 from ray import ObjectRef
 
-from deployments.config import AppConfig
-from deployments.metrics.definitions import ItemMetrics
-from deployments.replica_start import Replica, start_replica
-from deployments.shared.codec import pack, read
-from deployments.shared.item_maker import ItemMaker
-from deployments.shared.item_states import ContentMissingError, PendingItem
-from deployments.shared.ledger import Ledger
-from deployments.shared.messages import (
+from raylens.deployments.config import AppConfig
+from raylens.deployments.metrics.definitions import ItemMetrics
+from raylens.deployments.replica_start import Replica, start_replica
+from raylens.deployments.shared.codec import pack, read
+from raylens.deployments.shared.item_maker import ItemMaker
+from raylens.deployments.shared.item_states import ContentMissingError, PendingItem
+from raylens.deployments.shared.ledger import Ledger
+from raylens.deployments.shared.messages import (
     FROM_INGRESS,
     Ask,
     Call,
@@ -35,16 +35,16 @@ from deployments.shared.messages import (
     Restate,
     Result,
 )
-from deployments.shared.named_contents import NamedContents
-from deployments.shared.recent_traces import RecentTraces
-from deployments.shared.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
-from deployments.shared.uploads import Upload, Uploads
-from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.object_contents import received, sent
-from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer
-from deployments.stages.stage_handles import StageHandles
-from deployments.stages.stage_messages import Heartbeat
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.shared.named_contents import NamedContents
+from raylens.deployments.shared.recent_traces import RecentTraces
+from raylens.deployments.shared.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
+from raylens.deployments.shared.uploads import Upload, Uploads
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.object_contents import received, sent
+from raylens.deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_messages import Heartbeat
+from raylens.preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

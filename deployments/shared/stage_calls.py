@@ -15,13 +15,13 @@ from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, Ray
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
-from deployments.metrics.instruments import Counter
-from deployments.stages.engine_loop import EngineDiedError
-from deployments.stages.hand_over import EmbeddingsLostError
-from deployments.stages.piece_connection import PiecesLostError
-from llm.lora_request import LoraError
-from pipelines.interface import PipelineError
-from preprocess.schema import ChatTemplateError, InvalidRequestError
+from raylens.deployments.metrics.instruments import Counter
+from raylens.deployments.stages.engine_loop import EngineDiedError
+from raylens.deployments.stages.hand_over import EmbeddingsLostError
+from raylens.deployments.stages.piece_connection import PiecesLostError
+from raylens.llm.lora_request import LoraError
+from raylens.pipelines.interface import PipelineError
+from raylens.preprocess.schema import ChatTemplateError, InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deployments.config import UploadConfig
-from preprocess.media import MediaLimits, check_size
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.config import UploadConfig
+from raylens.preprocess.media import MediaLimits, check_size
+from raylens.preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraError, LoraRequest
-from preprocess.schema import InvalidRequestError
+from raylens.llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraError, LoraRequest
+from raylens.preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

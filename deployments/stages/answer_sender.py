@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from deployments.server_log import process_name
-from deployments.stages.piece_connection import PieceConnection
-from deployments.stages.stage_messages import GENERATE, GeneratedText
-from preprocess.schema import StageTime, Stopwatch
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.piece_connection import PieceConnection
+from raylens.deployments.stages.stage_messages import GENERATE, GeneratedText
+from raylens.preprocess.schema import StageTime, Stopwatch
 
 if TYPE_CHECKING:
-    from llm.outputs import RequestOutput
+    from raylens.llm.outputs import RequestOutput
 
 
 class AnswerSender:

@@ -10,7 +10,7 @@ def kernels_in_use(device: str) -> dict[str, str]:
     empty for a stage on another device. Logs a warning where there is none."""
     if device != "cpu":
         return {}
-    from cpu_kernels.library import kernel_library, why_missing
+    from raylens.cpu_kernels.library import kernel_library, why_missing
 
     library = kernel_library()
     if library is not None:

@@ -1,4 +1,4 @@
-"""The Encode deployment: a plain class, wrapped by `deployments.app`, or made by Generate where `encoder` is not
+"""The Encode deployment: a plain class, wrapped by `deployments/app.py`, or made by Generate where `encoder` is not
 separate."""
 
 import asyncio
@@ -8,29 +8,29 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deployments.config import AppConfig, VisionPartConfig
-from deployments.metrics.definitions import EncodeMetrics
-from deployments.replica_start import Replica, start_replica
-from deployments.request_context import RequestContext, in_request
-from deployments.server_log import process_name
-from deployments.stages.cpu_kernels_in_use import kernels_in_use
-from deployments.stages.engine_loop import EngineDiedError, EngineLoop
-from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.memory_turn import memory_turn
-from deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
-from deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
-from deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
-from deployments.stages.tensor_wire import PackedItem, PackedTensor
-from deployments.stages.torch_setup import set_up_torch
-from deployments.stages.work_scaling import PendingWork
-from deployments.tracing.spans import Spans
-from preprocess.schema import Stopwatch
+from raylens.deployments.config import AppConfig, VisionPartConfig
+from raylens.deployments.metrics.definitions import EncodeMetrics
+from raylens.deployments.replica_start import Replica, start_replica
+from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.cpu_kernels_in_use import kernels_in_use
+from raylens.deployments.stages.engine_loop import EngineDiedError, EngineLoop
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.memory_turn import memory_turn
+from raylens.deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
+from raylens.deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
+from raylens.deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
+from raylens.deployments.stages.tensor_wire import PackedItem, PackedTensor
+from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.deployments.tracing.spans import Spans
+from raylens.preprocess.schema import Stopwatch
 
 if TYPE_CHECKING:
-    from encoder.config import PartConfig
-    from encoder.engine import EncoderEngine
-    from encoder.schema import EncodeOutput
-    from preprocess.items import ItemProcessor
+    from raylens.encoder.config import PartConfig
+    from raylens.encoder.engine import EncoderEngine
+    from raylens.encoder.schema import EncodeOutput
+    from raylens.preprocess.items import ItemProcessor
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -70,8 +70,8 @@ class Encode(Replica):
 
     def _load(self, config: AppConfig) -> "EncoderEngine":
         """Loads the vision half, and bounds the memory that it takes."""
-        from encoder.config import EncoderConfig
-        from encoder.engine import EncoderEngine
+        from raylens.encoder.config import EncoderConfig
+        from raylens.encoder.engine import EncoderEngine
 
         settings = config.encode
         engine = EncoderEngine(
@@ -147,7 +147,7 @@ class Encode(Replica):
         return output
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments.stages.work_scaling` scales by."""
+        """Returns what `deployments/stages/work_scaling.py` scales by."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -183,8 +183,8 @@ def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
     """The encoder's settings for the tower or the projector, nothing of them left to choose."""
     import torch
 
-    from encoder.config import PartConfig
-    from modeling.packed_linear import packable_dtypes
+    from raylens.encoder.config import PartConfig
+    from raylens.modeling.packed_linear import packable_dtypes
 
     device, dtype = config.part_device(part), getattr(torch, config.part_dtype_name(part))
     linear = part.linear

@@ -15,16 +15,16 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deployments.config import GenerateConfig
-from deployments.server_log import join_server_log
-from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.memory_turn import memory_turn
-from deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.config import GenerateConfig
+from raylens.deployments.server_log import join_server_log
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.memory_turn import memory_turn
+from raylens.deployments.stages.torch_setup import set_up_torch
 
 if TYPE_CHECKING:
-    from llm.config import EngineConfig
-    from llm.engine import LLMEngine
-    from llm.parallel import ParallelConfig, ProcessGroup
+    from raylens.llm.config import EngineConfig
+    from raylens.llm.engine import LLMEngine
+    from raylens.llm.parallel import ParallelConfig, ProcessGroup
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -53,8 +53,8 @@ class GenerateRank:
         """Meets the other ranks where rank 0 listens and loads this one's part of the model."""
         import torch
 
-        from llm.model_runner import ModelRunner
-        from llm.parallel import ProcessGroup, connect
+        from raylens.llm.model_runner import ModelRunner
+        from raylens.llm.parallel import ProcessGroup, connect
 
         store = connect(parallel, address, port)
         self._group = ProcessGroup(parallel, store, torch.device(config.device))
@@ -64,7 +64,7 @@ class GenerateRank:
 
     def run(self) -> None:
         """Takes part in every step until rank 0 says stop."""
-        from llm.lockstep import serve_steps
+        from raylens.llm.lockstep import serve_steps
 
         serve_steps(self._runner, self._group)
 
@@ -93,7 +93,7 @@ class RankActors:
 
     def load_engine(self, config: "EngineConfig") -> "LLMEngine":
         """Returns the engine of rank 0 when all ranks have loaded their parts, side by side. Raises RuntimeError."""
-        from llm.parallel import listen
+        from raylens.llm.parallel import listen
 
         places = self._places()
         store = listen(places[0])
@@ -117,8 +117,8 @@ class RankActors:
 
     def stop(self) -> None:
         """Makes the other ranks end in good order. Call it when rank 0 will run no more steps."""
-        from llm.lockstep import stop_ranks
-        from llm.parallel import RankDiedError
+        from raylens.llm.lockstep import stop_ranks
+        from raylens.llm.parallel import RankDiedError
 
         self._is_stopping = True
         if self._runs:
@@ -128,7 +128,7 @@ class RankActors:
 
     def _places(self) -> "list[ParallelConfig]":
         """Returns each rank's place, by rank."""
-        from llm.parallel import ParallelConfig
+        from raylens.llm.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
         hosts = meeting_hosts([_node_address(), *_results(addresses)])
@@ -152,8 +152,8 @@ def meeting_hosts(node_addresses: list[str]) -> list[str]:
 def _load_rank_0(config: "EngineConfig", place: "ParallelConfig", store: Any) -> "tuple[ProcessGroup, LLMEngine]":
     import torch
 
-    from llm.engine import LLMEngine
-    from llm.parallel import ProcessGroup
+    from raylens.llm.engine import LLMEngine
+    from raylens.llm.parallel import ProcessGroup
 
     group = ProcessGroup(place, store, torch.device(config.device))
     return group, LLMEngine(config, group)
@@ -166,7 +166,7 @@ def _node_address() -> str:
 
 def _results(futures: dict[int, Future[T]]) -> list[T]:
     """Returns each rank's result. Raises RuntimeError as soon as one rank fails, whatever the others do."""
-    from llm.parallel import RankDiedError
+    from raylens.llm.parallel import RankDiedError
 
     done, pending = wait(futures.values(), return_when=FIRST_EXCEPTION)
     if all(isinstance(future.exception(), RankDiedError | None) for future in done):

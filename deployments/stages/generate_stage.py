@@ -1,4 +1,4 @@
-"""The Generate deployment: a plain class, wrapped by `deployments.app`."""
+"""The Generate deployment: a plain class, wrapped by `deployments/app.py`."""
 
 import asyncio
 import logging
@@ -10,36 +10,36 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deployments.config import AppConfig
-from deployments.metrics.definitions import GenerateMetrics
-from deployments.replica_start import Replica, start_replica
-from deployments.request_context import RequestContext, in_request
-from deployments.server_log import process_name
-from deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
-from deployments.stages.answer_sender import AnswerSender
-from deployments.stages.cpu_kernels_in_use import kernels_in_use
-from deployments.stages.encode_stage import Encode
-from deployments.stages.engine_loop import EngineLoop
-from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.generate_ranks import RankActors
-from deployments.stages.hand_over import HandOver, ItemEmbeddings
-from deployments.stages.memory_turn import memory_turn
-from deployments.stages.piece_connection import PieceAddress, PieceConnections
-from deployments.stages.pieces import PieceMaker
-from deployments.stages.preprocess_stage import load_model_processor, rendered
-from deployments.stages.stage_messages import GENERATE, EmbeddingInfo, Heartbeat, UnrenderedPrompt
-from deployments.stages.tensor_wire import PackedItem, PackedTensor
-from deployments.stages.torch_setup import set_up_torch
-from deployments.stages.work_scaling import CALLS
-from llm.config import EngineConfig
-from llm.lora_request import LoraRequest
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt, StageTime, Stopwatch
+from raylens.deployments.config import AppConfig
+from raylens.deployments.metrics.definitions import GenerateMetrics
+from raylens.deployments.replica_start import Replica, start_replica
+from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
+from raylens.deployments.stages.answer_sender import AnswerSender
+from raylens.deployments.stages.cpu_kernels_in_use import kernels_in_use
+from raylens.deployments.stages.encode_stage import Encode
+from raylens.deployments.stages.engine_loop import EngineLoop
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.generate_ranks import RankActors
+from raylens.deployments.stages.hand_over import HandOver, ItemEmbeddings
+from raylens.deployments.stages.memory_turn import memory_turn
+from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.stages.pieces import PieceMaker
+from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
+from raylens.deployments.stages.stage_messages import GENERATE, EmbeddingInfo, Heartbeat, UnrenderedPrompt
+from raylens.deployments.stages.tensor_wire import PackedItem, PackedTensor
+from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.work_scaling import CALLS
+from raylens.llm.config import EngineConfig
+from raylens.llm.lora_request import LoraRequest
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt, StageTime, Stopwatch
 
 if TYPE_CHECKING:
-    from llm.engine import LLMEngine
-    from llm.outputs import RequestOutput
-    from preprocess.items import ItemProcessor
+    from raylens.llm.engine import LLMEngine
+    from raylens.llm.outputs import RequestOutput
+    from raylens.preprocess.items import ItemProcessor
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -86,7 +86,7 @@ class Generate(Replica):
         # may take as much memory as its activations.
         self._encoder = None if config.encoder == "separate" else Encode(config, spans=self._spans)
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
-        from llm.engine import LLMEngine
+        from raylens.llm.engine import LLMEngine
 
         processor = load_model_processor(config)
         self._prompts = processor.prompts
@@ -235,7 +235,7 @@ class Generate(Replica):
         return Heartbeat(age_s, details=self._details, adapters=await self._seen_adapters())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments.stages.work_scaling` scales by."""
+        """Returns what `deployments/stages/work_scaling.py` scales by."""
         stats, encoder = self._engine.stats, {}
         if self._encoder is not None:
             encoder = await self._encoder.record_autoscaling_stats()

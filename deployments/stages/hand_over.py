@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ray import ObjectRef
 
-from deployments.server_log import process_name
-from deployments.stages.tensor_wire import PackedTensor
-from preprocess.schema import StageTime
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.tensor_wire import PackedTensor
+from raylens.preprocess.schema import StageTime
 
 if TYPE_CHECKING:
     import torch

@@ -2,15 +2,15 @@
 
 The ingress listens, and tells its address with each call of Generate. A replica connects to it at the first call and
 then sends, after each step of its engine, one message with all that the step gave. A call of Ray for each piece would
-take as much of the processor as the model's own work on it. `deployments.pipeline.piece_receiver` is the other end.
+take as much of the processor as the model's own work on it. `deployments/pipeline/piece_receiver.py` is the other end.
 """
 
 import asyncio
 from dataclasses import dataclass
 
-from deployments.stages.piece_messages import SentPieces, pack_message, pack_piece
-from deployments.stages.private_port import PortAddress, connect
-from deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.stages.piece_messages import SentPieces, pack_message, pack_piece
+from raylens.deployments.stages.private_port import PortAddress, connect
+from raylens.deployments.stages.stage_messages import GeneratedText
 
 _CONNECT_SECONDS = 10.0
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from deployments.stages.private_port import MalformedMessageError, frame, read_frame
-from deployments.stages.stage_messages import GeneratedText, ScoredToken
-from preprocess.schema import StageTime
+from raylens.deployments.stages.private_port import MalformedMessageError, frame, read_frame
+from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.preprocess.schema import StageTime
 
 SentPieces: TypeAlias = tuple[int, Sequence[bytes], bool]
 """A call's number, packed pieces of its answers, and whether they are the last ones."""

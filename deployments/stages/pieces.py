@@ -5,16 +5,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from deployments.server_log import process_name
-from deployments.stages.character_starts import CharacterStarts
-from deployments.stages.stage_messages import DECODE, GeneratedText, ScoredToken
-from preprocess.schema import StageTime
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.character_starts import CharacterStarts
+from raylens.deployments.stages.stage_messages import DECODE, GeneratedText, ScoredToken
+from raylens.preprocess.schema import StageTime
 
 if TYPE_CHECKING:
-    from llm.byte_tokenizer import ByteTokenizer
-    from llm.detokenizer import Detokenizer
-    from llm.logprobs import TokenLogprobs
-    from llm.outputs import RequestOutput
+    from raylens.llm.byte_tokenizer import ByteTokenizer
+    from raylens.llm.detokenizer import Detokenizer
+    from raylens.llm.logprobs import TokenLogprobs
+    from raylens.llm.outputs import RequestOutput
 
 
 class PieceMaker:

@@ -4,7 +4,7 @@ A prompt's beginning is told by marks: hashes of its first 256 characters, of it
 which replica got which marks. A prompt goes to the replica that has had at least half of it, the one with the most
 first. Any other prompt goes by rendezvous hashing of its key, so that all ingresses choose alike: a conversation whose
 first turn came to one ingress, and whose second comes to another, finds its replica by the key. A replica that is busy
-counts as full in both cases, see `deployments.stages.rendezvous_router`.
+counts as full in both cases, see `deployments/stages/rendezvous_router.py`.
 
     serve.deployment(Generate, ..., request_router_config=prefix_routing())
     handle.options(session_id=PromptAffinity(key, marks).session_id).generate.remote(...)"""
@@ -18,7 +18,7 @@ from typing import Any, Self
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from deployments.stages.rendezvous_router import RendezvousRouter, rank, rendezvous_routing
+from raylens.deployments.stages.rendezvous_router import RendezvousRouter, rank, rendezvous_routing
 
 _MOST_MARKS = 65_536
 """The marks that an ingress knows replicas of. The oldest are forgotten, as replicas forget the oldest blocks."""

@@ -1,4 +1,4 @@
-"""The Preprocess deployment: a plain class, wrapped by `deployments.app`.
+"""The Preprocess deployment: a plain class, wrapped by `deployments/app.py`.
 
 A replica imports the library when it starts, so the controller and the ingress never load torch."""
 
@@ -8,21 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from deployments.config import AppConfig
-from deployments.metrics.definitions import PreprocessMetrics
-from deployments.replica_start import Replica, start_replica
-from deployments.request_context import RequestContext, in_request
-from deployments.server_log import process_name
-from deployments.stages.free_memory import give_back_free_memory
-from deployments.stages.garbage_collection import skip_startup_objects
-from deployments.stages.item_queue import ItemQueue
-from deployments.stages.niceness import PREPROCESS_NICENESS, give_way_to_answers
-from deployments.stages.object_contents import received
-from deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
-from deployments.stages.tensor_wire import PackedItem, PackedTensor
-from deployments.stages.torch_setup import set_up_torch
-from deployments.stages.work_scaling import PendingWork
-from preprocess.schema import (
+from raylens.deployments.config import AppConfig
+from raylens.deployments.metrics.definitions import PreprocessMetrics
+from raylens.deployments.replica_start import Replica, start_replica
+from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.free_memory import give_back_free_memory
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.item_queue import ItemQueue
+from raylens.deployments.stages.niceness import PREPROCESS_NICENESS, give_way_to_answers
+from raylens.deployments.stages.object_contents import received
+from raylens.deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
+from raylens.deployments.stages.tensor_wire import PackedItem, PackedTensor
+from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
     ItemInfo,
@@ -34,11 +34,11 @@ from preprocess.schema import (
 )
 
 if TYPE_CHECKING:
-    from pipelines.interface import PipelineParams
-    from pipelines.registry import PipelineChoice
-    from preprocess.processor import MultiModalProcessor
-    from preprocess.prompts import PromptRenderer
-    from preprocess.schema import ItemTensors
+    from raylens.pipelines.interface import PipelineParams
+    from raylens.pipelines.registry import PipelineChoice
+    from raylens.preprocess.processor import MultiModalProcessor
+    from raylens.preprocess.prompts import PromptRenderer
+    from raylens.preprocess.schema import ItemTensors
 
 ResultT = TypeVar("ResultT")
 
@@ -127,7 +127,7 @@ class Preprocess(Replica):
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments.stages.work_scaling` scales by."""
+        """Returns what `deployments/stages/work_scaling.py` scales by."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -161,7 +161,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
     """Returns the processor of the model that is served. Call `set_up_torch` before."""
     import torch
 
-    from preprocess.processor import MultiModalProcessor, ProcessorConfig
+    from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 
     return MultiModalProcessor(
         ProcessorConfig(
@@ -181,7 +181,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
 
 def pipeline_choice(config: AppConfig) -> "PipelineChoice | None":
     """Returns the multimodal pipeline of a text model in the libraries' form."""
-    from pipelines.registry import PipelineChoice
+    from raylens.pipelines.registry import PipelineChoice
 
     settings, tower, projector = config.multimodal_pipeline, config.encode.tower, config.encode.projector
     if settings.name is None:

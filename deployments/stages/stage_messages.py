@@ -10,8 +10,8 @@ from typing import Any
 
 from ray import ObjectRef
 
-from deployments.request_context import NO_REQUEST, RequestContext
-from preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
+from raylens.deployments.request_context import NO_REQUEST, RequestContext
+from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
 
 ITEM, GENERATE, DECODE = "item", "generate", "decode"
 WHOLES = frozenset({ITEM, GENERATE, DECODE})
@@ -45,8 +45,8 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class ItemJob:
     """One item for the processor. `content`: its bytes, or a reference to an array of them; `num_pixels`: its work, see
-    `preprocess.pixel_count`; `num_in_prompt`: items of its modality in the prompt; `options`: the client's settings;
-    `is_precomputed`: `content` is tensors without a pixel to decode, see `preprocess.precomputed`. `context`: of the
+    `preprocess/pixel_count.py`; `num_in_prompt`: items of its modality in the prompt; `options`: the client's settings;
+    `is_precomputed`: `content` is tensors without a pixel to decode, see `preprocess/precomputed.py`. `context`: of the
     request that it is made for."""
 
     modality: str

@@ -19,6 +19,6 @@ def prepare_torch() -> None:
     Otherwise they would keep cores busy for a millisecond after each operation, and Raylens' own kernels, which have
     other threads, would get no core meanwhile: a vision tower took 1.7 times as long."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
-    from modeling.torchvision_build import make_importable
+    from raylens.modeling.torchvision_build import make_importable
 
     make_importable()

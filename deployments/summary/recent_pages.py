@@ -3,9 +3,9 @@ steadily."""
 
 from collections import deque
 
-from deployments.summary.metrics_page import MetricsPage
-from deployments.summary.snapshot import Snapshot
-from deployments.summary.summarize import summarize
+from raylens.deployments.summary.metrics_page import MetricsPage
+from raylens.deployments.summary.snapshot import Snapshot
+from raylens.deployments.summary.summarize import summarize
 
 WINDOW_SECONDS = 10.0
 

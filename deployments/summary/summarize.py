@@ -1,9 +1,9 @@
-"""Makes a Snapshot of two pages of metrics. `deployments.metrics` has the names."""
+"""Makes a Snapshot of two pages of metrics. `deployments/metrics/` has the names."""
 
 from typing import NamedTuple
 
-from deployments.summary.metrics_page import MetricsPage
-from deployments.summary.snapshot import (
+from raylens.deployments.summary.metrics_page import MetricsPage
+from raylens.deployments.summary.snapshot import (
     Budget,
     Cache,
     Deployment,

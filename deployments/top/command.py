@@ -4,7 +4,7 @@ import argparse
 import math
 from typing import Any
 
-from deployments.running_server import RunningServer, add_server_options
+from raylens.deployments.running_server import RunningServer, add_server_options
 
 HELP = """\
 Show what a server does, live: its stages, replicas, queues and caches, throughput and latencies, from its /metrics.
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns the exit status. Raises NoAnswerError where the server gives no metrics."""
-    from deployments.top.watching import top
+    from raylens.deployments.top.watching import top
 
     return top(RunningServer.named_by(args), args.interval, once=args.once)
 

@@ -9,8 +9,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from deployments.summary.snapshot import Cache, Deployment, KeyUse, Replica, Snapshot
-from deployments.top import figures
+from raylens.deployments.summary.snapshot import Cache, Deployment, KeyUse, Replica, Snapshot
+from raylens.deployments.top import figures
 
 _WIDE_COLUMNS = 110
 _BAR_COLUMNS = 10

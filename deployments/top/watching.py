@@ -8,11 +8,11 @@ from typing import NoReturn
 from rich.console import Console
 from rich.live import Live
 
-from deployments.running_server import NoAnswerError, RunningServer
-from deployments.summary.metrics_page import MetricsPage
-from deployments.summary.recent_pages import WINDOW_SECONDS, RecentPages
-from deployments.summary.snapshot import Snapshot
-from deployments.top.view import View
+from raylens.deployments.running_server import NoAnswerError, RunningServer
+from raylens.deployments.summary.metrics_page import MetricsPage
+from raylens.deployments.summary.recent_pages import WINDOW_SECONDS, RecentPages
+from raylens.deployments.summary.snapshot import Snapshot
+from raylens.deployments.top.view import View
 
 _REDRAWS_PER_SECOND = 2
 _LATE_SECONDS = 1.0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, cast
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from deployments.config import TracingConfig
-from deployments.tracing.records import SpanRecord
-from deployments.tracing.spans import Spans
+from raylens.deployments.config import TracingConfig
+from raylens.deployments.tracing.records import SpanRecord
+from raylens.deployments.tracing.spans import Spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -37,7 +37,7 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         raise RuntimeError(f"traces are sent by OTLP over gRPC only (port 4317), not {protocol}")
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from deployments.tracing.otlp import RecordExporter
+    from raylens.deployments.tracing.otlp import RecordExporter
 
     own = {
         "service.name": os.environ.get("OTEL_SERVICE_NAME", "raylens"),

@@ -11,9 +11,9 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 
-from deployments.request_context import RequestContext
-from deployments.tracing.records import NANOSECONDS, Attribute, EndedSpan, SpanRecord, StageSpans
-from preprocess.schema import StageTime
+from raylens.deployments.request_context import RequestContext
+from raylens.deployments.tracing.records import NANOSECONDS, Attribute, EndedSpan, SpanRecord, StageSpans
+from raylens.preprocess.schema import StageTime
 
 _SCOPE = "raylens"
 _REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK

@@ -1,4 +1,4 @@
-"""What is noted of spans while requests are served. `deployments.tracing.otlp` makes messages of it later.
+"""What is noted of spans while requests are served. `deployments/tracing/otlp.py` makes messages of it later.
 
 Spans of OpenTelemetry's SDK take some 20 us to begin and end, and several times that where the model has just used the
 processor's caches. A record takes a few."""
@@ -11,8 +11,8 @@ from typing import ClassVar, TypeAlias
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from deployments.request_context import RequestContext
-from preprocess.schema import StageTime
+from raylens.deployments.request_context import RequestContext
+from raylens.preprocess.schema import StageTime
 
 Attribute = str | bool | int | float | Sequence[str]
 NANOSECONDS = 10**9

@@ -1,7 +1,7 @@
 """The spans of this process, for OpenTelemetry. Where no collector is configured, nothing is made.
 
-Stages measure their times anyway (`preprocess.schema.StageTime`). Spans are made of these figures afterwards, so that
-both agree, and nothing happens while a stage works. Only what others are children of begins as a span."""
+Stages measure their times anyway (`StageTime`). Spans are made of these figures afterwards, so that both agree, and
+nothing happens while a stage works. Only what others are children of begins as a span."""
 
 import logging
 import time
@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.trace import SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.request_context import RequestContext, in_request
-from deployments.server_log import FIELDS
-from deployments.tracing.records import Attribute, EndedSpan, OpenSpan, SpanRecord, StageSpans
-from preprocess.schema import StageTime
+from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.server_log import FIELDS
+from raylens.deployments.tracing.records import Attribute, EndedSpan, OpenSpan, SpanRecord, StageSpans
+from raylens.preprocess.schema import StageTime
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -1,1 +1,1 @@
-"""What the encoder has to know about each model family; `modeling.families` says which file describes which family."""
+"""What the encoder has to know about each model family; `modeling/families.py` says which file has which."""

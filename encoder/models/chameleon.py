@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily, VisionModality
+from raylens.preprocess.schema import ItemTensors
 
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:

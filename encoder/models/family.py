@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from modeling.half_model import HalfModel
-from preprocess.schema import ItemTensors
+from raylens.modeling.half_model import HalfModel
+from raylens.preprocess.schema import ItemTensors
 
 
 def row_shapes(item: ItemTensors) -> Hashable:
@@ -67,7 +67,7 @@ class VisionFamily(HalfModel):
     path may lead into the tower, as Qwen's merger does. All other modules and parameters belong to the tower.
     `has_tiles`: whether the tower gets one tensor whose first axis counts tiles of one size, and encodes each tile by
     itself.
-    `is_packed`: whether the tower takes pictures of all sizes packed on one axis, see `encoder.packed_attention`."""
+    `is_packed`: whether the tower takes pictures of all sizes packed on one axis, see `encoder/packed_attention.py`."""
 
     unused: tuple[str, ...] = ("model.language_model", "lm_head")
     tower: str

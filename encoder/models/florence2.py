@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
-from encoder.models.family import VisionFamily
-from encoder.models.tiles import IMAGE
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily
+from raylens.encoder.models.tiles import IMAGE
+from raylens.preprocess.schema import ItemTensors
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
-from encoder.models.family import VisionFamily
-from encoder.models.tiles import IMAGE
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily
+from raylens.encoder.models.tiles import IMAGE
+from raylens.preprocess.schema import ItemTensors
 
 _PATCH_SIZE = 16
 """The side in pixels of the square that one position stands for in MobileNetV5's stage with the most layers."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality, row_shapes
-from encoder.models.pixels import by_tile, count_patches, joined_tiles
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily, VisionModality, row_shapes
+from raylens.encoder.models.pixels import by_tile, count_patches, joined_tiles
+from raylens.preprocess.schema import ItemTensors
 
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:

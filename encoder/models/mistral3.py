@@ -6,9 +6,9 @@ from itertools import chain
 import torch
 from transformers import PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality, all_together
-from encoder.models.pixels import count_patches
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily, VisionModality, all_together
+from raylens.encoder.models.pixels import count_patches
+from raylens.preprocess.schema import ItemTensors
 
 _MAX_PADDED = 2
 """The most padded pixels of one call, as a multiple of its pictures' own pixels."""

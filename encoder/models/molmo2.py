@@ -6,8 +6,8 @@ from itertools import accumulate
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from encoder.models.family import Division, VisionFamily, VisionModality
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import Division, VisionFamily, VisionModality
+from raylens.preprocess.schema import ItemTensors
 
 
 def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from encoder.models.family import Division
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import Division
+from raylens.preprocess.schema import ItemTensors
 
 
 def count_patches(name: str) -> Callable[[PreTrainedConfig, ItemTensors], int]:

@@ -13,8 +13,8 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from encoder.models.family import Division, VisionFamily, VisionModality
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import Division, VisionFamily, VisionModality
+from raylens.preprocess.schema import ItemTensors
 
 
 def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:

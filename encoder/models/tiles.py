@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality
-from encoder.models.pixels import by_tile, count_patches, joined_tiles, split_tiles
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily, VisionModality
+from raylens.encoder.models.pixels import by_tile, count_patches, joined_tiles, split_tiles
+from raylens.preprocess.schema import ItemTensors
 
 
 def _tiles(name: str) -> VisionModality:

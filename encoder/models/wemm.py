@@ -17,10 +17,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionAttention, Idefics2VisionTransformer
 
-from encoder.models.family import VisionFamily, VisionModality, all_together
-from encoder.models.pixels import count_patches
-from modeling.wemm_config import WemmConfig
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionFamily, VisionModality, all_together
+from raylens.encoder.models.pixels import count_patches
+from raylens.modeling.wemm_config import WemmConfig
+from raylens.preprocess.schema import ItemTensors
 
 
 class WemmDownsampler(nn.Module):
@@ -74,7 +74,7 @@ class PackedVisionAttention(Idefics2VisionAttention):
 
 
 class WemmVisionTower(Idefics2VisionTransformer):
-    """Idefics2's tower over pictures of any sizes at once, packed on one axis, see `encoder.packed_attention`."""
+    """Idefics2's tower over pictures of any sizes at once, packed on one axis, see `encoder/packed_attention.py`."""
 
     def __init__(self, config: Idefics2VisionConfig) -> None:
         super().__init__(config)

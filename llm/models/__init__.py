@@ -1,1 +1,1 @@
-"""What the language engine has to know about each model family; `modeling.families` says which file describes which."""
+"""What the language engine has to know about each model family; `modeling/families.py` says which file has which."""

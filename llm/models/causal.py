@@ -1,7 +1,7 @@
 """Families with a plain causal decoder, in which an item's embeddings replace those of its placeholders. They differ
 only in their classes and in the names of their parts."""
 
-from llm.models.family import LanguageFamily
+from raylens.llm.models.family import LanguageFamily
 
 _IDEFICS = ("model.vision_model", "model.connector")
 _DEEPSEEK = ("model.vision_model", "model.aligner")

@@ -7,7 +7,7 @@ An item's embeddings are these tokens' rows of the embedding table. The vision h
 import torch
 from transformers import PreTrainedModel
 
-from llm.models.family import LanguageFamily, output_head
+from raylens.llm.models.family import LanguageFamily, output_head
 
 
 def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from llm.prompt_layout import PLAIN, PromptLayout
-from modeling.half_model import HalfModel
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.prompt_layout import PLAIN, PromptLayout
+from raylens.modeling.half_model import HalfModel
+from raylens.preprocess.schema import ProcessedPrompt
 
 
 def plain_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:

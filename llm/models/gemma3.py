@@ -4,9 +4,9 @@ from itertools import groupby
 
 from transformers import PreTrainedModel
 
-from llm.models.family import LanguageFamily
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.models.family import LanguageFamily
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.preprocess.schema import ProcessedPrompt
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from llm.models.family import LanguageFamily, capped_output_head
+from raylens.llm.models.family import LanguageFamily, capped_output_head
 
 
 def _embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from llm.models.family import LanguageFamily
-from modeling.wemm_config import InternLM2Config
+from raylens.llm.models.family import LanguageFamily
+from raylens.modeling.wemm_config import InternLM2Config
 
 PLORA_RENAMINGS = {
     r"\.original_linear\.": ".",

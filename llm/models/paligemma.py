@@ -2,9 +2,9 @@
 
 from transformers import PreTrainedModel
 
-from llm.models.family import LanguageFamily, capped_output_head
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.models.family import LanguageFamily, capped_output_head
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.preprocess.schema import ProcessedPrompt
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:

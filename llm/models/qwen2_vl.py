@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from llm.models.family import LanguageFamily
-from llm.prompt_layout import PromptLayout
-from preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
+from raylens.llm.models.family import LanguageFamily
+from raylens.llm.prompt_layout import PromptLayout
+from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
 _GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}

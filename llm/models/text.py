@@ -2,7 +2,7 @@
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from llm.models.family import LanguageFamily
+from raylens.llm.models.family import LanguageFamily
 
 
 def text_family(model_type: str) -> LanguageFamily | None:

@@ -3,9 +3,9 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from llm.models.family import LanguageFamily
-from llm.models.internlm2 import PLORA_RENAMINGS, InternLM2ForCausalLM
-from modeling.wemm_config import WemmConfig
+from raylens.llm.models.family import LanguageFamily
+from raylens.llm.models.internlm2 import PLORA_RENAMINGS, InternLM2ForCausalLM
+from raylens.modeling.wemm_config import WemmConfig
 
 
 class WemmLanguageModel(PreTrainedModel):

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from preprocess.field_layout import Outputs
-from preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily
-from preprocess.prompt_updates import Position, PromptInsertion
+from raylens.preprocess.field_layout import Outputs
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily
+from raylens.preprocess.prompt_updates import Position, PromptInsertion
 
 
 def _run(processor: HFProcessor, images: object, kwargs: Kwargs) -> Outputs:

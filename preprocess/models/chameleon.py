@@ -1,7 +1,7 @@
 """Chameleon: fixed numbers of tokens between two marks, and a separator that ends every prompt."""
 
-from preprocess.models.family import FIXED_IMAGE, ProcessorFamily
-from preprocess.prompt_updates import FrameInsertion, Position
+from raylens.preprocess.models.family import FIXED_IMAGE, ProcessorFamily
+from raylens.preprocess.prompt_updates import FrameInsertion, Position
 
 CHAMELEON = ProcessorFamily(
     processor_class="ChameleonProcessor",

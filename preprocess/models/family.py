@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from preprocess.field_layout import Batched, Fields, Outputs
-from preprocess.media import MediaLimits, decode_image
-from preprocess.prompt_updates import FrameInsertion, PromptReplacement, PromptUpdate
-from preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.preprocess.field_layout import Batched, Fields, Outputs
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.prompt_updates import FrameInsertion, PromptReplacement, PromptUpdate
+from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 
 HFProcessor: TypeAlias = Any
 """The model's Hugging Face processor (a ProcessorMixin), which is not typed."""

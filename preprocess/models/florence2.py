@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily
-from preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily
+from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion
+from raylens.preprocess.schema import InvalidRequestError
 
 
 def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:

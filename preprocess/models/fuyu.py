@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from preprocess.field_layout import Flat, Outputs
-from preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, image_token
-from preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion
+from raylens.preprocess.field_layout import Flat, Outputs
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, image_token
+from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion
 
 _BEGINNING_OF_ANSWER = "<0x04>"
 

@@ -5,8 +5,8 @@ import math
 
 import torch
 
-from preprocess.field_layout import Flat, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Flat, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,

@@ -1,5 +1,5 @@
 """Gemma 3n: pictures of one size, with a fixed number of tokens each. The model's audio is not supported."""
 
-from preprocess.models.family import FIXED_IMAGE, ProcessorFamily
+from raylens.preprocess.models.family import FIXED_IMAGE, ProcessorFamily
 
 GEMMA3N = ProcessorFamily(processor_class="Gemma3nProcessor", modalities={"image": FIXED_IMAGE})

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from preprocess.field_layout import Batched, Flat, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Flat, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,
@@ -17,7 +17,7 @@ from preprocess.models.family import (
     replaces_image_token,
     run_nested_images,
 )
-from preprocess.models.video import FIXED_FRAMES, clip_options, size_metadata
+from raylens.preprocess.models.video import FIXED_FRAMES, clip_options, size_metadata
 
 
 def _num_tiles(outputs: Outputs) -> torch.Tensor:

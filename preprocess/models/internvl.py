@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from preprocess.field_layout import Flat, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Flat, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,
@@ -13,7 +13,7 @@ from preprocess.models.family import (
     image_token,
     replaces_image_token,
 )
-from preprocess.models.video import FIXED_FRAMES
+from raylens.preprocess.models.video import FIXED_FRAMES
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:

@@ -2,8 +2,8 @@
 
 from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
 
-from preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily
-from preprocess.prompt_updates import FrameInsertion, Position
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily
+from raylens.preprocess.prompt_updates import FrameInsertion, Position
 
 
 def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from preprocess.field_layout import Outputs
-from preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily, blank_pixels
+from raylens.preprocess.field_layout import Outputs
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily, blank_pixels
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:

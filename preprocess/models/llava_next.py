@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from preprocess.field_layout import Batched, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.models.family import (
     RAGGED,
     HFProcessor,
     Kwargs,
@@ -23,7 +23,7 @@ from preprocess.models.family import (
     run_images,
     run_ragged_images,
 )
-from preprocess.models.video import FIXED_FRAMES
+from raylens.preprocess.models.video import FIXED_FRAMES
 
 
 def _tile(processor: HFProcessor) -> Size:

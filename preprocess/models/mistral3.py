@@ -3,8 +3,8 @@
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from preprocess.field_layout import Batched, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.models.family import (
     RAGGED,
     HFProcessor,
     Kwargs,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from preprocess.field_layout import Batched, Flat, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Flat, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,
@@ -15,8 +15,8 @@ from preprocess.models.family import (
     int_option,
     replaces_image_token,
 )
-from preprocess.models.video import FIXED_FRAMES, size_metadata
-from preprocess.prompt_updates import FrameInsertion, Position
+from raylens.preprocess.models.video import FIXED_FRAMES, size_metadata
+from raylens.preprocess.prompt_updates import FrameInsertion, Position
 
 
 def _num_crops(outputs: Outputs) -> torch.Tensor:

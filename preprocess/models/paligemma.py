@@ -3,8 +3,8 @@ picture."""
 
 from dataclasses import replace
 
-from preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily, image_token
-from preprocess.prompt_updates import FrameInsertion, Position, PromptReplacement
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, ProcessorFamily, image_token
+from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptReplacement
 
 
 def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:

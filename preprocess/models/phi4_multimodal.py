@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from preprocess.field_layout import Batched, Outputs
-from preprocess.media import MediaLimits
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,
@@ -19,7 +19,7 @@ from preprocess.models.family import (
     int_option,
     replaces_image_token,
 )
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 
 # The small view of the whole: 16 x 16 tokens, a token behind each row, one between it and the crops.
 _TOKENS_OF_WHOLE = 256 + 16 + 1

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import AddedToken, AutoTokenizer, ProcessorMixin
 
-from pipelines.interface import MultimodalPipeline, PipelineParams
-from preprocess.field_layout import Batched, Outputs
-from preprocess.models.family import (
+from raylens.pipelines.interface import MultimodalPipeline, PipelineParams
+from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from preprocess.field_layout import Batched, Fields, Flat, Outputs
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Fields, Flat, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,
@@ -22,9 +22,9 @@ from preprocess.models.family import (
     replaces_image_token,
     run_images,
 )
-from preprocess.models.video import FIXED_FRAMES, clip_options, least_frames, run_clips, size_metadata
-from preprocess.schema import ItemTensors
-from preprocess.video import DecodedVideo
+from raylens.preprocess.models.video import FIXED_FRAMES, clip_options, least_frames, run_clips, size_metadata
+from raylens.preprocess.schema import ItemTensors
+from raylens.preprocess.video import DecodedVideo
 
 
 def _num_patches(outputs: Outputs) -> torch.Tensor:

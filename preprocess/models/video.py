@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from transformers.video_utils import VideoMetadata
 
-from preprocess.field_layout import Batched, Outputs
-from preprocess.media import MediaLimits, VideoLimits, check_shape
-from preprocess.models.family import (
+from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.media import MediaLimits, VideoLimits, check_shape
+from raylens.preprocess.models.family import (
     DEFAULT_FRAMES,
     HFProcessor,
     Kwargs,
@@ -23,8 +23,8 @@ from preprocess.models.family import (
     replaces_video_token,
     video_token,
 )
-from preprocess.schema import InvalidRequestError
-from preprocess.video import DecodedVideo, decode_video
+from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.video import DecodedVideo, decode_video
 
 MAX_FPS = 30
 _RATES = ("num_frames", "fps")

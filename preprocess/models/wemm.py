@@ -10,9 +10,9 @@ import numpy as np
 from transformers import AddedToken, AutoTokenizer, BatchFeature, Idefics2ImageProcessorPil, ProcessorMixin
 from transformers.image_utils import SizeDict
 
-from modeling.model_configs import load_model_config
-from preprocess.field_layout import Batched, Outputs
-from preprocess.models.family import (
+from raylens.modeling.model_configs import load_model_config
+from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.models.family import (
     HFProcessor,
     Kwargs,
     Modality,

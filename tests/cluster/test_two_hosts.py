@@ -23,7 +23,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from checkpoints import PICTURES
+from raylens.checkpoints import PICTURES
 from tests.cluster.hosts import NETWORK, Host, missing, power_on, running_hosts
 from tests.cluster.load import made_new
 from tests.metric_values import LATENESS_SECONDS

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import cpu_kernels.library
-from cpu_kernels.library import BUILDS, KernelLibrary, _usable_builds
+import raylens.cpu_kernels.library
+from raylens.cpu_kernels.library import BUILDS, KernelLibrary, _usable_builds
 
 SANITIZED = "RAYLENS_SANITIZED_KERNELS"
 """The environment variable with the folder of the libraries to test. Without it the tests use those of the package."""
@@ -19,6 +19,6 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
         pytest.skip(f"this processor cannot run the {build} library")
     if folder := os.environ.get(SANITIZED):
         return KernelLibrary(build, Path(folder, f"{build}.so"))
-    library = cpu_kernels.library._load(build)
+    library = raylens.cpu_kernels.library._load(build)
     assert library is not None, "the kernels are not built: `make compiler` installs one, then `make` builds them"
     return library

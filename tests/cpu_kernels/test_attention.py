@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend
-from cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend
+from raylens.cpu_kernels.library import KernelLibrary
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

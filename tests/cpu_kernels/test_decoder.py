@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import gelu, silu
 
-from cpu_kernels.attention import LayerCache, StepChunks
-from cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
-from cpu_kernels.huge_pages import HugePages
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.linear import Activation, Linear
-from cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from raylens.cpu_kernels.attention import LayerCache, StepChunks
+from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
+from raylens.cpu_kernels.huge_pages import HugePages
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.linear import Activation, Linear
+from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS = 4, 60, 500
 EVERY_LIBRARY = settings(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cpu_kernels import library
-from cpu_kernels.library import VARIABLE, kernel_library, why_missing
+from raylens.cpu_kernels import library
+from raylens.cpu_kernels.library import VARIABLE, kernel_library, why_missing
 
 
 def test_the_fastest_that_runs_here_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import gelu, linear, silu
 
-from cpu_kernels.huge_pages import HugePages
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.linear import ACTIVATIONS, Activation, Linear
-from cpu_kernels.mlp import Mlp
-from cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from raylens.cpu_kernels.huge_pages import HugePages
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.linear import ACTIVATIONS, Activation, Linear
+from raylens.cpu_kernels.mlp import Mlp
+from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 DEFINITIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {

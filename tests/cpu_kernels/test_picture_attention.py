@@ -4,8 +4,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.attention import attend_pictures
-from cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.attention import attend_pictures
+from raylens.cpu_kernels.library import KernelLibrary
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 dims = st.integers(1, 40) | st.sampled_from([64, 80])

@@ -5,9 +5,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.huge_pages import HugePages
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from raylens.cpu_kernels.huge_pages import HugePages
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

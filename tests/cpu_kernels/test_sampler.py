@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.library import KernelLibrary
-from cpu_kernels.sampler import RowSettings, address, choose_tokens
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.sampler import RowSettings, address, choose_tokens
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VOCABULARIES = st.integers(1, 40) | st.sampled_from([127, 128, 129, 255, 257, 1000, 5000])

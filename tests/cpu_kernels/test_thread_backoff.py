@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from cpu_kernels import thread_backoff
-from cpu_kernels.thread_backoff import ThreadBackoff
+from raylens.cpu_kernels import thread_backoff
+from raylens.cpu_kernels.thread_backoff import ThreadBackoff
 
 STEP_SECONDS = 0.03
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpu_kernels import threads
-from cpu_kernels.threads import num_threads, set_num_threads, usable_cores
+from raylens.cpu_kernels import threads
+from raylens.cpu_kernels.threads import num_threads, set_num_threads, usable_cores
 
 
 def test_each_thread_has_a_number_of_its_own() -> None:

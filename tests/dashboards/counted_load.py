@@ -11,7 +11,7 @@ from typing import Any
 
 from openai import APIStatusError, OpenAI
 
-from checkpoints import PICTURES
+from raylens.checkpoints import PICTURES
 from tests.background import Background
 from tests.pictures import disc, encoded, user_message
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from dashboards.prometheus_api import PrometheusApi
-from deployments.local_cluster import free_port
+from raylens.deployments.local_cluster import free_port
 from tests.waiting import wait_until
 
 _DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -21,8 +21,8 @@ _STATE_OF_MINUTES = re.compile(r"((?:deriv|min_over_time|quantile_over_time)\([^
 
 def exporter_address() -> str:
     """Of the exporter of the node on which this process drives Ray."""
-    from deployments.metrics.exporter import ADDRESS_FILE
-    from deployments.metrics.recording import metrics_folder
+    from raylens.deployments.metrics.exporter import ADDRESS_FILE
+    from raylens.deployments.metrics.recording import metrics_folder
 
     return (metrics_folder() / ADDRESS_FILE).read_text()
 

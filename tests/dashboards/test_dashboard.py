@@ -15,9 +15,9 @@ import yaml
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
 from dashboards.rows.overview import STAGES
-from deployments.config import MetricsConfig
-from deployments.metrics.definitions import WATERFALL
-from deployments.metrics.instruments import PREFIX, Instrument
+from raylens.deployments.config import MetricsConfig
+from raylens.deployments.metrics.definitions import WATERFALL
+from raylens.deployments.metrics.instruments import PREFIX, Instrument
 from tests.dashboards.grafana_schema import schema_violations
 from tests.defined_metrics import defined, exported_names, labels
 

@@ -11,18 +11,18 @@ from starlette.exceptions import HTTPException
 from dashboards.alerts import ALERTS
 from dashboards.objectives import FAILED_CODES, FIRST_TOKEN_SECONDS
 from dashboards.rows import ROWS
-from deployments.endpoint.admission import OverloadedError
-from deployments.endpoint.deadline import DeadlineError
-from deployments.endpoint.errors import error_kind, response_for
-from deployments.metrics.definitions import IngressMetrics
-from deployments.shared.stage_calls import (
+from raylens.deployments.endpoint.admission import OverloadedError
+from raylens.deployments.endpoint.deadline import DeadlineError
+from raylens.deployments.endpoint.errors import error_kind, response_for
+from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.shared.stage_calls import (
     AdapterFailedError,
     ChatTemplateFailedError,
     PlugInFailedError,
     StageFailedError,
     StageUnavailableError,
 )
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "dashboards"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from checkpoints import PICTURES
-from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.checkpoints import PICTURES
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
 
 
 class RunningApp:

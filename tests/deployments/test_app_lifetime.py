@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from deployments.app import build_app
-from deployments.config import AppConfig
-from deployments.local_cluster import on_one_machine
+from raylens.deployments.app import build_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import on_one_machine
 
 
 def notices(config: AppConfig) -> set[float]:

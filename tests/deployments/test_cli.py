@@ -14,15 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from checkpoints import BUNDLED_MODEL
-from cpu_kernels.library import VARIABLE
-from deployments.cli import main
-from deployments.local_cluster import free_port
+from raylens.checkpoints import BUNDLED_MODEL
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.deployments.cli import main
+from raylens.deployments.local_cluster import free_port
 from tests.listening import server_folder
 from tests.otlp_collector import collecting
 
 ROOT = Path(__file__).parent.parent.parent
-RAYLENS = [sys.executable, "-m", "deployments"]
+RAYLENS = [sys.executable, "-m", "raylens"]
 
 
 def run(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_wrong_arguments_are_refused_at_once(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "deployments.cli._stop_on_signals", lambda: None
+        "raylens.deployments.cli._stop_on_signals", lambda: None
     )  # the signals of this process stay as they are
     assert _status(arguments) == 2
     assert message in capsys.readouterr().err
@@ -112,7 +112,7 @@ def test_a_port_in_use_is_one_line() -> None:
 
 
 def test_progress_is_told_at_once_also_into_a_pipe() -> None:
-    code = "import os; from deployments.local_cluster import print_at_once; print_at_once('here'); os._exit(0)"
+    code = "import os; from raylens.deployments.local_cluster import print_at_once; print_at_once('here'); os._exit(0)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "here\n"
 
@@ -151,7 +151,7 @@ def test_to_be_stopped_during_the_start_is_one_line(last: str) -> None:
 def test_to_be_stopped_inside_code_that_is_compiled_on_the_way_is_no_failure(tmp_path: Path) -> None:
     """As imports have it; Python would end with the signal's status after a plain KeyboardInterrupt."""
     (tmp_path / "stopped.py").write_text(
-        "from deployments import cli\n"
+        "from raylens.deployments import cli\n"
         "cli._demo = lambda args: exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\n"
         "raise SystemExit(cli.main(['demo']))\n"
     )

@@ -12,17 +12,17 @@ import pytest
 import ray
 import yaml
 
-from deployments.app_lifetime import end_app
-from deployments.cluster_deploy import check_host, read_serve_file
-from deployments.config_file import ConfigError
-from deployments.local_cluster import APP_NAME
+from raylens.deployments.app_lifetime import end_app
+from raylens.deployments.cluster_deploy import check_host, read_serve_file
+from raylens.deployments.config_file import ConfigError
+from raylens.deployments.local_cluster import APP_NAME
 from tests.checkpoint_copies import copy_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
 
 def document(**args: Any) -> dict[str, Any]:
-    return {"applications": [{"name": APP_NAME, "import_path": "deployments.app:build_app", "args": args}]}
+    return {"applications": [{"name": APP_NAME, "import_path": "raylens.deployments.app:build_app", "args": args}]}
 
 
 def written(tmp_path: Path, content: dict[str, Any]) -> Path:
@@ -91,7 +91,7 @@ def deploy(tmp_path: Path, ray_port: int) -> Iterator[Deploy]:
     def run(*arguments: str, port: int = ray_port, **args: Any) -> "subprocess.CompletedProcess[str]":
         args["updates"] = {"drain_seconds": 2, "notice_seconds": 0.5}
         file = written(tmp_path, {**document(**args), "http_options": {"host": "127.0.0.1", "port": port}})
-        command = [sys.executable, "-m", "deployments", "deploy", str(file), *arguments]
+        command = [sys.executable, "-m", "raylens", "deploy", str(file), *arguments]
         environment = os.environ | {"RAY_ADDRESS": address}
         return subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False

@@ -10,12 +10,12 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig, ModelConfig
-from deployments.local_cluster import LOGGING
-from deployments.ray_environment import RAY_ENVIRONMENT
-from deployments.stages.encode_stage import part_config
-from deployments.stages.preprocess_stage import pipeline_choice
-from modeling.packed_linear import packable_dtypes
+from raylens.deployments.config import AppConfig, ModelConfig
+from raylens.deployments.local_cluster import LOGGING
+from raylens.deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.stages.encode_stage import part_config
+from raylens.deployments.stages.preprocess_stage import pipeline_choice
+from raylens.modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = yaml.safe_load((ROOT / "serve.yaml").read_text())

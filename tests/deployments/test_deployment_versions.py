@@ -7,9 +7,9 @@ import pytest
 from ray.serve import Application
 from ray.serve.generated.serve_pb2 import DeploymentConfig as SentConfig
 
-from deployments.app import build_app
-from deployments.config import AppConfig
-from deployments.deployment_versions import version_of
+from raylens.deployments.app import build_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.deployment_versions import version_of
 
 ALL = {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
 NO_RESTART: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.replicas import replica_pids
 from tests.slow_encoder import answers_about, make_slow_checkpoint
 from tests.waiting import wait_until

@@ -12,10 +12,10 @@ from openai import BadRequestError, OpenAI
 from playwright.sync_api import BrowserContext, expect
 from safetensors.torch import save
 
-from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app
-from preprocess.data_url import data_url
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import deployed_app
+from raylens.preprocess.data_url import data_url
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.family_oracle import FamilyOracle
 from tests.page_driver import ask, make_endless, open_page
 from tests.pictures import encoded, user_message

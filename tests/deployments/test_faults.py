@@ -13,8 +13,8 @@ import pytest
 from openai import APIError, OpenAI
 from ray import serve
 
-from deployments.config import AppConfig
-from deployments.local_cluster import APP_NAME
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import APP_NAME
 from tests.asking_clients import AskingClients
 from tests.replicas import proxy_pids, replica_pids, worker_pids
 from tests.waiting import wait_until

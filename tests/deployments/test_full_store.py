@@ -11,7 +11,7 @@ import yaml
 from openai import OpenAI
 
 from benchmarks.server_process import running_tree, tree_of
-from deployments.local_cluster import APP_NAME
+from raylens.deployments.local_cluster import APP_NAME
 from tests.slow_encoder import answers_about, make_slow_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ STORE_BYTES = 80 * 2**20
 def server(tmp_path: Path) -> Iterator[tuple[OpenAI, int]]:
     """A client of a server of its own, and the server's process."""
     args = {"model": make_slow_checkpoint(tmp_path, SIDE), "served_model_name": "small"}
-    application = {"name": APP_NAME, "import_path": "deployments.app:build_app", "args": args}
+    application = {"name": APP_NAME, "import_path": "raylens.deployments.app:build_app", "args": args}
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump({"applications": [application]}))
     small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE_BYTES)}

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from deployments.request_context import RequestContext, in_request, note_ids
-from deployments.server_log import FIELDS, JsonLines
+from raylens.deployments.request_context import RequestContext, in_request, note_ids
+from raylens.deployments.server_log import FIELDS, JsonLines
 from tests.pictures import disc, encoded, user_message
 from tests.waiting import wait_until
 
@@ -28,7 +28,7 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "deployments", *arguments],
+            [sys.executable, "-m", "raylens", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=errors,

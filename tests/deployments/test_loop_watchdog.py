@@ -11,10 +11,10 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from deployments.app_lifetime import end_app
-from deployments.config import AppConfig
-from deployments.replica_start import start_replica
-from deployments.server_log import FILE_VARIABLE
+from raylens.deployments.app_lifetime import end_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.replica_start import start_replica
+from raylens.deployments.server_log import FILE_VARIABLE
 from tests.waiting import wait_until
 
 SPIN = "while True: pass"
@@ -25,7 +25,7 @@ HOLD_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 40 + 'b')"
 def test_a_process_whose_loop_stands_still_says_where_and_ends(stuck_in: str) -> None:
     program = f"""
         import asyncio
-        from deployments.loop_watchdog import end_when_stuck
+        from raylens.deployments.loop_watchdog import end_when_stuck
 
         async def stand_still():
             {stuck_in}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.metric_values import samples
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids

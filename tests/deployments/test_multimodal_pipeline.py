@@ -10,9 +10,9 @@ import pytest
 from openai import InternalServerError, OpenAI
 from PIL import Image
 
-from deployments.config_file import ConfigError, load_config
-from deployments.local_cluster import deployed_app
-from preprocess.data_url import data_url
+from raylens.deployments.config_file import ConfigError, load_config
+from raylens.deployments.local_cluster import deployed_app
+from raylens.preprocess.data_url import data_url
 from tests.pictures import encoded, user_message
 from tests.pipelines import plug_in
 from tests.pipelines.text_model_oracle import TextModelOracle

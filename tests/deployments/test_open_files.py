@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.haproxy import ConnectionLimits
+from raylens.deployments.haproxy import ConnectionLimits
 
 ROOT = Path(__file__).parents[2]
 START = """
 import resource
-from deployments import cluster_node, local_cluster
+from raylens.deployments import cluster_node, local_cluster
 
 class Started(Exception):
     pass

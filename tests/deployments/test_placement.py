@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.placement import lacking
+from raylens.deployments.config import AppConfig
+from raylens.deployments.placement import lacking
 
 SMALL = {"CPU": 8.0}
 WITH_GPU = {"CPU": 8.0, "GPU": 1.0}

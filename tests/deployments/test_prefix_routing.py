@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.pictures import disc, encoded, user_message
 
 NUM_CONVERSATIONS = 8

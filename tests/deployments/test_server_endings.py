@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.local_cluster import free_port
+from raylens.deployments.local_cluster import free_port
 from tests.ended_servers import EVENT, Server, Streams, serving
 
 DRAIN_SECONDS = 1
@@ -24,7 +24,7 @@ def ends_in(server: Server, seconds: float) -> int:
 def test_streams_that_are_open_when_a_shell_ends_its_job_get_an_event(shapes: str, tmp_path: Path) -> None:
     config = tmp_path / "serve.yaml"
     settings = f"args: {{model: {shapes}, updates: {{drain_seconds: {DRAIN_SECONDS}}}}}"
-    config.write_text(f"applications: [{{name: raylens, import_path: deployments.app:build_app, {settings}}}]")
+    config.write_text(f"applications: [{{name: raylens, import_path: raylens.deployments.app:build_app, {settings}}}]")
     with serving("--config", str(config)) as server:
         server.wait_for_line("curl ")
         with Streams(server.url, NUM_STREAMS) as streams:

@@ -11,8 +11,8 @@ import torch
 from openai import OpenAI
 from PIL import Image
 
-from deployments.config_file import load_config
-from deployments.local_cluster import deployed_app
+from raylens.deployments.config_file import load_config
+from raylens.deployments.local_cluster import deployed_app
 from tests.pictures import encoded, user_message
 from tests.pipelines import plug_in
 from tests.pipelines.text_model_oracle import TextModelOracle

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.metric_values import exported
 from tests.pictures import user_message
 from tests.replicas import replica_pids

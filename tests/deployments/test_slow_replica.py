@@ -7,7 +7,7 @@ import time
 import pytest
 from openai import OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.asking_clients import AskingClients
 from tests.replicas import replica_pids
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import APIError, OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.deployments.test_pipeline_parity import NUM_TOKENS, QUESTIONS, ask
 from tests.generate_oracle import generate_oracle
 from tests.pictures import user_message

@@ -7,14 +7,14 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-from deployments.config import TracingConfig
-from deployments.local_cluster import free_port
-from deployments.request_context import NO_REQUEST, RequestContext
-from deployments.tracing.export import is_configured, spans_of
-from deployments.tracing.otlp import export_request
-from deployments.tracing.records import Attribute, SpanRecord
-from deployments.tracing.spans import Spans, trace_headers
-from preprocess.schema import StageTime
+from raylens.deployments.config import TracingConfig
+from raylens.deployments.local_cluster import free_port
+from raylens.deployments.request_context import NO_REQUEST, RequestContext
+from raylens.deployments.tracing.export import is_configured, spans_of
+from raylens.deployments.tracing.otlp import export_request
+from raylens.deployments.tracing.records import Attribute, SpanRecord
+from raylens.deployments.tracing.spans import Spans, trace_headers
+from raylens.preprocess.schema import StageTime
 from tests.otlp_collector import Received, collecting, received
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.background import Background
 from tests.family_oracle import FamilyOracle
 from tests.generate_oracle import Oracle, generate_oracle

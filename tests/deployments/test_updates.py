@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.local_cluster import APP_NAME, LOGGING, free_port, local_ray
+from raylens.deployments.local_cluster import APP_NAME, LOGGING, free_port, local_ray
 from tests.replicas import replica_pids
 from tests.small_models import make_checkpoint
 from tests.steady_clients import SteadyClients
@@ -61,7 +61,7 @@ class Cluster:
         self._args |= copy.deepcopy(change)
         application = {
             "name": APP_NAME,
-            "import_path": "deployments.app:build_app",
+            "import_path": "raylens.deployments.app:build_app",
             "logging_config": LOGGING,
             "args": self._args,
         }

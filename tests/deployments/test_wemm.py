@@ -9,9 +9,9 @@ import torch
 from openai import BadRequestError, OpenAI
 from transformers import AutoTokenizer
 
-from deployments.config import AppConfig
-from deployments.local_cluster import deployed_app
-from modeling.model_configs import register_model_configs
+from raylens.deployments.config import AppConfig
+from raylens.deployments.local_cluster import deployed_app
+from raylens.modeling.model_configs import register_model_configs
 from tests.metric_values import exported
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture

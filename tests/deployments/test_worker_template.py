@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from deployments import start_worker
-from deployments.start_worker import FORKED, SOCKET_VARIABLE
-from deployments.worker_template import worker_template
+from raylens.deployments import start_worker
+from raylens.deployments.start_worker import FORKED, SOCKET_VARIABLE
+from raylens.deployments.worker_template import worker_template
 from tests.signal_handlers import handled
 from tests.waiting import wait_until
 
@@ -23,7 +23,7 @@ import json, os, sys
 from pathlib import Path
 seen = {
     "arguments": sys.argv[1:],
-    "modules": [name for name in ("torch", "transformers", "llm.engine", "ray") if name in sys.modules],
+    "modules": [name for name in ("torch", "transformers", "raylens.llm.engine", "ray") if name in sys.modules],
     "variables": {name: os.environ.get(name) for name in ("COLOUR", "HOME", "OMP_NUM_THREADS")},
     "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "threads": len(os.listdir("/proc/self/task")),
 }
@@ -65,7 +65,7 @@ def test_a_worker_is_forked_with_its_own_arguments_variables_and_output(
     seen, output = start(tmp_path, context, template)
     assert seen["arguments"] == [str(tmp_path / "answer")]
     assert seen["variables"] == {"COLOUR": "blue", "HOME": "/at/home", "OMP_NUM_THREADS": None}
-    assert seen["modules"] == ["torch", "transformers", "llm.engine"]  # Ray's library is loaded after the fork
+    assert seen["modules"] == ["torch", "transformers", "raylens.llm.engine"]  # Ray's library is loaded after the fork
     assert seen["threads"] == 1
     assert output == "worker says hello\n"
 
@@ -76,7 +76,7 @@ def test_workers_are_children_of_the_template_and_in_the_group_of_the_process_th
     context: dict[str, object] = {"env_vars": {FORKED: "1"}}
     seen, _ = start(tmp_path, context, template)
     assert seen["parent"] != os.getpid()
-    assert Path(f"/proc/{seen['parent']}/cmdline").read_text().split("\0")[3] == "deployments.worker_template"
+    assert Path(f"/proc/{seen['parent']}/cmdline").read_text().split("\0")[3] == "raylens.deployments.worker_template"
     assert seen["group"] == seen["asked by"]
 
 
@@ -125,7 +125,7 @@ def test_an_order_that_breaks_off_does_no_harm(template: dict[str, str], tmp_pat
             other.connect(template[SOCKET_VARIABLE])
             other.sendall(part)
     seen, _ = start(tmp_path, {"env_vars": {FORKED: "1"}}, template)
-    assert seen["modules"] == ["torch", "transformers", "llm.engine"]
+    assert seen["modules"] == ["torch", "transformers", "raylens.llm.engine"]
 
 
 def test_a_worker_that_fails_ends_with_its_traceback(template: dict[str, str], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_worker_that_fails_ends_with_its_traceback(template: dict[str, str], t
 
 def test_the_template_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom deployments.worker_template import worker_template\n"
+        "import os, sys\nfrom pathlib import Path\nfrom raylens.deployments.worker_template import worker_template\n"
         "with worker_template(Path(sys.argv[1])) as variables:\n"
         "    while not Path(variables['RAYLENS_WORKER_TEMPLATE']).exists(): pass\n"
         "    os._exit(0)\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modeling.families import known_to
+from raylens.modeling.families import known_to
 from tests.encoder.small_vision import Small, make_small
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from encoder.models.family import VisionFamily, VisionModality
-from modeling.families import load_family
-from preprocess.schema import ItemInfo, ItemTensors
+from raylens.encoder.models.family import VisionFamily, VisionModality
+from raylens.modeling.families import load_family
+from raylens.preprocess.schema import ItemInfo, ItemTensors
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.video_parity import items_of, one_shot, prompt_of
 from tests.small_models import VOCABULARY, item_features, make_checkpoint, whole_class

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder.config import EncoderConfig, PartConfig
+from raylens.encoder.config import EncoderConfig, PartConfig
 
 
 @pytest.mark.parametrize(

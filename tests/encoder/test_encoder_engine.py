@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
-from encoder.activation_memory import peak_activation_bytes
-from encoder.config import EncoderConfig, LinearForm, PartConfig
-from encoder.engine import EncoderEngine
-from encoder.loader import load_vision_half
-from encoder.schema import EncodeOutput
-from preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.encoder.activation_memory import peak_activation_bytes
+from raylens.encoder.config import EncoderConfig, LinearForm, PartConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.encoder.loader import load_vision_half
+from raylens.encoder.schema import EncodeOutput
+from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
 from tests.encoder.same_numbers import is_same
 from tests.encoder.small_vision import Small

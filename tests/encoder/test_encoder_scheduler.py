@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from encoder.scheduler import EncoderScheduler
-from encoder.schema import EncodeRequest, ScheduledSegment, Segment
+from raylens.encoder.scheduler import EncoderScheduler
+from raylens.encoder.schema import EncodeRequest, ScheduledSegment, Segment
 
 
 def request(name: str, *num_patches: int, kind: str = "image") -> EncodeRequest:

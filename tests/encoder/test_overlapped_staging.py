@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlavaForConditionalGeneration
 
-from encoder.accelerator import make_graphs, make_staging
-from encoder.config import EncoderConfig, PartConfig
-from encoder.engine import EncoderEngine
-from encoder.overlapped_staging import OverlappedStaging
-from encoder.schema import EncodeOutput
-from encoder.staging import DirectStaging, Encode, PendingEmbeddings
-from encoder.tower_graphs import TowerGraphs
-from preprocess.schema import ItemTensors
+from raylens.encoder.accelerator import make_graphs, make_staging
+from raylens.encoder.config import EncoderConfig, PartConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.encoder.overlapped_staging import OverlappedStaging
+from raylens.encoder.schema import EncodeOutput
+from raylens.encoder.staging import DirectStaging, Encode, PendingEmbeddings
+from raylens.encoder.tower_graphs import TowerGraphs
+from raylens.preprocess.schema import ItemTensors
 from tests.encoder.small_vision import Small
 from tests.encoder.test_tower_graphs import Recorder
 

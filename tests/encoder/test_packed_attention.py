@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from encoder import packed_attention as module
-from encoder.config import EncoderConfig, PartConfig
-from encoder.loader import load_vision_half
-from encoder.models.mistral3 import _groups
-from encoder.packed_attention import packed_attention
-from modeling.families import known_to, load_family
-from modeling.varlen_attention import has_kernel
+from raylens.encoder import packed_attention as module
+from raylens.encoder.config import EncoderConfig, PartConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.encoder.models.mistral3 import _groups
+from raylens.encoder.packed_attention import packed_attention
+from raylens.modeling.families import known_to, load_family
+from raylens.modeling.varlen_attention import has_kernel
 from tests.encoder.small_vision import Small, make_small
 from tests.small_models import make_checkpoint, whole_class
 

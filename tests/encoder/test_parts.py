@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from encoder.config import EncoderConfig, LinearForm, PartConfig
-from encoder.loader import load_vision_half
-from modeling.packed_linear import KernelLinear
-from modeling.packed_patches import PackedPatches
-from modeling.quantized_linear import Int8Linear
+from raylens.encoder.config import EncoderConfig, LinearForm, PartConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.modeling.packed_linear import KernelLinear
+from raylens.modeling.packed_patches import PackedPatches
+from raylens.modeling.quantized_linear import Int8Linear
 from tests.encoder.small_vision import Small
 
 PLAIN = PartConfig()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from encoder.config import EncoderConfig
-from encoder.engine import EncoderEngine
-from pipelines.registry import PipelineChoice
-from preprocess.schema import ItemTensors
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.pipelines.registry import PipelineChoice
+from raylens.preprocess.schema import ItemTensors
 from tests.pipelines import plug_in
 from tests.pipelines.test_registry import PARAMS
 

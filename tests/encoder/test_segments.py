@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from encoder.models.family import VisionModality
-from encoder.segments import divide
-from modeling.families import load_family
-from preprocess.schema import ItemTensors
+from raylens.encoder.models.family import VisionModality
+from raylens.encoder.segments import divide
+from raylens.modeling.families import load_family
+from raylens.preprocess.schema import ItemTensors
 
 CONFIG = cast(Any, SimpleNamespace(vision_config=SimpleNamespace(patch_size=14)))
 TILES: VisionModality = load_family("encoder", "minicpmv4_6").modalities["image"]

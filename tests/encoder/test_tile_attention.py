@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from cpu_kernels.attention import attend_pictures
-from encoder import tile_attention as module
-from encoder.config import EncoderConfig, PartConfig
-from encoder.loader import load_vision_half
-from encoder.tile_attention import tile_attention
+from raylens.cpu_kernels.attention import attend_pictures
+from raylens.encoder import tile_attention as module
+from raylens.encoder.config import EncoderConfig, PartConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.encoder.tile_attention import tile_attention
 from tests.small_models import make_checkpoint
 
 NUM_TILES, NUM_HEADS, NUM_PATCHES, HEAD_DIM = 3, 2, 37, 12

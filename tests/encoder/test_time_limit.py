@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from encoder.time_limit import GivenUpError, TimeLimit
+from raylens.encoder.time_limit import GivenUpError, TimeLimit
 
 
 def test_results_and_errors_are_those_of_the_call() -> None:

@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
 
-from encoder.config import EncoderConfig, PartConfig
-from encoder.engine import EncoderEngine
-from encoder.loader import load_vision_half
-from encoder.tower_graphs import SIZES, TowerGraphs
-from modeling.cuda_graphs import CudaCapture, NotRecordableError
-from modeling.families import known_to, load_family
+from raylens.encoder.config import EncoderConfig, PartConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.encoder.loader import load_vision_half
+from raylens.encoder.tower_graphs import SIZES, TowerGraphs
+from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
+from raylens.modeling.families import known_to, load_family
 from tests.encoder.small_vision import Small, make_small
 
 Replay = Callable[[], Any]

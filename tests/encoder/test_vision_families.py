@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from encoder.config import EncoderConfig
-from encoder.loader import load_vision_half
-from encoder.schema import Segment
-from encoder.segments import divide, join
-from llm.config import EngineConfig
-from llm.loader import load_language_half
-from modeling.families import SERVED_FAMILIES, known_to, load_family
-from preprocess.schema import ItemTensors
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.encoder.schema import Segment
+from raylens.encoder.segments import divide, join
+from raylens.llm.config import EngineConfig
+from raylens.llm.loader import load_language_half
+from raylens.modeling.families import SERVED_FAMILIES, known_to, load_family
+from raylens.preprocess.schema import ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
 from tests.encoder.same_numbers import is_same
 from tests.encoder.small_vision import Prompt, Small

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from llm.engine import LLMEngine
-from llm.outputs import RequestOutput
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.engine import LLMEngine
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 
 PROMPTS = [[1, *(50 + i * (j % (7 + i)) for j in range(20 + 9 * i))] for i in range(5)]
 """Of the bundled model's tokens, each longer than the one before. They repeat themselves, so that guesses are right."""

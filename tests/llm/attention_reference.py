@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from llm.attention import AttentionCall, LayerShape, PagedAttention
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from llm.step_input import StepBuilder
+from raylens.llm.attention import AttentionCall, LayerShape, PagedAttention
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_input import StepBuilder
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
 CPU = torch.device("cpu")

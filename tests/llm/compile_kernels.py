@@ -9,10 +9,10 @@ from typing import Any
 from triton import compiler
 from triton.backends.compiler import GPUTarget
 
-from llm import decode_kernels
+from raylens.llm import decode_kernels
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 89, 90, 100)]
-# The least capability for a float8 cache, see `llm.cache_slots`.
+# The least capability for a float8 cache, see `llm/cache_slots.py`.
 FLOAT8 = 89
 # Of queries and cache; key_dim, value_dim, query heads of a key head; whether there are several splits.
 KINDS = [

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cpu_kernels.library import VARIABLE
+from raylens.cpu_kernels.library import VARIABLE
 
 
 @pytest.fixture(scope="module", params=["", "off"], ids=["kernels", "pytorch"])

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from preprocess.hasher import content_hash
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import ItemInfo, TokensPrompt
-from preprocess.video import DecodedVideo
+from raylens.preprocess.hasher import content_hash
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ItemInfo, TokensPrompt
+from raylens.preprocess.video import DecodedVideo
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.preprocess.video_parity import encoded_clip

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from llm.engine import LLMEngine
-from llm.sampler import ChosenTokens, SampledToken, choose
-from llm.sampler_state import SamplerState
-from llm.scheduler import ScheduledChunk
-from llm.step_input import StepInput
-from llm.step_output import StepOutput
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampler import ChosenTokens, SampledToken, choose
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.step_input import StepInput
+from raylens.llm.step_output import StepOutput
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class DeferredDevice:
             return device.launch(runner.run_step, _copied(runner._builder.build(chunks, chosen)))
 
         monkeypatch.setattr(runner, "run", run)
-        monkeypatch.setattr("llm.step_in_flight.choose", device.choose)
+        monkeypatch.setattr("raylens.llm.step_in_flight.choose", device.choose)
         return device
 
     def launch(self, run_step: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llm.attention import LayerShape
-from llm.cuda_attention import CudaAttention
-from llm.decode_graphs import DecodeGraphs, Outputs, Replay
-from llm.layer_probe import cache_shapes
-from llm.model_runner import ModelRunner
+from raylens.llm.attention import LayerShape
+from raylens.llm.cuda_attention import CudaAttention
+from raylens.llm.decode_graphs import DecodeGraphs, Outputs, Replay
+from raylens.llm.layer_probe import cache_shapes
+from raylens.llm.model_runner import ModelRunner
 from tests.llm.attention_reference import BLOCK_SIZE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

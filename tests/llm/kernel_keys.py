@@ -13,15 +13,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from llm import decode_kernels
-from llm.cache_size import worst_step
-from llm.config import DtypeName, EngineConfig
-from llm.engine import LLMEngine
-from llm.model_runner import ModelRunner
-from llm.prompt_layout import PromptLayout
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from llm.step_input import StepInput
+from raylens.llm import decode_kernels
+from raylens.llm.cache_size import worst_step
+from raylens.llm.config import DtypeName, EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.prompt_layout import PromptLayout
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_input import StepInput
 from tests.llm.attention_reference import BLOCK_SIZE
 from tests.llm.graph_recorder import MAX_NUM_SEQS, Recorder, with_graphs
 

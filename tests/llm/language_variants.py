@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modeling.families import SERVED_FAMILIES
+from raylens.modeling.families import SERVED_FAMILIES
 from tests.small_models import Json, make_checkpoint
 
 WINDOWS: Json = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from llm.host_values import HostValues
-from llm.sampler_state import SamplerState
-from llm.truncation import Edit
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.truncation import Edit
 
 Plan = Callable[[HostValues, Sequence[SamplerState]], list[Edit]]
 

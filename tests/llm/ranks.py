@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.lockstep import serve_steps
-from llm.model_runner import ModelRunner
-from llm.parallel import ParallelConfig, ProcessGroup, connect, listen
-from modeling.torchvision_build import make_importable
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.lockstep import serve_steps
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.parallel import ParallelConfig, ProcessGroup, connect, listen
+from raylens.modeling.torchvision_build import make_importable
 
 T = TypeVar("T")
 TIMEOUT_S = 20.0

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine, _goes_ahead
-from llm.outputs import RequestOutput
-from llm.sampler import ChosenTokens, choose
-from llm.sampling_params import SamplingParams
-from llm.structured_output import StructuredOutput
-from preprocess.schema import PlaceholderRange, ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine, _goes_ahead
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampler import ChosenTokens, choose
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import PlaceholderRange, ProcessedPrompt
 from tests.llm.answered import PROMPTS, Answered, add, answer, answered, steps
 from tests.llm.deferred_device import DeferredDevice
 from tests.llm.operations import noted
@@ -188,7 +188,7 @@ def note_turns(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes what the host does, in order."""
     turns: list[str] = []
     monkeypatch.setattr(engine._runner, "run", noted(turns, "launch", engine._runner.run))
-    monkeypatch.setattr("llm.step_in_flight.choose", noted(turns, "choose", choose))
+    monkeypatch.setattr("raylens.llm.step_in_flight.choose", noted(turns, "choose", choose))
     monkeypatch.setattr(ChosenTokens, "read", noted(turns, "read", ChosenTokens.read))
     return turns
 
@@ -197,7 +197,7 @@ def note_turns(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_step_is_launched_before_the_last_one_is_read_and_its_tokens_are_chosen_behind_that(
     ahead: LLMEngine, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("llm.late_masks._PATIENCE_SECONDS", 60)
+    monkeypatch.setattr("raylens.llm.late_masks._PATIENCE_SECONDS", 60)
     turns = note_turns(ahead, monkeypatch)
     params = ALL[name]
     add(ahead, "r", PROMPTS[0], replace(params, max_tokens=9, min_tokens=min(params.min_tokens or 0, 9)))
@@ -219,7 +219,7 @@ def test_guessed_tokens_are_read_before_the_next_guess(
 
 def test_a_choice_that_waits_for_its_step_is_told_at_once(ahead: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its token would come a step later for nothing."""
-    monkeypatch.setattr("llm.truncation.NUCLEUS_PREFIX", 64)
+    monkeypatch.setattr("raylens.llm.truncation.NUCLEUS_PREFIX", 64)
     turns = note_turns(ahead, monkeypatch)
     add(ahead, "r", PROMPTS[0], OTHERS["cut by mass"])
     num_tokens = sum(len(output.token_ids) for output in steps(ahead))
@@ -333,7 +333,7 @@ def test_a_reading_that_fails_ends_the_requests_of_its_step(ahead: LLMEngine, mo
     ahead.step()
     add(ahead, "good", PROMPTS[1], GREEDY)
     with monkeypatch.context() as patch:
-        patch.setattr("llm.sampler.ChosenTokens.read", lambda _: 1 / 0)
+        patch.setattr("raylens.llm.sampler.ChosenTokens.read", lambda _: 1 / 0)
         (failure,) = ahead.step()
     assert (failure.request_id, failure.finish_reason) == ("bad", "error")
     assert {one.request_id for one in steps(ahead)} == {"good"}

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm.attention_masks import prefill_mask
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.llm.attention_masks import prefill_mask
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.block_manager import BlockManager
-from llm.sequence import PromptItem, Sequence
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.sequence import PromptItem, Sequence
 
 
 def sequence(name: str = "s") -> Sequence:

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.byte_tokenizer import ByteTokenizer
 
 
 def test_tokens_of_a_decoder_that_grammars_cannot_use_have_names() -> None:

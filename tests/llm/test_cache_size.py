@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from cpu_kernels.library import VARIABLE
-from llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.model_runner import ModelRunner
-from modeling.families import load_family
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.model_runner import ModelRunner
+from raylens.modeling.families import load_family
 from tests.small_models import make_checkpoint
 
 DEVICE = torch.device("cuda", 0)

@@ -12,14 +12,14 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 
-from llm.cache_size import worst_step
-from llm.compiled_layers import compile_layers
-from llm.config import DtypeName, EngineConfig
-from llm.engine import LLMEngine
-from llm.model_runner import ModelRunner
-from llm.parallel import ProcessGroup, RankDiedError
-from llm.step_input import TENSORS, StepInput
-from modeling.merged_linear import merge_linear_layers
+from raylens.llm.cache_size import worst_step
+from raylens.llm.compiled_layers import compile_layers
+from raylens.llm.config import DtypeName, EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.parallel import ProcessGroup, RankDiedError
+from raylens.llm.step_input import TENSORS, StepInput
+from raylens.modeling.merged_linear import merge_linear_layers
 from tests.llm.attention_reference import BLOCK_SIZE
 from tests.llm.greedy_answers import answers
 from tests.llm.language_variants import VARIANTS
@@ -45,7 +45,7 @@ def copied(step: StepInput, device: torch.device) -> StepInput:
 def as_on_a_gpu() -> Iterator[None]:
     torch.compiler.reset()
     counters.clear()
-    with patch("llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
+    with patch("raylens.llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
         yield
     torch.compiler.reset()
 
@@ -136,7 +136,7 @@ def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None
 
 def compile_share(group: ProcessGroup, checkpoint: str) -> float:
     """How far hidden states are at most from those before the rank compiled its layers."""
-    with patch("llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
+    with patch("raylens.llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
         config = make_config(checkpoint)
         runner = ModelRunner(config, group)
         plain = hidden_states(runner, 40)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
-from modeling.context_length import check_context_length, default_context_length
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling_params import SamplingParams
+from raylens.modeling.context_length import check_context_length, default_context_length
+from raylens.preprocess.schema import ProcessedPrompt
 from tests.small_models import make_checkpoint
 
 PROMPT = [1, *range(20, 40)]

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.library import kernel_library
-from llm import cpu_attention
-from llm.cpu_attention import CpuAttention
-from llm.kernel_attention import KernelAttention
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
+from raylens.cpu_kernels.library import kernel_library
+from raylens.llm import cpu_attention
+from raylens.llm.cpu_attention import CpuAttention
+from raylens.llm.kernel_attention import KernelAttention
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
 from tests.llm.attention_reference import (
     BLOCK_SIZE,
     NUM_BLOCKS,

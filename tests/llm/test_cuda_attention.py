@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.sequence import Sequence
+from raylens.llm.sequence import Sequence
 from tests.llm.attention_reference import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -29,10 +29,10 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
-from llm import cuda_attention
-from llm.cache_slots import check_cache_dtype
-from llm.cuda_attention import CudaAttention
-from llm.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
+from raylens.llm import cuda_attention
+from raylens.llm.cache_slots import check_cache_dtype
+from raylens.llm.cuda_attention import CudaAttention
+from raylens.llm.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = Shape()

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from llm.step_input import FedTokens, StepInput
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.llm.step_input import FedTokens, StepInput
 from tests.llm.attention_reference import BLOCK_SIZE, make_builder
 from tests.llm.greedy_answers import answers
 from tests.small_models import NUM_TOKENS, make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
 
-from llm.cuda_attention import CudaAttention
-from llm.decode_graphs import DecodeGraphs, batch_sizes
+from raylens.llm.cuda_attention import CudaAttention
+from raylens.llm.decode_graphs import DecodeGraphs, batch_sizes
 from tests.llm.graph_recorder import DEVICE, MAX_LENGTH, MAX_NUM_SEQS, Recorder, with_graphs
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llm.detokenizer import MAX_DECODED_TOKENS, Detokenizer, decoder_of
+from raylens.llm.detokenizer import MAX_DECODED_TOKENS, Detokenizer, decoder_of
 
 
 @pytest.fixture(scope="module")

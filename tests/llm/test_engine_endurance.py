@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
-from modeling.torchvision_build import make_importable
-from preprocess.schema import PlaceholderRange, ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling_params import SamplingParams
+from raylens.modeling.torchvision_build import make_importable
+from raylens.preprocess.schema import PlaceholderRange, ProcessedPrompt
 from tests.small_models import make_checkpoint
 
 CONCURRENCY, HIDDEN_SIZE = 48, 32

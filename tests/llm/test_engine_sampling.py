@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.logprobs import TokenLogprobs
-from llm.outputs import RequestOutput
-from llm.sampling_params import SamplingParams
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.logprobs import TokenLogprobs
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 PROMPT = ProcessedPrompt([1, 50, 51, 52], [], [])
 DEFAULTS = SamplingParams()

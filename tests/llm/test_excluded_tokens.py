@@ -7,12 +7,12 @@ import torch
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llm.byte_tokenizer import ByteTokenizer
-from llm.excluded_tokens import ExcludedTokens
-from llm.logits_processors import plan_edits
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
-from preprocess.schema import InvalidRequestError
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.excluded_tokens import ExcludedTokens
+from raylens.llm.logits_processors import plan_edits
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.planned_edits import apply
 
 VOCAB = 12

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from llm.engine import LLMEngine
-from llm.first_steps import missing_tools, missing_tools_named
-from llm.parallel import RankDiedError
-from llm.step_input import StepInput
-from modeling.cuda_graphs import NotRecordableError
+from raylens.llm.engine import LLMEngine
+from raylens.llm.first_steps import missing_tools, missing_tools_named
+from raylens.llm.parallel import RankDiedError
+from raylens.llm.step_input import StepInput
+from raylens.modeling.cuda_graphs import NotRecordableError
 from tests.llm.language_variants import VARIANTS
 from tests.small_models import make_checkpoint
 
@@ -23,8 +23,8 @@ pytest.importorskip("triton")
 
 from triton.runtime import build
 
-from llm import cuda_attention
-from llm.decode_kernels import paged_decode
+from raylens.llm import cuda_attention
+from raylens.llm.decode_kernels import paged_decode
 from tests.llm.graph_recorder import Recorder, with_graphs
 from tests.llm.test_decode_graphs import make_engine
 
@@ -46,7 +46,7 @@ KERNELS_OF = {1: 3, 2: 5}
 def test_no_later_step_waits_for_triton(tmp_path: Path, name: str, dtype: str, num_kinds: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     program = (
-        "import sys; from modeling.torchvision_build import make_importable; make_importable()\n"
+        "import sys; from raylens.modeling.torchvision_build import make_importable; make_importable()\n"
         "from tests.llm.kernel_keys import print_keys; print_keys(*sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, VARIANTS[name].checkpoint(tmp_path), dtype]
@@ -127,7 +127,9 @@ def test_the_first_steps_write_to_no_block_of_a_sequence(engine: LLMEngine) -> N
         assert not torch.equal(tensor[-1], kept[-1])
 
 
-@pytest.mark.parametrize("broken", ["llm.cuda_attention.paged_decode", "llm.prefill_chunks.attend_chunk"])
+@pytest.mark.parametrize(
+    "broken", ["raylens.llm.cuda_attention.paged_decode", "raylens.llm.prefill_chunks.attend_chunk"]
+)
 def test_attention_that_fails_ends_the_start(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("this kernel fails")
@@ -157,7 +159,7 @@ def capture(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, error: RuntimeEr
         def __call__(self, function: Any) -> Any:
             raise error
 
-    monkeypatch.setattr("llm.model_runner.CudaCapture", Failing)
+    monkeypatch.setattr("raylens.llm.model_runner.CudaCapture", Failing)
     return engine._runner._capture_graphs(engine._config)
 
 
@@ -223,8 +225,8 @@ def test_a_machine_that_lacks_nothing_is_not_blamed() -> None:
 @pytest.mark.gpu
 def test_an_engine_without_a_compiler_does_not_start(checkpoint: str, tmp_path: Path) -> None:
     program = (
-        "import sys; from modeling.torchvision_build import make_importable; make_importable()\n"
-        "from llm.config import EngineConfig; from llm.engine import LLMEngine\n"
+        "import sys; from raylens.modeling.torchvision_build import make_importable; make_importable()\n"
+        "from raylens.llm.config import EngineConfig; from raylens.llm.engine import LLMEngine\n"
         "LLMEngine(EngineConfig(sys.argv[1], device='cuda', dtype='bfloat16', kv_cache_bytes=2**20))"
     )
     folder = tmp_path / "nothing"

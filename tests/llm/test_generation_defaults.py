@@ -10,18 +10,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlavaForConditionalGeneration
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.generation_defaults import (
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.generation_defaults import (
     SUPPORTED,
     UNSUPPORTED,
     WITHOUT_EFFECT,
     load_generation_config,
     unsupported_settings,
 )
-from llm.sampling_params import SamplingParams
-from modeling.families import SERVED_FAMILIES
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.sampling_params import SamplingParams
+from raylens.modeling.families import SERVED_FAMILIES
+from raylens.preprocess.schema import ProcessedPrompt
 from tests.preprocess.small_processors import save_processor
 from tests.small_models import Json, whole_class
 
@@ -182,7 +182,7 @@ def test_settings_that_are_not_supported_are_named_once(
     folder = copy(shapes, tmp_path)
     settings = {"num_beams": 4, "typical_p": 0.5, "begin_suppress_tokens": [5], "bad_words_ids": [[1, 2]]}
     edit(Path(folder, "generation_config.json"), **settings)
-    with caplog.at_level(logging.WARNING, logger="llm.generation_defaults"):
+    with caplog.at_level(logging.WARNING, logger="raylens.llm.generation_defaults"):
         LLMEngine(EngineConfig(folder, max_num_seqs=2, max_model_len=64))
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "llm.generation_defaults"]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "raylens.llm.generation_defaults"]
     assert all(f"{name!r}: {value!r}" in told for name, value in settings.items())

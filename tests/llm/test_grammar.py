@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from llm.byte_tokenizer import ByteTokenizer
-from llm.grammar import GrammarCompiler
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.grammar import GrammarCompiler
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 
 pytestmark = pytest.mark.usefixtures("with_kernels_and_without")

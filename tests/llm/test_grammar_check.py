@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from llm.byte_tokenizer import ByteTokenizer
-from llm.grammar import CompiledGrammar, GrammarCompiler
-from llm.grammar_check import GrammarCheck
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.grammar import CompiledGrammar, GrammarCompiler
+from raylens.llm.grammar_check import GrammarCheck
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError
 
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(500)}}
 MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}

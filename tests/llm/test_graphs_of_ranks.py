@@ -9,13 +9,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llm.config import EngineConfig
-from llm.first_steps import run_first_steps
-from llm.model_runner import ModelRunner
-from llm.parallel import ProcessGroup
-from llm.step_input import StepInput
-from llm.step_output import StepOutput
-from modeling.cuda_graphs import NotRecordableError
+from raylens.llm.config import EngineConfig
+from raylens.llm.first_steps import run_first_steps
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.parallel import ProcessGroup
+from raylens.llm.step_input import StepInput
+from raylens.llm.step_output import StepOutput
+from raylens.modeling.cuda_graphs import NotRecordableError
 from tests.llm.attention_reference import BLOCK_SIZE
 from tests.llm.ranks import on_both, pool_for_rank_one
 from tests.small_models import make_checkpoint
@@ -76,7 +76,7 @@ def has_graphs(group: ProcessGroup, checkpoint: str, failing_rank: int) -> bool:
         with_graphs(runner, Recorder())  # an attention as on a GPU
     recorder = CannotRecord() if group.rank == failing_rank else Recorder()
     with (
-        patch("llm.model_runner.CudaCapture", lambda device: recorder.capture),
+        patch("raylens.llm.model_runner.CudaCapture", lambda device: recorder.capture),
         patch.object(runner, "forward", lambda *_: (torch.zeros(1, 1), torch.zeros(1, 1))),
     ):
         return runner._capture_graphs(EngineConfig(checkpoint, max_num_seqs=2)) is not None

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from llm.host_values import HostCopy, HostValues, send
+from raylens.llm.host_values import HostCopy, HostValues, send
 
 CPU = torch.device("cpu")
 

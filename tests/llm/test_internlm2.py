@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from encoder.config import EncoderConfig
-from encoder.loader import load_vision_half
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.loader import load_language_half
-from llm.models.internlm2 import InternLM2ForCausalLM
-from llm.outputs import RequestOutput
-from llm.sampling_params import SamplingParams
-from llm.sharding import shard
-from modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
-from modeling.wemm_config import InternLM2Config
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.loader import load_language_half
+from raylens.llm.models.internlm2 import InternLM2ForCausalLM
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sharding import shard
+from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
+from raylens.modeling.wemm_config import InternLM2Config
 from tests.llm.greedy_answers import answers
 from tests.llm.ranks import silent_rank
 from tests.small_models import Request, make_checkpoint, small_requests, whole_class

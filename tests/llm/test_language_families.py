@@ -13,15 +13,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.kernel_attention import KernelAttention
-from llm.loader import load_language_half
-from llm.lockstep import stop_ranks
-from llm.model_runner import ModelRunner
-from llm.scheduler import ScheduledChunk
-from llm.sequence import PromptItem, Sequence
-from preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.kernel_attention import KernelAttention
+from raylens.llm.loader import load_language_half
+from raylens.llm.lockstep import stop_ranks
+from raylens.llm.model_runner import ModelRunner
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import PromptItem, Sequence
+from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.llm.greedy_answers import PARAMS, answers
 from tests.llm.language_variants import VARIANTS, Variant
 from tests.llm.ranks import PoolOfRankOne, engine_of_two

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.grammar import GrammarMatcher
-from llm.grammar_source import GrammarError
-from llm.late_masks import LateMasks, _matchers
-from llm.outputs import RequestOutput
-from llm.request import AnswerState
-from llm.sampling_params import SamplingParams
-from llm.sequence import FinishReason, Sequence
-from llm.structured_output import StructuredOutput
-from preprocess.schema import InvalidRequestError, ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.grammar import GrammarMatcher
+from raylens.llm.grammar_source import GrammarError
+from raylens.llm.late_masks import LateMasks, _matchers
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.request import AnswerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sequence import FinishReason, Sequence
+from raylens.llm.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 FORM = StructuredOutput(regex="([a-z]{2,9} ){30}")
 FORMED = SamplingParams(max_tokens=40, temperature=0.0, structured_output=FORM)

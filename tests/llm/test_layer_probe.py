@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from llm.attention import ATTENTION_NAME, LayerShape, block_bytes, register_paged_attention
-from llm.layer_probe import cache_shapes, probe_layers
+from raylens.llm.attention import ATTENTION_NAME, LayerShape, block_bytes, register_paged_attention
+from raylens.llm.layer_probe import cache_shapes, probe_layers
 
 SMALL = {
     "hidden_size": 32,

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.loader import load_language_half
-from llm.outputs import RequestOutput
-from llm.sampling_params import SamplingParams
-from llm.scheduler import ScheduledChunk
-from llm.step_output import StepOutput
-from preprocess.media import MediaLimits, decode_image
-from preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.loader import load_language_half
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.step_output import StepOutput
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
 from tests.checkpoint_copies import copy_checkpoint
 from tests.pictures import disc, encoded
 
@@ -476,7 +476,7 @@ def test_settings_without_room_for_the_largest_picture_are_refused(
 
 
 def test_the_caches_default_size_holds_the_largest_picture(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm.model_runner._CPU_CACHE_BYTES", 2**16)
+    monkeypatch.setattr("raylens.llm.model_runner._CPU_CACHE_BYTES", 2**16)
     engine = make_engine(shapes, largest_item_tokens=36, max_num_batched_tokens=64, kv_cache_bytes=None)
     assert engine.max_model_len >= 36 + 64
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.block_manager import BlockManager
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import FinishReason, PromptItem, Sequence
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.llm.scheduler import ScheduledChunk, Scheduler
+from raylens.llm.sequence import FinishReason, PromptItem, Sequence
 
 BLOCK_SIZE = 4
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.lora_adapter import LinearShape, check_adapter, read_adapter
-from llm.lora_adapters import LoraAdapters
-from llm.lora_layers import LoraLayers
-from llm.lora_request import LoraError, LoraRequest
-from llm.outputs import RequestOutput
-from llm.prefix_cache import shared_root
-from llm.sequence import Sequence
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.lora_adapter import LinearShape, check_adapter, read_adapter
+from raylens.llm.lora_adapters import LoraAdapters
+from raylens.llm.lora_layers import LoraLayers
+from raylens.llm.lora_request import LoraError, LoraRequest
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.prefix_cache import shared_root
+from raylens.llm.sequence import Sequence
 from tests.adapters import PREFIX, save_adapter
 from tests.llm.greedy_answers import PARAMS
 from tests.small_models import make_checkpoint, small_requests, whole_class

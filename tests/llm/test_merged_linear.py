@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from llm.attention import AttentionCall
-from llm.config import EngineConfig
-from llm.loader import load_language_half
-from modeling.merged_linear import LaterPart, MergedLinear, merge_linear_layers
+from raylens.llm.attention import AttentionCall
+from raylens.llm.config import EngineConfig
+from raylens.llm.loader import load_language_half
+from raylens.modeling.merged_linear import LaterPart, MergedLinear, merge_linear_layers
 from tests.llm.language_variants import VARIANTS
 from tests.llm.operations import Operations
 

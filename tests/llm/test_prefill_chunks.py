@@ -9,17 +9,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from llm.scheduler import ScheduledChunk
-from llm.sequence import Sequence
-from modeling import varlen_attention
-from modeling.varlen_attention import attend_causally
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
+from raylens.modeling import varlen_attention
+from raylens.modeling.varlen_attention import attend_causally
 from tests.llm.attention_reference import BLOCK_SIZE, Shape, Told, attend, check_in_steps, make_builder, sequences
 
 pytest.importorskip("triton")
 
-from llm import prefill_chunks
-from llm.cuda_attention import CudaAttention
+from raylens.llm import prefill_chunks
+from raylens.llm.cuda_attention import CudaAttention
 from tests.llm.test_cuda_attention import DEVICE, make_attention
 
 SHAPE = Shape(heads=4, kv_heads=2, key_dim=6, value_dim=6)

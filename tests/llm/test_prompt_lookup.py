@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.prompt_lookup import PromptLookup
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.prompt_lookup import PromptLookup
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 from tests.llm.answered import PROMPTS, answer
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -79,7 +79,7 @@ def test_any_guesses_change_no_answer(
     shapes: str, plain: LLMEngine, monkeypatch: pytest.MonkeyPatch, name: str, block_size: int
 ) -> None:
     expected = answer(plain, PROMPTS, SETTINGS[name])
-    monkeypatch.setattr("llm.engine.PromptLookup", Prophet)
+    monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
     engine = make_engine(shapes, prompt_lookup=True, block_size=block_size)
     # What comes after the answer's end is guessed, too.
     Prophet.answers = [
@@ -116,7 +116,7 @@ def test_wrong_guesses_preempt_nobody(shapes: str, monkeypatch: pytest.MonkeyPat
     settings = {"block_size": 4, "kv_cache_bytes": 28 * 4 * 2048, "max_model_len": 70}
     plain = make_engine(shapes, prompt_lookup=False, **settings)
     expected = answer(plain, PROMPTS[:2], GREEDY)
-    monkeypatch.setattr("llm.engine.PromptLookup", Prophet)
+    monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
     Prophet.answers = [
         [*prompt, *own.token_ids, *([5] * 8)] for prompt, own in zip(PROMPTS, expected.values(), strict=False)
     ]

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.block_manager import BlockManager
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from llm.scheduler import ScheduledChunk, Scheduler
-from llm.sequence import FinishReason, PromptItem, Sequence
-from llm.step_budget import StepBudget
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.llm.scheduler import ScheduledChunk, Scheduler
+from raylens.llm.sequence import FinishReason, PromptItem, Sequence
+from raylens.llm.step_budget import StepBudget
 from tests.llm.test_llm_scheduler import make, run_step, sequence, sizes
 
 DECODE_SECONDS = 1.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from modeling.families import SERVED_FAMILIES, load_family
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.modeling.families import SERVED_FAMILIES, load_family
 from tests.llm.conversations import PLACEHOLDERS, Conversations, Medium, Turn, marked, random_turn
 from tests.llm.greedy_answers import answers
 from tests.pictures import encoded

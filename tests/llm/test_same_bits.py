@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.outputs import RequestOutput
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 from tests.llm.answered import Answered, answered
 from tests.llm.language_variants import VARIANTS
 from tests.small_models import small_requests, whole_class

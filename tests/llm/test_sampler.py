@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.sampler import SampledToken
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
-from llm.truncation import NUCLEUS_PREFIX
-from preprocess.schema import InvalidRequestError
+from raylens.llm.sampler import SampledToken
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.truncation import NUCLEUS_PREFIX
+from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 
 pytestmark = pytest.mark.usefixtures("with_kernels_and_without")

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cpu_kernels.library import VARIABLE
-from llm.host_values import HostValues
-from llm.sampler_state import SamplerState
-from llm.sampling_params import SamplingParams
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling_params import SamplingParams
 from tests.llm.operations import SENDING, WAITING, Operations
 from tests.llm.sampling import sample
 

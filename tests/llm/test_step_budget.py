@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from llm.step_budget import StepBudget
+from raylens.llm.step_budget import StepBudget
 
 Seconds = Callable[[int, int], float]
 """How long a step takes with so many decoding sequences and tokens of prompts."""

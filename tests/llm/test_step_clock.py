@@ -2,7 +2,7 @@
 
 import pytest
 
-from llm.step_clock import StepClock
+from raylens.llm.step_clock import StepClock
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from llm.prompt_layout import BidirectionalSpan, PromptLayout
-from llm.scheduler import ScheduledChunk
-from llm.sequence import PromptItem, Sequence
-from llm.step_input import StepBuilder, StepInput
+from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import PromptItem, Sequence
+from raylens.llm.step_input import StepBuilder, StepInput
 
 IMAGE = 999
 

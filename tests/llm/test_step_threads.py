@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from llm.step_threads import StepThreads
+from raylens.llm.step_threads import StepThreads
 
 Seconds = Callable[[int], float]
 """How long a step takes with a number of threads."""

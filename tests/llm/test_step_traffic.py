@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from cpu_kernels.library import VARIABLE
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ProcessedPrompt
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 from tests.llm.language_variants import VARIANTS
 from tests.llm.operations import WAITING, HostReads, Operations, noted
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llm.sequence import Sequence
-from llm.tenant_share import TenantShare
+from raylens.llm.sequence import Sequence
+from raylens.llm.tenant_share import TenantShare
 
 
 def sequences(tenant: str, count: int) -> list[Sequence]:

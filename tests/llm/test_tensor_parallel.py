@@ -13,16 +13,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration
 
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
-from llm.loader import load_language_half
-from llm.lockstep import run_on_all_ranks, stop_ranks
-from llm.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
-from llm.sampling_params import SamplingParams
-from llm.step_input import StepInput
-from llm.step_message import pack, unpack
-from llm.step_output import StepOutput
-from preprocess.schema import ProcessedPrompt
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.loader import load_language_half
+from raylens.llm.lockstep import run_on_all_ranks, stop_ranks
+from raylens.llm.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
+from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.step_input import StepInput
+from raylens.llm.step_message import pack, unpack
+from raylens.llm.step_output import StepOutput
+from raylens.preprocess.schema import ProcessedPrompt
 from tests.checkpoint_copies import copy_checkpoint
 from tests.llm.ranks import as_rank, engine_of_two, on_both, pool_for_rank_one, silent_rank
 from tests.llm.test_llm_engine import PARAMS, QUESTIONS, Case, reshaped_checkpoint, run, tokens

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from llm.config import EngineConfig
-from llm.model_runner import ModelRunner
-from modeling.families import known_to
+from raylens.llm.config import EngineConfig
+from raylens.llm.model_runner import ModelRunner
+from raylens.modeling.families import known_to
 
 SMALL = {
     "hidden_size": 32,

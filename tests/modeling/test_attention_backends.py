@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from encoder.config import EncoderConfig
-from encoder.engine import EncoderEngine
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
 from tests.small_models import make_checkpoint
 
 

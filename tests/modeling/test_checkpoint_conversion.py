@@ -14,12 +14,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from modeling.checkpoint_conversion import INDEX_NAME, MODEL_RENAMINGS, ConversionError, convert_checkpoint
+from raylens.modeling.checkpoint_conversion import INDEX_NAME, MODEL_RENAMINGS, ConversionError, convert_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 RENAME = MODEL_RENAMINGS["wemm"]
 LAYER = "language_model.model.layers.0.attention.wqkv"
-CONVERT = [sys.executable, "-m", "deployments", "convert", "wemm"]
+CONVERT = [sys.executable, "-m", "raylens", "convert", "wemm"]
 
 
 def weights_of(number: int) -> dict[str, torch.Tensor]:
@@ -179,7 +179,7 @@ def test_weights_that_were_not_written_as_read_are_seen(
     def save_wrong(weights: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
         save_file({name: torch.zeros_like(weight) for name, weight in weights.items()}, file, metadata)
 
-    monkeypatch.setattr("modeling.checkpoint_conversion.save_file", save_wrong)
+    monkeypatch.setattr("raylens.modeling.checkpoint_conversion.save_file", save_wrong)
     with pytest.raises(ConversionError, match="was not written as it was read"):
         convert_checkpoint(source, tmp_path / "copy", RENAME)
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_line(source: Path, tmp_path: Path, monkeypatch: pyte
     def no_room(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("modeling.checkpoint_conversion.save_file", no_room)
+    monkeypatch.setattr("raylens.modeling.checkpoint_conversion.save_file", no_room)
     with pytest.raises(ConversionError, match="No space left on device"):
         convert_checkpoint(source, tmp_path / "copy", RENAME)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
@@ -231,7 +231,7 @@ def test_whoever_stops_it_halfway_finds_nothing_that_looks_finished(
 MEASURED = """
 import sys
 from pathlib import Path
-from modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
+from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
 peak = lambda: int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
 import torch, safetensors.torch
 before = peak()

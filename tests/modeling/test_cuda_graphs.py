@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from modeling.cuda_graphs import CudaCapture, NotRecordableError, is_about_recording
+from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError, is_about_recording
 
 
 def cuda_error(code: int, message: str) -> torch.AcceleratorError:

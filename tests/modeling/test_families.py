@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from encoder.models.family import VisionFamily
-from llm.models.family import LanguageFamily
-from modeling.families import FAMILIES, SERVED_FAMILIES, Stage, known_to, load_family
-from preprocess.models.family import ProcessorFamily
+from raylens.encoder.models.family import VisionFamily
+from raylens.llm.models.family import LanguageFamily
+from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, Stage, known_to, load_family
+from raylens.preprocess.models.family import ProcessorFamily
 
 ROOT = Path(__file__).parent.parent.parent
 CLASSES: dict[Stage, type] = {"preprocess": ProcessorFamily, "encoder": VisionFamily, "llm": LanguageFamily}
@@ -46,10 +46,10 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_the_table_itself_loads_neither_torch_nor_transformers() -> None:
-    assert not modules_after("import modeling.families") & {"torch", "transformers"}
+    assert not modules_after("import raylens.modeling.families") & {"torch", "transformers"}
 
 
-SETUP = "from modeling.torchvision_build import make_importable\nmake_importable()"
+SETUP = "from raylens.modeling.torchvision_build import make_importable\nmake_importable()"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def llava_modules() -> set[str]:
 
 @pytest.mark.parametrize("stage", ["encoder", "llm"])
 def test_a_half_loads_the_models_of_its_own_family_only(stage: Stage, llava_modules: set[str]) -> None:
-    use = f"from modeling.families import load_family\nload_family({stage!r}, 'llava').model_class"
+    use = f"from raylens.modeling.families import load_family\nload_family({stage!r}, 'llava').model_class"
     half = modules_after(f"{SETUP}\nimport {stage}.engine\n{use}")
     models = {name for name in half - llava_modules if name.startswith("transformers.models.") and "modeling_" in name}
     assert models == set()

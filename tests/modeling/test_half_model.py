@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from encoder.config import EncoderConfig
-from encoder.loader import load_vision_half
-from llm.config import EngineConfig
-from llm.loader import load_language_half
-from modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.llm.config import EngineConfig
+from raylens.llm.loader import load_language_half
+from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVi
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLMLP
 from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionMlp
 
-from cpu_kernels.library import VARIABLE
-from modeling.kernel_mlp import KernelMlp, fuse_mlps
-from modeling.packed_linear import pack_linear_layers
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.modeling.kernel_mlp import KernelMlp, fuse_mlps
+from raylens.modeling.packed_linear import pack_linear_layers
 
 
 def make_clip(activation: str) -> CLIPMLP:

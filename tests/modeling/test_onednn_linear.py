@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from modeling.onednn_linear import OneDnnLinear, onednn_dtypes, padded_rows
+from raylens.modeling.onednn_linear import OneDnnLinear, onednn_dtypes, padded_rows
 
 
 @pytest.mark.parametrize("dtype", onednn_dtypes())

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from cpu_kernels.library import VARIABLE
-from modeling.onednn_linear import OneDnnLinear, onednn_dtypes
-from modeling.packed_linear import KernelLinear, pack_linear_layers
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.modeling.onednn_linear import OneDnnLinear, onednn_dtypes
+from raylens.modeling.packed_linear import KernelLinear, pack_linear_layers
 
 
 class Special(nn.Linear):

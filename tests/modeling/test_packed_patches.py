@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from modeling.packed_linear import packable_dtypes
-from modeling.packed_patches import PackedPatches, pack_patch_convolutions
+from raylens.modeling.packed_linear import packable_dtypes
+from raylens.modeling.packed_patches import PackedPatches, pack_patch_convolutions
 
 
 @pytest.mark.parametrize("dtype", packable_dtypes())

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import registry
-from pipelines.interface import PipelineError, PipelineParams, check_pipeline
-from pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
+from raylens.pipelines import registry
+from raylens.pipelines.interface import PipelineError, PipelineParams, check_pipeline
+from raylens.pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
 from tests.pipelines import plug_in
 
 PARAMS: PipelineParams = {
@@ -33,7 +33,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package is in this process only. Whatever another one installs meanwhile is not looked at."""
     monkeypatch.syspath_prepend(package)
-    values = {"raylens_test_blocks", "pipelines.llava", "pipelines.minigpt4"}
+    values = {"raylens_test_blocks", "raylens.pipelines.llava", "raylens.pipelines.minigpt4"}
     points = {point.name: point for point in entry_points(group=registry.ENTRY_POINTS) if point.value in values}
     monkeypatch.setattr(registry, "entry_points", lambda group: list(points.values()))
     return package
@@ -54,7 +54,7 @@ def test_an_installed_one_is_found_by_its_name_and_gets_the_settings() -> None:
 
 
 def test_names_are_listed_without_importing_anything(package: Path) -> None:
-    code = "import sys, pipelines.registry as r; print(*r.installed_pipelines()); print(*sys.modules)"
+    code = "import sys, raylens.pipelines.registry as r; print(*r.installed_pipelines()); print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": f"{package}:."}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from encoder.config import EncoderConfig
-from encoder.engine import EncoderEngine
-from pipelines import registry
-from pipelines.interface import PipelineError
-from pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.pipelines import registry
+from raylens.pipelines.interface import PipelineError
+from raylens.pipelines.registry import PipelineChoice, find_pipeline, installed_pipelines
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.pictures import encoded
 from tests.pipelines import plug_in
 from tests.pipelines.test_registry import PARAMS

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from transformers import CLIPVisionModel, PreTrainedModel
 
-from preprocess.hf_processor import load_processor
-from preprocess.models.blip_2 import BLIP_2
-from preprocess.models.llava import LLAVA
+from raylens.preprocess.hf_processor import load_processor
+from raylens.preprocess.models.blip_2 import BLIP_2
+from raylens.preprocess.models.llava import LLAVA
 from tests.small_models import make_checkpoint, whole_class
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from planning.costs import Costs
+from raylens.planning.costs import Costs
 
 
 def example_values(**groups: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deployments", "plan", *arguments]
+    command = [sys.executable, "-m", "raylens", "plan", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.cores import LOOP_SLICE_SECONDS, OwnCores, Process, SharedCores, event_loop, pass_through
-from planning.events import EventLoop
+from raylens.planning.cores import LOOP_SLICE_SECONDS, OwnCores, Process, SharedCores, event_loop, pass_through
+from raylens.planning.events import EventLoop
 
 SECONDS = st.floats(0.001, 10)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.calibration import Alone, calibrated
-from planning.costs import Costs, read_costs
-from planning.load import Arrival, LoadProfile, Picture, arrivals
-from planning.settings import PlanError, read_mapping
-from planning.simulation import Fleet, simulate
+from raylens.planning.calibration import Alone, calibrated
+from raylens.planning.costs import Costs, read_costs
+from raylens.planning.load import Arrival, LoadProfile, Picture, arrivals
+from raylens.planning.settings import PlanError, read_mapping
+from raylens.planning.simulation import Fleet, simulate
 from tests.planning.example_costs import example_costs, example_values
 
 

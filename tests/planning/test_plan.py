@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from planning.ceilings import Ceiling, Hardware, ceilings
-from planning.costs import Costs
-from planning.load import LoadProfile, Slo, arrivals
-from planning.outcome import STAGES, Window
-from planning.plan import MAX_UTILISATION, Plan, SearchOptions, least_work, make_plan, plan_for_gpus
-from planning.settings import PlanError
-from planning.simulation import Fleet, simulate
+from raylens.planning.ceilings import Ceiling, Hardware, ceilings
+from raylens.planning.costs import Costs
+from raylens.planning.load import LoadProfile, Slo, arrivals
+from raylens.planning.outcome import STAGES, Window
+from raylens.planning.plan import MAX_UTILISATION, Plan, SearchOptions, least_work, make_plan, plan_for_gpus
+from raylens.planning.settings import PlanError
+from raylens.planning.simulation import Fleet, simulate
 from tests.planning.example_costs import example_costs
 
 LOAD = LoadProfile(requests_per_second=60, picture_share=0.5, answer_tokens=20)

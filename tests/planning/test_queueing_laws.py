@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.cores import OwnCores, Process, SharedCores
-from planning.costs import Costs
-from planning.events import EventLoop
-from planning.load import Arrival, LoadProfile, arrivals
-from planning.simulation import Fleet, run, simulate
+from raylens.planning.cores import OwnCores, Process, SharedCores
+from raylens.planning.costs import Costs
+from raylens.planning.events import EventLoop
+from raylens.planning.load import Arrival, LoadProfile, arrivals
+from raylens.planning.simulation import Fleet, run, simulate
 from tests.planning.example_costs import example_costs, idle_costs
 
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.costs import GenerateCosts
-from planning.language_engine import prompt_room, share_out
-from planning.load import Arrival, LoadProfile, Picture, arrivals
-from planning.outcome import STAGES, Window, percentile
-from planning.request_run import RequestRun
-from planning.settings import PlanError
-from planning.simulation import Fleet, run, simulate
+from raylens.planning.costs import GenerateCosts
+from raylens.planning.language_engine import prompt_room, share_out
+from raylens.planning.load import Arrival, LoadProfile, Picture, arrivals
+from raylens.planning.outcome import STAGES, Window, percentile
+from raylens.planning.request_run import RequestRun
+from raylens.planning.settings import PlanError
+from raylens.planning.simulation import Fleet, run, simulate
 from tests.planning.example_costs import example_costs, idle_costs
 
 LOAD = LoadProfile(requests_per_second=40, picture_share=0.5, megapixels=(1.0, 0.5), repeated_share=0.3)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from preprocess.media import MediaLimits
-from preprocess.media_fetch import FetchPolicy, MediaFetcher
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.media_fetch import FetchPolicy, MediaFetcher
+from raylens.preprocess.schema import InvalidRequestError
 from tests.preprocess.lying_dns import LyingDns
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from checkpoints.training.shapes_model import CHAT_TEMPLATE as SHAPES
-from preprocess.models.wemm import _CHAT_TEMPLATE as WEMM
+from raylens.checkpoints.training.shapes_model import CHAT_TEMPLATE as SHAPES
+from raylens.preprocess.models.wemm import _CHAT_TEMPLATE as WEMM
 from tests.preprocess.small_processors import FAMILIES, family_chat_template
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from PIL import Image
 from PIL.JpegImagePlugin import MARKER
 
-from preprocess.media import MediaLimits, decode_image
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.schema import InvalidRequestError
 from tests.pictures import encoded
 
 NUM_BYTES = 19 * 2**20

@@ -1,5 +1,5 @@
 """Items put together again, as one call of the Hugging Face processor returns them: the inverse of
-`preprocess.field_layout`, by which tests compare the two."""
+`preprocess/field_layout.py`, by which tests compare the two."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from preprocess.field_layout import Batched, FieldLayout, Flat, Shared
-from preprocess.items import ItemProcessor
-from preprocess.models.llava_next import NumTogether
-from preprocess.models.molmo2 import PooledPatches, moved
-from preprocess.schema import ItemTensors
+from raylens.preprocess.field_layout import Batched, FieldLayout, Flat, Shared
+from raylens.preprocess.items import ItemProcessor
+from raylens.preprocess.models.llava_next import NumTogether
+from raylens.preprocess.models.molmo2 import PooledPatches, moved
+from raylens.preprocess.schema import ItemTensors
 
 
 def merged_items(

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from modeling.families import load_family
-from preprocess.hasher import content_hash, mm_hash
-from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt, TokensPrompt
+from raylens.modeling.families import load_family
+from raylens.preprocess.hasher import content_hash, mm_hash
+from raylens.preprocess.hf_processor import ImageBackend, load_processor
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt, TokensPrompt
 from tests.pictures import encoded
 from tests.preprocess.merged_items import merged_items
 from tests.preprocess.small_processors import Vocabulary, prompt_placeholder, save_processor

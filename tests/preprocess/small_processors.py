@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
-from modeling.model_configs import register_model_configs
+from raylens.modeling.model_configs import register_model_configs
 from tests.preprocess.small_tokenizers import (
     BOS,
     CONTROL,

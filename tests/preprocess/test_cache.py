@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.cache import ItemCache
+from raylens.preprocess.cache import ItemCache
 
 Announce = Callable[[str], None]
 

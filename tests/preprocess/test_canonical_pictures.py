@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image, ImageOps
 
-from preprocess.media import MediaLimits, decode_image
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.schema import InvalidRequestError
 from tests.pictures import encoded
 
 LIMITS = MediaLimits()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from preprocess.chat_template import ChatTemplate, tool_call_format
-from preprocess.schema import ChatPrompt, InvalidRequestError
+from raylens.preprocess.chat_template import ChatTemplate, tool_call_format
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError
 from tests.preprocess.parity import pair
 
 HERMES = (

@@ -12,13 +12,13 @@ import torch
 from transformers import CLIPImageProcessorPil, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
-from modeling.families import FAMILIES, Family, load_family
-from preprocess.field_layout import Flat, Outputs
-from preprocess.media import MediaLimits
-from preprocess.models.family import HFProcessor, Kwargs, Modality
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.prompt_updates import PromptReplacement
-from preprocess.schema import ChatPrompt, InvalidRequestError, TextPrompt
+from raylens.modeling.families import FAMILIES, Family, load_family
+from raylens.preprocess.field_layout import Flat, Outputs
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.prompt_updates import PromptReplacement
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, TextPrompt
 from tests.pictures import disc, encoded
 from tests.preprocess.small_processors import save_processor
 from tests.preprocess.small_tokenizers import PAD
@@ -80,7 +80,7 @@ def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MultiModalProc
     )
     family = dataclasses.replace(llava, processor_class=MyProcessor, modalities={"image": image, "wave": WAVES})
     module = SimpleNamespace(FAMILY=family)
-    monkeypatch.setitem(sys.modules, "preprocess.models.of_ones_own", module)
+    monkeypatch.setitem(sys.modules, "raylens.preprocess.models.of_ones_own", module)
     monkeypatch.setitem(FAMILIES, "llava", Family("of_ones_own:FAMILY"))
     return MultiModalProcessor(ProcessorConfig(save_processor("llava", "metaspace", tmp_path, chat_template=False)))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocess.data_url import DataUrl, data_url, is_data_url
-from preprocess.media import MediaLimits
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.data_url import DataUrl, data_url, is_data_url
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.schema import InvalidRequestError
 
 LIMITS = MediaLimits(max_item_bytes=10_000)
 HEADER = "data:image/png;base64,"

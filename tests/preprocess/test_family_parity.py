@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modeling.families import known_to, load_family
-from preprocess.hf_processor import ImageBackend
-from preprocess.schema import ChatPrompt, InvalidRequestError
+from raylens.modeling.families import known_to, load_family
+from raylens.preprocess.hf_processor import ImageBackend
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError
 from tests.preprocess.parity import EDGES, Pair, pair, picture
 from tests.preprocess.small_processors import Vocabulary
 

@@ -15,11 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from modeling.families import load_family
-from preprocess.hf_processor import ImageBackend, load_processor
-from preprocess.models.phi4_multimodal import PHI4_MULTIMODAL
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import InvalidRequestError, ItemInfo, Prompt, TextPrompt, TokensPrompt
+from raylens.modeling.families import load_family
+from raylens.preprocess.hf_processor import ImageBackend, load_processor
+from raylens.preprocess.models.phi4_multimodal import PHI4_MULTIMODAL
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import InvalidRequestError, ItemInfo, Prompt, TextPrompt, TokensPrompt
 from tests.preprocess.parity import Pair, pair, picture
 from tests.preprocess.small_processors import save_processor
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from PIL import Image
 
-from preprocess.hasher import content_hash, mm_hash
+from raylens.preprocess.hasher import content_hash, mm_hash
 from tests.pictures import disc, encoded
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from modeling.families import load_family
-from preprocess.hf_processor import load_processor
+from raylens.modeling.families import load_family
+from raylens.preprocess.hf_processor import load_processor
 from tests.preprocess.small_processors import save_processor
 
 
@@ -17,7 +17,7 @@ def test_auto_is_torchvision(model_type: str, tmp_path: Path) -> None:
 
 
 def test_without_torchvision_auto_is_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocess.hf_processor.make_importable", lambda: False)
+    monkeypatch.setattr("raylens.preprocess.hf_processor.make_importable", lambda: False)
     path = save_processor("llava", "byte_level", tmp_path)
     processor = load_processor(load_family("preprocess", "llava"), path)
     assert type(processor.image_processor).__name__ == "CLIPImageProcessorPil"

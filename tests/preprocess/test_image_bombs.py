@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.media import MediaLimits, decode_image
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.schema import InvalidRequestError
 from tests.pictures import encoded
 from tests.preprocess.image_bombs import BOMBS, HARMLESS
 

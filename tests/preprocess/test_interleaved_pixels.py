@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, CLIPImageProcessor, Qwen2VLImageProcessor, SiglipImageProcessor
 from transformers.image_utils import PILImageResampling
 
-from preprocess.interleaved_pixels import keep_pixels_interleaved
+from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
 
 PROCESSORS: dict[str, Any] = {
     "clip": lambda: CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from preprocess.hf_processor import load_processor
-from preprocess.models.llava_next import LLAVA_ONEVISION
+from raylens.preprocess.hf_processor import load_processor
+from raylens.preprocess.models.llava_next import LLAVA_ONEVISION
 from tests.preprocess.merged_items import merged_items
 from tests.preprocess.parity import Pair, pair
 from tests.preprocess.small_processors import save_processor

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from preprocess import local_media
-from preprocess.local_media import LocalMedia
-from preprocess.media import MediaLimits
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess import local_media
+from raylens.preprocess.local_media import LocalMedia
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.schema import InvalidRequestError
 
 LIMITS = MediaLimits(max_item_bytes=1000)
 DISABLED, FORBIDDEN, INVALID, FAILED = (

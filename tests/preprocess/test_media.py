@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preprocess.media import MediaLimits, decode_image
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.schema import InvalidRequestError
 from tests.pictures import disc, encoded
 
 LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=40_000, min_image_side=4)

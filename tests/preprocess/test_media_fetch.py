@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from preprocess.media import MediaLimits
-from preprocess.media_fetch import FetchPolicy, MediaFetcher
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.media_fetch import FetchPolicy, MediaFetcher
+from raylens.preprocess.schema import InvalidRequestError
 
 LIMITS = MediaLimits(max_item_bytes=1000)
 

@@ -10,9 +10,9 @@ from itertools import count
 
 import pytest
 
-from preprocess.media import MediaLimits
-from preprocess.media_fetch import FetchPolicy, MediaFetcher
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.media_fetch import FetchPolicy, MediaFetcher
+from raylens.preprocess.schema import InvalidRequestError
 from tests.preprocess.lying_dns import DnsClient, LyingDns
 from tests.waiting import until
 

@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
 
-from preprocess import media_fetch, public_addresses
-from preprocess.media import MediaLimits
-from preprocess.media_fetch import FetchPolicy, MediaFetcher
-from preprocess.schema import InvalidRequestError
+from raylens.preprocess import media_fetch, public_addresses
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.media_fetch import FetchPolicy, MediaFetcher
+from raylens.preprocess.schema import InvalidRequestError
 from tests.preprocess.lying_dns import DnsClient, LyingDns
 
 OUTSIDE, INSIDE = "127.0.0.1", "127.0.0.2"

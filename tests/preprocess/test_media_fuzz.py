@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
 
-from preprocess.data_url import DataUrl, data_url
-from preprocess.media import MediaLimits, VideoLimits, decode_image
-from preprocess.pixel_count import work_pixels
-from preprocess.precomputed import read_precomputed
-from preprocess.schema import InvalidRequestError
-from preprocess.video import decode_video
+from raylens.preprocess.data_url import DataUrl, data_url
+from raylens.preprocess.media import MediaLimits, VideoLimits, decode_image
+from raylens.preprocess.pixel_count import work_pixels
+from raylens.preprocess.precomputed import read_precomputed
+from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.video import decode_video
 from tests.pictures import encoded
 from tests.preprocess.test_video import KINDS, every, made
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoTokenizer
 
-from pipelines.registry import PipelineChoice
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import (
+from raylens.pipelines.registry import PipelineChoice
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import (
     ChatPrompt,
     InterleavedPrompt,
     InvalidRequestError,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from preprocess.media import MediaLimits, VideoLimits
-from preprocess.pixel_count import VIDEO_PIXELS_PER_BYTE, count_pixels, is_cut_off, work_pixels
+from raylens.preprocess.media import MediaLimits, VideoLimits
+from raylens.preprocess.pixel_count import VIDEO_PIXELS_PER_BYTE, count_pixels, is_cut_off, work_pixels
 from tests.pictures import encoded
 
 STARTS = [

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from modeling.families import known_to, load_family
-from preprocess.media import MediaLimits
-from preprocess.precomputed import EMBEDDINGS, read_precomputed
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import InvalidRequestError, ItemTensors, TextPrompt
+from raylens.modeling.families import known_to, load_family
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.precomputed import EMBEDDINGS, read_precomputed
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import InvalidRequestError, ItemTensors, TextPrompt
 from tests.pictures import encoded
 from tests.preprocess.parity import Pair, pair, picture
 from tests.preprocess.small_processors import save_processor

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoProcessor
 
-from preprocess.media import MediaLimits
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import (
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
     ItemExpansion,

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modeling.families import known_to, load_family
-from preprocess.prompt_tokenizer import token_ids
-from preprocess.prompt_truncation import Extent, truncate_left
-from preprocess.schema import InterleavedPrompt, InvalidRequestError, PlaceholderRange, PromptTruncation, TextPrompt
+from raylens.modeling.families import known_to, load_family
+from raylens.preprocess.prompt_tokenizer import token_ids
+from raylens.preprocess.prompt_truncation import Extent, truncate_left
+from raylens.preprocess.schema import (
+    InterleavedPrompt,
+    InvalidRequestError,
+    PlaceholderRange,
+    PromptTruncation,
+    TextPrompt,
+)
 from tests.preprocess.parity import Pair, pair
 
 TEXTS = ["Look at this: ", " and that ", ", what is it?\n"]

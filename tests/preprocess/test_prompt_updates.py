@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from preprocess.prompt_tokenizer import PromptTokenizer, TokenIds, token_ids
-from preprocess.prompt_updates import (
+from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds, token_ids
+from raylens.preprocess.prompt_updates import (
     After,
     FrameInsertion,
     Position,
@@ -21,7 +21,7 @@ from preprocess.prompt_updates import (
     apply_updates,
     without_special_tokens,
 )
-from preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
+from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 from tests.preprocess.small_tokenizers import BOS, CONTROL, Prefix, Vocabulary, small_tokenizer
 
 EMBED, START, END, TARGET = "<patch>", "<start>", "<end>", "<image>"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from preprocess.public_addresses import is_literal_address, is_public_address
+from raylens.preprocess.public_addresses import is_literal_address, is_public_address
 
 
 @pytest.mark.parametrize(

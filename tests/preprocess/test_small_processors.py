@@ -8,9 +8,9 @@ import pytest
 import transformers
 from transformers.utils import is_torchvision_available
 
-from modeling.families import load_family
-from modeling.torchvision_build import make_importable
-from preprocess.hf_processor import load_processor
+from raylens.modeling.families import load_family
+from raylens.modeling.torchvision_build import make_importable
+from raylens.preprocess.hf_processor import load_processor
 from tests.pictures import disc
 from tests.preprocess.small_processors import FAMILIES, VIDEO_FAMILIES, Vocabulary, prompt_placeholder, save_processor
 

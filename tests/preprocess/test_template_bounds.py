@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from preprocess import chat_template
-from preprocess.chat_template import ChatTemplate
-from preprocess.schema import ChatPrompt, ChatTemplateError
+from raylens.preprocess import chat_template
+from raylens.preprocess.chat_template import ChatTemplate
+from raylens.preprocess.schema import ChatPrompt, ChatTemplateError
 from tests.preprocess.test_chat_template import template
 
 HELLO = ChatPrompt([{"role": "user", "content": "Hello"}])

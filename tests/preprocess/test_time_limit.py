@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from preprocess.time_limit import TimeLimit, TimeLimitError
+from raylens.preprocess.time_limit import TimeLimit, TimeLimitError
 
 
 def compute(seconds: float) -> None:

@@ -20,10 +20,10 @@ from av.video.stream import VideoStream
 from PIL import Image
 from transformers.video_utils import VideoMetadata, load_video
 
-from preprocess import video
-from preprocess.media import VideoLimits
-from preprocess.schema import InvalidRequestError
-from preprocess.video import DecodedVideo, decode_video
+from raylens.preprocess import video
+from raylens.preprocess.media import VideoLimits
+from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.video import DecodedVideo, decode_video
 from tests.pictures import disc, encoded
 
 VideoPacket: TypeAlias = "Packet[VideoStream]"

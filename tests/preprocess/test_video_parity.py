@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modeling.families import known_to, load_family
-from preprocess.media import MediaLimits, VideoLimits
-from preprocess.models.family import ProcessorFamily
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
-from preprocess.video import decode_video
+from raylens.modeling.families import known_to, load_family
+from raylens.preprocess.media import MediaLimits, VideoLimits
+from raylens.preprocess.models.family import ProcessorFamily
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ItemInfo, ItemTensors, TextPrompt
+from raylens.preprocess.video import decode_video
 from tests.preprocess.merged_items import merged_items
 from tests.preprocess.parity import EDGES, Pair, in_prompt_order, pair
 from tests.preprocess.small_processors import VIDEO_FAMILIES, Vocabulary, prompt_placeholder

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from modeling.families import load_family
-from preprocess.hf_processor import load_processor
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
-from preprocess.schema import ChatPrompt
+from raylens.modeling.families import load_family
+from raylens.preprocess.hf_processor import load_processor
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ChatPrompt
 from tests.pictures import encoded
 from tests.preprocess.small_processors import save_processor
 from tests.wemm_reference import reference_num_embeds, reference_pixels, reference_size

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from av.video.stream import VideoStream
 
-from preprocess.media import VideoLimits
-from preprocess.video import DecodedVideo, decode_video
+from raylens.preprocess.media import VideoLimits
+from raylens.preprocess.video import DecodedVideo, decode_video
 from tests.preprocess.parity import Pair, picture
 from tests.preprocess.small_processors import prompt_placeholder
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from openai import AuthenticationError, NotFoundError, OpenAI, RateLimitError
 
-from deployments.config import AppConfig
-from deployments.endpoint.api_keys import hash_key
+from raylens.deployments.config import AppConfig
+from raylens.deployments.endpoint.api_keys import hash_key
 from tests.background import Background
 from tests.chromium import chromium
 from tests.metric_values import exported

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.config import AdmissionConfig, Budget
-from deployments.endpoint import admission
-from deployments.endpoint.admission import Admission, OverloadedError, Ticket
-from deployments.endpoint.api_keys import Caller
-from deployments.shared.weight import Weight
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.config import AdmissionConfig, Budget
+from raylens.deployments.endpoint import admission
+from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
+from raylens.deployments.endpoint.api_keys import Caller
+from raylens.deployments.shared.weight import Weight
+from raylens.preprocess.schema import InvalidRequestError
 from tests.local_ledger import LocalLedger
 
 ONE = Weight(requests=1)

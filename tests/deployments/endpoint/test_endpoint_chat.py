@@ -9,7 +9,7 @@ import torch
 from openai import BadRequestError, OpenAI
 from safetensors.torch import save
 
-from preprocess.data_url import data_url
+from raylens.preprocess.data_url import data_url
 from tests.pictures import disc, encoded, user_message
 
 RED = encoded(disc("red", (96, 96), (36, 36)))
@@ -106,7 +106,7 @@ def test_local_files_below_the_one_folder(client: OpenAI) -> None:
 
 def processed(model: str, picture: bytes) -> bytes:
     """The picture as the model's processor leaves it, as a client would send it."""
-    from preprocess.processor import MultiModalProcessor, ProcessorConfig
+    from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 
     _, tensors = MultiModalProcessor(ProcessorConfig(model, image_backend="auto")).items.process("image", picture)
     size = torch.tensor([96, 96])

@@ -7,7 +7,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from transformers import AutoTokenizer
 
-from preprocess.data_url import data_url
+from raylens.preprocess.data_url import data_url
 from tests.pictures import disc, encoded, user_message
 
 RED = encoded(disc("red", (96, 96), (36, 36)))

@@ -12,10 +12,10 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponsesParams
 from pydantic import BaseModel
 
-from deployments.api.chat import ChatCompletionRequest
-from deployments.api.completions import CompletionRequest
-from deployments.api.generation import StreamOptions
-from deployments.api.responses import ResponsesRequest
+from raylens.deployments.api.chat import ChatCompletionRequest
+from raylens.deployments.api.completions import CompletionRequest
+from raylens.deployments.api.generation import StreamOptions
+from raylens.deployments.api.responses import ResponsesRequest
 
 HEADER = "x-raylens-ignored-fields"
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, BadRequestError, OpenAI
 
-from preprocess.data_url import data_url
+from raylens.preprocess.data_url import data_url
 from tests.pictures import disc, encoded
 
 RED = encoded(disc("red", (96, 96), (36, 36)))

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 
-from deployments.api.chat import ChatCompletionRequest
-from deployments.api.responses import ResponsesRequest
-from preprocess.chat_template import ChatTemplate
-from preprocess.message_contents import Placeholder
-from preprocess.schema import ChatPrompt, InvalidRequestError
+from raylens.deployments.api.chat import ChatCompletionRequest
+from raylens.deployments.api.responses import ResponsesRequest
+from raylens.preprocess.chat_template import ChatTemplate
+from raylens.preprocess.message_contents import Placeholder
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError
 from tests.preprocess.chat_templates import TEMPLATES, Template
 from tests.preprocess.parity import pair
 

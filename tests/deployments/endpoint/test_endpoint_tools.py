@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.deployments.endpoint.recorded_bodies import WITH_TOOLS, assert_is_answered
 from tests.pictures import user_message
 

@@ -7,12 +7,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from deployments.api.chat import ChatCompletionRequest
-from deployments.api.completions import CompletionRequest
-from deployments.endpoint.admission import OverloadedError
-from deployments.endpoint.errors import AccessError, add_error_handlers, error_response, response_for
-from deployments.shared.stage_calls import StageFailedError, StageUnavailableError
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.api.chat import ChatCompletionRequest
+from raylens.deployments.api.completions import CompletionRequest
+from raylens.deployments.endpoint.admission import OverloadedError
+from raylens.deployments.endpoint.errors import AccessError, add_error_handlers, error_response, response_for
+from raylens.deployments.shared.stage_calls import StageFailedError, StageUnavailableError
+from raylens.preprocess.schema import InvalidRequestError
 
 SECRET = "/srv/secret/models at 0x7f3a2c"
 

@@ -13,16 +13,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
 
-from deployments.api.chat import ChatCompletionRequest
-from deployments.api.completions import CompletionRequest
-from deployments.api.models import Health
-from deployments.api.responses import ResponsesRequest
-from deployments.api.tokens import DetokenizeRequest
-from deployments.endpoint.call import HttpCall
-from deployments.endpoint.ingress import Ingress
-from deployments.endpoint.json_route import JsonRoute
-from deployments.shared.stage_calls import StageFailedError, StageUnavailableError
-from preprocess.data_url import data_url
+from raylens.deployments.api.chat import ChatCompletionRequest
+from raylens.deployments.api.completions import CompletionRequest
+from raylens.deployments.api.models import Health
+from raylens.deployments.api.responses import ResponsesRequest
+from raylens.deployments.api.tokens import DetokenizeRequest
+from raylens.deployments.endpoint.call import HttpCall
+from raylens.deployments.endpoint.ingress import Ingress
+from raylens.deployments.endpoint.json_route import JsonRoute
+from raylens.deployments.shared.stage_calls import StageFailedError, StageUnavailableError
+from raylens.preprocess.data_url import data_url
 from tests.gated import GatedClient, gated
 
 JSON = {"content-type": "application/json"}

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments.local_cluster import free_port
+from raylens.deployments.local_cluster import free_port
 from tests.replicas import children
 from tests.waiting import wait_until
 
 SERVER = textwrap.dedent(
     """
     import asyncio, sys, uvicorn
-    from deployments.endpoint.guarded_streams import GuardedStreams
+    from raylens.deployments.endpoint.guarded_streams import GuardedStreams
     from starlette.responses import StreamingResponse
 
     async def events(path):

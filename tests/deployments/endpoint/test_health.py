@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deployments.endpoint import health
-from deployments.endpoint.health import StageMonitor
-from deployments.shared.stage_calls import StageUnavailableError
-from deployments.stages.stage_messages import Heartbeat
+from raylens.deployments.endpoint import health
+from raylens.deployments.endpoint.health import StageMonitor
+from raylens.deployments.shared.stage_calls import StageUnavailableError
+from raylens.deployments.stages.stage_messages import Heartbeat
 from tests.virtual_time import in_virtual_time
 
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from deployments.endpoint.json_route import JsonRoute
+from raylens.deployments.endpoint.json_route import JsonRoute
 from tests.gated import gated
 
 

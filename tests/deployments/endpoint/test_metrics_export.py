@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.endpoint.metrics_export import merged_pages
+from raylens.deployments.endpoint.metrics_export import merged_pages
 
 PAGE = """\
 # HELP raylens_mm_items_total Media items

@@ -13,8 +13,8 @@ import yaml
 from openai import BadRequestError, OpenAI
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
-from deployments.config import AppConfig
-from deployments.endpoint.api_keys import hash_key
+from raylens.deployments.config import AppConfig
+from raylens.deployments.endpoint.api_keys import hash_key
 from tests.axe import SCREENS, findings
 from tests.page_driver import Watch, openai_error
 from tests.pictures import disc, encoded, user_message

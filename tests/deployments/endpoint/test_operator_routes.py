@@ -9,10 +9,10 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from deployments.endpoint import operator_routes
-from deployments.endpoint.api_keys import hash_key
-from deployments.endpoint.operator_routes import LiveFigures, OperatorRoutes
-from deployments.shared.stage_calls import StageUnavailableError
+from raylens.deployments.endpoint import operator_routes
+from raylens.deployments.endpoint.api_keys import hash_key
+from raylens.deployments.endpoint.operator_routes import LiveFigures, OperatorRoutes
+from raylens.deployments.shared.stage_calls import StageUnavailableError
 from tests.gated import GatedClient, gated
 from tests.metric_pages import START, page
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from checkpoints import PICTURES
-from deployments.endpoint import page_route
-from preprocess.data_url import data_url
+from raylens.checkpoints import PICTURES
+from raylens.deployments.endpoint import page_route
+from raylens.preprocess.data_url import data_url
 from tests.page_driver import (
     CHAT,
     PHONE,

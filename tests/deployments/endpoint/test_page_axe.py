@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from checkpoints import PICTURES
+from raylens.checkpoints import PICTURES
 from tests.axe import SCREENS, findings
 from tests.page_driver import CHAT, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from playwright.sync_api import BrowserContext, Page, expect
 
-from checkpoints import PICTURES
-from deployments.endpoint.page_route import read_examples
+from raylens.checkpoints import PICTURES
+from raylens.deployments.endpoint.page_route import read_examples
 from tests.page_driver import open_page, pick, picture_url, sent_bodies
 
 pytest_plugins = ("tests.page_fixtures",)

@@ -13,7 +13,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from playwright.sync_api import BrowserContext, Page, expect
 
-from preprocess.data_url import data_url
+from raylens.preprocess.data_url import data_url
 from tests.page_driver import bring_in, drop, history, open_page, pick, send, sent_bodies
 from tests.pictures import disc
 

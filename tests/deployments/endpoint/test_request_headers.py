@@ -10,8 +10,8 @@ from ray.serve._private import constants
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from deployments.endpoint.guarded_streams import middlewares
-from deployments.endpoint.request_headers import RequestHeaders
+from raylens.deployments.endpoint.guarded_streams import middlewares
+from raylens.deployments.endpoint.request_headers import RequestHeaders
 
 ID = "x-request-id"
 DROPPED = [

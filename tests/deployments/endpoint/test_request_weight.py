@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from deployments.api.generation import MediaFields
-from deployments.config import AdmissionConfig
-from deployments.endpoint.admission import Admission
-from deployments.endpoint.api_keys import Caller
-from deployments.endpoint.call import Call
-from deployments.endpoint.request_weight import WeighedRequests
-from deployments.pipeline.media_source import MediaSource
-from deployments.shared.weight import Weight
-from llm.sampling_params import SamplingParams
-from preprocess.data_url import data_url
-from preprocess.media import MediaLimits
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
+from raylens.deployments.api.generation import MediaFields
+from raylens.deployments.config import AdmissionConfig
+from raylens.deployments.endpoint.admission import Admission
+from raylens.deployments.endpoint.api_keys import Caller
+from raylens.deployments.endpoint.call import Call
+from raylens.deployments.endpoint.request_weight import WeighedRequests
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.shared.weight import Weight
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.data_url import data_url
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
 from tests.local_ledger import LocalLedger
 from tests.pictures import encoded
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from deployments.endpoint.model_status import ModelStatus
-from deployments.endpoint.served_models import ModelRoute, ServedModels
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.endpoint.model_status import ModelStatus
+from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
+from raylens.preprocess.schema import InvalidRequestError
 
 
 class Monitor:

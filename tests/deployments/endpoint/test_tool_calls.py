@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from pydantic import ValidationError
 
-from deployments.api.tools import FunctionCall, FunctionDefinition, Tool, ToolCall
-from deployments.endpoint.tool_calls import ToolCallParser, call_grammar
-from preprocess.schema import ToolCallFormat
+from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, Tool, ToolCall
+from raylens.deployments.endpoint.tool_calls import ToolCallParser, call_grammar
+from raylens.preprocess.schema import ToolCallFormat
 
 HERMES = ToolCallFormat("<tool_call>\n", "\n</tool_call>")
 NAMES = {"weather", "time"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.metrics import definitions
-from deployments.metrics.error_codes import known_errors
-from deployments.metrics.instruments import Histogram
+from raylens.deployments.metrics import definitions
+from raylens.deployments.metrics.error_codes import known_errors
+from raylens.deployments.metrics.instruments import Histogram
 from tests.defined_metrics import defined
 
 ROOT = Path(__file__).parents[3]

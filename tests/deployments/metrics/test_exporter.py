@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics import exporter
-from deployments.metrics.exporter import NodeCollector
+from raylens.deployments.metrics import exporter
+from raylens.deployments.metrics.exporter import NodeCollector
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 REPLICA = """
 import sys
 from pathlib import Path
-from deployments.config import MetricsConfig
-from deployments.metrics import instruments, recording
+from raylens.deployments.config import MetricsConfig
+from raylens.deployments.metrics import instruments, recording
 
 folder, deployment, replica = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 own = recording.ReplicaLabels("app", deployment, replica)

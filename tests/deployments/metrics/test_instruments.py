@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.metrics.instruments import Histogram
+from raylens.deployments.metrics.instruments import Histogram
 
 BOUNDS = (0.01, 0.1, 1.0)
 

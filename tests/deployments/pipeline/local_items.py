@@ -4,13 +4,13 @@ from contextlib import ExitStack
 
 from ray import ObjectRef
 
-from deployments.shared.item_maker import ItemMaker
-from deployments.shared.item_states import ItemOrder, MadeItem, OnPending
-from deployments.shared.named_contents import NamedContents
+from raylens.deployments.shared.item_maker import ItemMaker
+from raylens.deployments.shared.item_states import ItemOrder, MadeItem, OnPending
+from raylens.deployments.shared.named_contents import NamedContents
 
 
 class LocalItems:
-    """See `deployments.pipeline.shared_items.ItemSource`."""
+    """See `raylens.deployments.pipeline.shared_items.ItemSource`."""
 
     def __init__(self, maker: ItemMaker) -> None:
         self.maker = maker

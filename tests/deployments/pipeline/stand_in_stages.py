@@ -11,22 +11,22 @@ import numpy as np
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from deployments.config import MediaConfig, SharedConfig
-from deployments.metrics.definitions import IngressMetrics, ItemMetrics
-from deployments.pipeline.media_source import MediaSource
-from deployments.pipeline.pipeline import Pipeline
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.turns import Turns
-from deployments.shared.item_maker import ItemMaker
-from deployments.shared.stage_calls import StageCalls
-from deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
-from deployments.stages.piece_connection import PieceAddress, PieceConnections
-from deployments.stages.stage_handles import StageHandles
-from deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
-from deployments.tracing.spans import Spans
-from llm.sampling_params import SamplingParams
-from preprocess.data_url import data_url
-from preprocess.schema import (
+from raylens.deployments.config import MediaConfig, SharedConfig
+from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.pipeline.pipeline import Pipeline
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.shared.item_maker import ItemMaker
+from raylens.deployments.shared.stage_calls import StageCalls
+from raylens.deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
+from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
+from raylens.deployments.tracing.spans import Spans
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.data_url import data_url
+from raylens.preprocess.schema import (
     ChatPrompt,
     ItemExpansion,
     ItemInfo,

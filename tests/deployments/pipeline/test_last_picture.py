@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from deployments.pipeline.last_picture import with_last_picture
-from deployments.pipeline.media_source import MediaSource
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
+from raylens.deployments.pipeline.last_picture import with_last_picture
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
 
 IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
 

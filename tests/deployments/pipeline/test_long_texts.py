@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from deployments.pipeline.long_texts import SLICE_BYTES, LongTexts
+from raylens.deployments.pipeline.long_texts import SLICE_BYTES, LongTexts
 
 LONG = base64.b64encode(os.urandom(3 * SLICE_BYTES)).decode()
 URL = f"data:image/png;base64,{LONG}"

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.config import MediaConfig, SharedConfig
-from deployments.metrics.definitions import IngressMetrics, ItemMetrics
-from deployments.pipeline.media_items import MediaItems
-from deployments.pipeline.media_source import MediaSource
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.shared.in_the_making import Announce
-from deployments.shared.item_maker import ItemMaker
-from deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
-from deployments.stages.stage_handles import StageHandles
-from deployments.tracing.spans import Spans
-from llm.sampling_params import SamplingParams
-from preprocess.data_url import data_url
-from preprocess.schema import (
+from raylens.deployments.config import MediaConfig, SharedConfig
+from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
+from raylens.deployments.pipeline.media_items import MediaItems
+from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.shared.in_the_making import Announce
+from raylens.deployments.shared.item_maker import ItemMaker
+from raylens.deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.tracing.spans import Spans
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.data_url import data_url
+from raylens.preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
     ItemExpansion,

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployments.pipeline.merged_pieces import merged
-from deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.pipeline.merged_pieces import merged
+from raylens.deployments.stages.stage_messages import GeneratedText
 
 
 def piece(text: str, index: int = 0) -> GeneratedText:

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from deployments.pipeline import piece_receiver
-from deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver, joined
-from deployments.pipeline.turns import Turns
-from deployments.stages import piece_connection
-from deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
-from deployments.stages.piece_messages import SentPieces, pack_message
-from deployments.stages.private_port import connect, frame
-from deployments.stages.stage_messages import GeneratedText, ScoredToken
-from preprocess.schema import StageTime
+from raylens.deployments.pipeline import piece_receiver
+from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver, joined
+from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.stages import piece_connection
+from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
+from raylens.deployments.stages.piece_messages import SentPieces, pack_message
+from raylens.deployments.stages.private_port import connect, frame
+from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.preprocess.schema import StageTime
 from tests.waiting import until
 
 Sends = Callable[[PieceConnection, int], Awaitable[None]]

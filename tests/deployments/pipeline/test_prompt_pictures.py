@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.api.prompts import prompt_and_media, split_pictures
-from preprocess.schema import InterleavedPrompt, TextPrompt
+from raylens.deployments.api.prompts import prompt_and_media, split_pictures
+from raylens.preprocess.schema import InterleavedPrompt, TextPrompt
 
 # The form as text-generation-webui has it.
 THEIRS = re.compile(r'<img src="data:image/jpeg;base64,([A-Za-z0-9+/=]+)">')

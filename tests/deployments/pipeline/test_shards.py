@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from deployments.pipeline import shards
-from deployments.pipeline.shards import ShardConnection, ShardLostError, Shards
-from deployments.shared.codec import pack, read
-from deployments.shared.messages import FROM_INGRESS, Call, Grant, Result
-from deployments.shared.weight import Weight
-from deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame
+from raylens.deployments.pipeline import shards
+from raylens.deployments.pipeline.shards import ShardConnection, ShardLostError, Shards
+from raylens.deployments.shared.codec import pack, read
+from raylens.deployments.shared.messages import FROM_INGRESS, Call, Grant, Result
+from raylens.deployments.shared.weight import Weight
+from raylens.deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame
 from tests.waiting import until
 
 RUBBISH = {

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from deployments.pipeline.turns import Turns
+from raylens.deployments.pipeline.turns import Turns
 
 QUANTUM = 100
 

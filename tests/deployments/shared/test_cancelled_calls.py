@@ -8,8 +8,8 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.app_lifetime import end_app
-from deployments.shared.stage_calls import cancel_call
+from raylens.deployments.app_lifetime import end_app
+from raylens.deployments.shared.stage_calls import cancel_call
 
 TIMEOUT = 30.0
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.request_context import RequestContext
-from deployments.shared.codec import pack, read
-from deployments.shared.item_states import ContentMissingError, ItemOrder, PendingItem
-from deployments.shared.messages import (
+from raylens.deployments.request_context import RequestContext
+from raylens.deployments.shared.codec import pack, read
+from raylens.deployments.shared.item_states import ContentMissingError, ItemOrder, PendingItem
+from raylens.deployments.shared.messages import (
     FROM_INGRESS,
     FROM_SHARD,
     Ask,
@@ -31,11 +31,11 @@ from deployments.shared.messages import (
     Restate,
     Result,
 )
-from deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
-from deployments.shared.uploads import Upload
-from deployments.shared.weight import Weight
-from deployments.stages.private_port import MalformedMessageError, frame
-from preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
+from raylens.deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
+from raylens.deployments.shared.uploads import Upload
+from raylens.deployments.shared.weight import Weight
+from raylens.deployments.stages.private_port import MalformedMessageError, frame
+from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 from tests.mutated import mutated
 
 NUMBERS = st.integers(0, 10**9)

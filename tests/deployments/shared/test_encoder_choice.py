@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deployments.shared.encoder_choice import EncoderPlace, cheapest
-from deployments.stages.stage_messages import EmbeddingInfo
+from raylens.deployments.shared.encoder_choice import EncoderPlace, cheapest
+from raylens.deployments.stages.stage_messages import EmbeddingInfo
 
 MEGAPIXEL = 2**20
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deployments.shared.in_the_making import Announce, InTheMaking
+from raylens.deployments.shared.in_the_making import Announce, InTheMaking
 
 
 class Maker:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from deployments.config import AppConfig
-from deployments.stages.niceness import ENCODER_NICENESS, PREPROCESS_NICENESS
+from raylens.deployments.config import AppConfig
+from raylens.deployments.stages.niceness import ENCODER_NICENESS, PREPROCESS_NICENESS
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import proxy_pids, replica_pids

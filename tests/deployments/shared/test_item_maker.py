@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deployments.config import SharedConfig
-from deployments.metrics.definitions import ItemMetrics
-from deployments.request_context import RequestContext
-from deployments.shared.item_maker import ItemMaker
-from deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, MadeItem, StoredItem
-from deployments.shared.stage_calls import StageCalls, StageUnavailableError
-from deployments.stages.stage_handles import StageHandles
-from deployments.tracing.spans import Spans
-from preprocess.schema import InvalidRequestError, StageTime
+from raylens.deployments.config import SharedConfig
+from raylens.deployments.metrics.definitions import ItemMetrics
+from raylens.deployments.request_context import RequestContext
+from raylens.deployments.shared.item_maker import ItemMaker
+from raylens.deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, MadeItem, StoredItem
+from raylens.deployments.shared.stage_calls import StageCalls, StageUnavailableError
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.tracing.spans import Spans
+from raylens.preprocess.schema import InvalidRequestError, StageTime
 from tests.deployments.pipeline.stand_in_stages import Fate, StandInStages, lost, stage_error
 from tests.virtual_time import in_virtual_time
 

@@ -1,6 +1,6 @@
 """The records of the latest requests: how many are kept, and whose."""
 
-from deployments.shared.recent_traces import RecentTraces
+from raylens.deployments.shared.recent_traces import RecentTraces
 
 
 def test_the_latest_are_kept() -> None:

@@ -20,9 +20,9 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-from deployments.metrics.instruments import Counter
-from deployments.shared.ray_references import pack_reference, unpack_reference
-from deployments.shared.stage_calls import (
+from raylens.deployments.metrics.instruments import Counter
+from raylens.deployments.shared.ray_references import pack_reference, unpack_reference
+from raylens.deployments.shared.stage_calls import (
     StageCalls,
     StageError,
     StageFailedError,
@@ -30,8 +30,8 @@ from deployments.shared.stage_calls import (
     objects_of,
     with_pending,
 )
-from deployments.stages.engine_loop import EngineDiedError
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.stages.engine_loop import EngineDiedError
+from raylens.preprocess.schema import InvalidRequestError
 
 
 class NotedCounter(Counter):

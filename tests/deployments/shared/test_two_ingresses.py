@@ -17,7 +17,7 @@ import httpx
 import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 
-from deployments.config import AppConfig
+from raylens.deployments.config import AppConfig
 from tests.listening import listeners
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deployments.config import UploadConfig
-from deployments.shared.uploads import FOLDER_VARIABLE, Uploads
-from preprocess.media import MediaLimits
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.config import UploadConfig
+from raylens.deployments.shared.uploads import FOLDER_VARIABLE, Uploads
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.schema import InvalidRequestError
 from tests.waiting import until
 
 

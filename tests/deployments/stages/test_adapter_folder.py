@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.stages.adapter_folder import AdapterFolder
-from llm.lora_request import LoraError
-from preprocess.schema import InvalidRequestError
+from raylens.deployments.stages.adapter_folder import AdapterFolder
+from raylens.llm.lora_request import LoraError
+from raylens.preprocess.schema import InvalidRequestError
 
 
 def add(folder: Path, name: str) -> Path:

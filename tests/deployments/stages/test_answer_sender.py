@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from deployments.stages.answer_sender import AnswerSender
-from deployments.stages.engine_loop import EngineLoop
-from deployments.stages.piece_connection import PieceConnections, PiecesLostError
-from deployments.stages.piece_messages import SentPieces, read_message
-from deployments.stages.private_port import PrivatePort, Reader, Writer
-from deployments.stages.stage_messages import GeneratedText
-from llm.outputs import RequestOutput
-from llm.sequence import FinishReason, SequenceTimes
-from preprocess.schema import InvalidRequestError, StageTime, Stopwatch
+from raylens.deployments.stages.answer_sender import AnswerSender
+from raylens.deployments.stages.engine_loop import EngineLoop
+from raylens.deployments.stages.piece_connection import PieceConnections, PiecesLostError
+from raylens.deployments.stages.piece_messages import SentPieces, read_message
+from raylens.deployments.stages.private_port import PrivatePort, Reader, Writer
+from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sequence import FinishReason, SequenceTimes
+from raylens.preprocess.schema import InvalidRequestError, StageTime, Stopwatch
 from tests.waiting import until
 
 

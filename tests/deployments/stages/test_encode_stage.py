@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from deployments.config import AppConfig
-from deployments.stages.encode_stage import warn_of_largest_picture
-from encoder.config import EncoderConfig
-from encoder.engine import EncoderEngine
-from preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.deployments.config import AppConfig
+from raylens.deployments.stages.encode_stage import warn_of_largest_picture
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.metric_values import exported
 from tests.pictures import user_message
 from tests.replicas import replica_pids

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from deployments.stages.engine_loop import SWITCH_SECONDS, EngineDiedError, EngineLoop
+from raylens.deployments.stages.engine_loop import SWITCH_SECONDS, EngineDiedError, EngineLoop
 from tests.waiting import until
 
 
@@ -315,7 +315,7 @@ async def test_a_step_in_work_ends_before_a_loop_is_closed() -> None:
 
 
 async def test_a_loop_whose_step_hangs_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.stages.engine_loop._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("raylens.deployments.stages.engine_loop._CLOSE_SECONDS", 0.1)
     engine, loop = make()
     engine.may_step.clear()
     task = asyncio.create_task(count_to(engine, loop, "a", 10**9))

@@ -5,8 +5,8 @@ import sys
 
 ACT = """
 import gc
-import deployments.endpoint.ingress
-from deployments.stages.garbage_collection import skip_startup_objects
+import raylens.deployments.endpoint.ingress
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
 before = len(gc.get_objects())
 skip_startup_objects()
 print(before, gc.get_freeze_count(), len(gc.get_objects()))

@@ -14,9 +14,9 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deployments.config import GenerateConfig
-from deployments.stages.generate_ranks import RankActors, meeting_hosts
-from deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.config import GenerateConfig
+from raylens.deployments.stages.generate_ranks import RankActors, meeting_hosts
+from raylens.deployments.stages.torch_setup import set_up_torch
 from tests.replicas import worker_pids
 
 pytestmark = pytest.mark.usefixtures("ray_port")
@@ -32,7 +32,7 @@ class Replica:
 
     def load(self, model: str, lost_pid: int = 0, when: str = "") -> int:
         """The most tokens of a sequence. The rank of `lost_pid` is killed as soon as rank 0 calls `when`."""
-        from llm.config import EngineConfig
+        from raylens.llm.config import EngineConfig
 
         with killed_at(when, lost_pid) if when else nullcontext():
             engine = self._ranks.load_engine(EngineConfig(model, kv_cache_bytes=2**22))
@@ -88,8 +88,8 @@ def test_ranks_end_in_good_order(shapes: str, replica: Any) -> None:
 @pytest.mark.parametrize(
     "when",
     [
-        pytest.param("llm.parallel.listen", id="before", marks=pytest.mark.slow),
-        pytest.param("llm.model_runner.probe_layers", id="after"),
+        pytest.param("raylens.llm.parallel.listen", id="before", marks=pytest.mark.slow),
+        pytest.param("raylens.llm.model_runner.probe_layers", id="after"),
     ],
 )
 def test_a_rank_that_dies_before_or_after_the_ranks_have_met_ends_the_start(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from deployments.config import AppConfig
-from deployments.stages.generate_stage import _largest_picture_tokens
-from deployments.stages.preprocess_stage import load_model_processor
-from llm.config import EngineConfig
-from llm.engine import LLMEngine
+from raylens.deployments.config import AppConfig
+from raylens.deployments.stages.generate_stage import _largest_picture_tokens
+from raylens.deployments.stages.preprocess_stage import load_model_processor
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
 
 
 def test_an_engine_without_room_for_the_models_largest_picture_does_not_start(shapes: str) -> None:

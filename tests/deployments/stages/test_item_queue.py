@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.stages.item_queue import ItemQueue
+from raylens.deployments.stages.item_queue import ItemQueue
 
 LARGE = 1000
 

@@ -13,15 +13,15 @@ import pytest
 import ray
 import torch
 
-from deployments import replica_start
-from deployments.config import AppConfig
-from deployments.stages import encode_stage, generate_stage
-from deployments.stages.memory_turn import memory_turn, turn
+from raylens.deployments import replica_start
+from raylens.deployments.config import AppConfig
+from raylens.deployments.stages import encode_stage, generate_stage
+from raylens.deployments.stages.memory_turn import memory_turn, turn
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from deployments.stages.memory_turn import turn
+from raylens.deployments.stages.memory_turn import turn
 
 file, log, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 with turn(file):

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.stages.piece_messages import SentPieces, pack_message, pack_piece, read_message, unpack_piece
-from deployments.stages.private_port import MalformedMessageError, frame
-from deployments.stages.stage_messages import GeneratedText, ScoredToken
-from preprocess.schema import StageTime
+from raylens.deployments.stages.piece_messages import SentPieces, pack_message, pack_piece, read_message, unpack_piece
+from raylens.deployments.stages.private_port import MalformedMessageError, frame
+from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.preprocess.schema import StageTime
 from tests.mutated import mutated
 
 SECONDS = st.floats(0, 1e6)

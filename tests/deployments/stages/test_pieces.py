@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from deployments.stages.pieces import PieceMaker
-from deployments.stages.stage_messages import GeneratedText
-from llm.byte_tokenizer import ByteTokenizer
-from llm.detokenizer import Detokenizer, decoder_of
-from llm.logprobs import TokenLogprobs
-from llm.outputs import RequestOutput
-from llm.sequence import FinishReason, SequenceTimes
+from raylens.deployments.stages.pieces import PieceMaker
+from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.detokenizer import Detokenizer, decoder_of
+from raylens.llm.logprobs import TokenLogprobs
+from raylens.llm.outputs import RequestOutput
+from raylens.llm.sequence import FinishReason, SequenceTimes
 
 
 @pytest.fixture(scope="module")

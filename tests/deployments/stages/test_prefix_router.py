@@ -5,12 +5,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.pipeline.pipeline_request import PipelineRequest
-from deployments.pipeline.prompt_affinity import affinity_of
-from deployments.stages.prefix_router import MarkIndex, PrefixRouter, PromptAffinity
-from deployments.stages.rendezvous_router import rank
-from llm.sampling_params import SamplingParams
-from preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
+from raylens.deployments.pipeline.pipeline_request import PipelineRequest
+from raylens.deployments.pipeline.prompt_affinity import affinity_of
+from raylens.deployments.stages.prefix_router import MarkIndex, PrefixRouter, PromptAffinity
+from raylens.deployments.stages.rendezvous_router import rank
+from raylens.llm.sampling_params import SamplingParams
+from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
 
 REPLICAS = ["a", "b", "c", "d"]
 SYSTEM = "You are a helpful assistant. " * 40

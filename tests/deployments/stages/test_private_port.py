@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.stages import private_port
-from deployments.stages.private_port import (
+from raylens.deployments.stages import private_port
+from raylens.deployments.stages.private_port import (
     MAX_FRAME_BYTES,
     MalformedMessageError,
     PortAddress,

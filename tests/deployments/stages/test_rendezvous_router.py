@@ -26,8 +26,8 @@ from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, ReplicaID
 
-from deployments.ray_session import ray_session
-from deployments.stages.rendezvous_router import (
+from raylens.deployments.ray_session import ray_session
+from raylens.deployments.stages.rendezvous_router import (
     Load,
     LoadBound,
     OldestFirstLock,
@@ -82,7 +82,8 @@ def test_keys_are_spread_evenly(num_replicas: int) -> None:
 
 def test_every_process_ranks_alike() -> None:
     replicas = [f"replica-{number}" for number in range(5)]
-    code = f"from deployments.stages.rendezvous_router import rank; print([rank(key, {replicas}) for key in {KEYS}])"
+    code = "from raylens.deployments.stages.rendezvous_router import rank; "
+    code += f"print([rank(key, {replicas}) for key in {KEYS}])"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert printed.stdout.strip() == str([rank(key, replicas) for key in KEYS])

@@ -7,7 +7,7 @@ import pytest
 import ray
 import torch
 
-from deployments.stages.tensor_wire import PackedTensor
+from raylens.deployments.stages.tensor_wire import PackedTensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])

@@ -5,8 +5,8 @@ import sys
 
 CHECK = """
 import os, sys
-import deployments.stages.encode_stage, deployments.stages.generate_stage, deployments.stages.preprocess_stage
-from deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages import encode_stage, generate_stage, preprocess_stage
+from raylens.deployments.stages.torch_setup import set_up_torch
 assert "torch" not in sys.modules, "its threads are set up when it is loaded"
 set_up_torch(2)
 import torch

@@ -21,15 +21,22 @@ from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
-from deployments.app import build_app
-from deployments.app_lifetime import end_app
-from deployments.config import AppConfig
-from deployments.request_context import NO_REQUEST
-from deployments.stages.preprocess_stage import CALL_PIXELS, PIXELS
-from deployments.stages.stage_messages import ItemJob
-from deployments.stages.work_scaling import CALLS, PendingWork, WorkScaling, desired_replicas, scaling, with_queued
-from preprocess.pixel_count import count_pixels
-from preprocess.schema import ChatPrompt
+from raylens.deployments.app import build_app
+from raylens.deployments.app_lifetime import end_app
+from raylens.deployments.config import AppConfig
+from raylens.deployments.request_context import NO_REQUEST
+from raylens.deployments.stages.preprocess_stage import CALL_PIXELS, PIXELS
+from raylens.deployments.stages.stage_messages import ItemJob
+from raylens.deployments.stages.work_scaling import (
+    CALLS,
+    PendingWork,
+    WorkScaling,
+    desired_replicas,
+    scaling,
+    with_queued,
+)
+from raylens.preprocess.pixel_count import count_pixels
+from raylens.preprocess.schema import ChatPrompt
 from tests.pictures import disc, encoded
 
 TIMEOUT = 30

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from deployments.metrics.definitions import (
+from raylens.deployments.metrics.definitions import (
     EncodeMetrics,
     GenerateMetrics,
     IngressMetrics,
@@ -13,11 +13,11 @@ from deployments.metrics.definitions import (
     PreprocessMetrics,
     ReplicaMetrics,
 )
-from deployments.metrics.instruments import Counter, Histogram, Instrument
-from deployments.summary.metrics_page import Labels, MetricsPage
-from deployments.summary.recent_pages import RecentPages
-from deployments.summary.snapshot import Budget, KeyUse, Snapshot, Stage
-from deployments.summary.summarize import summarize
+from raylens.deployments.metrics.instruments import Counter, Histogram, Instrument
+from raylens.deployments.summary.metrics_page import Labels, MetricsPage
+from raylens.deployments.summary.recent_pages import RecentPages
+from raylens.deployments.summary.snapshot import Budget, KeyUse, Snapshot, Stage
+from raylens.deployments.summary.summarize import summarize
 from tests.metric_pages import START, Series, histogram, page
 
 ALICE = 'Ingress:api_key_{}_total{{api_key="alice"}}'

@@ -22,7 +22,7 @@ INTERVAL_S = 3.0
 
 def top(url: str) -> str:
     """One view, with single spaces."""
-    command = [sys.executable, "-m", "deployments", "top", "--once", "--interval", str(INTERVAL_S), "--url", url]
+    command = [sys.executable, "-m", "raylens", "top", "--once", "--interval", str(INTERVAL_S), "--url", url]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     return re.sub(" +", " ", shown.stdout)
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments.top import figures
+from raylens.deployments.top import figures
 from tests.metric_pages import START, page
 from tests.stub_server import Answer, StubServer
 from tests.terminal import Terminal, terminal
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent.parent
-TOP = [sys.executable, "-m", "deployments", "top"]
+TOP = [sys.executable, "-m", "raylens", "top"]
 CTRL_C = "\x03"
 
 
