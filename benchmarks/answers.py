@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64

@@ -30,9 +30,9 @@ from raylens.checkpoints import BUNDLED_MODEL
 from raylens.cpu_kernels.library import VARIABLE
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampler import ChosenTokens, SampledToken, choose
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler import ChosenTokens, SampledToken, choose
+from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_output import StepOutput
 from raylens.preprocess.schema import ProcessedPrompt

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 import httpx
 from PIL import Image
 
-from raylens.deployments.demo import picture_part
+from raylens.deployments.launch.demo import picture_part
 from tests.listening import become_nobody
 
 if TYPE_CHECKING:
     # Not at run time: Ray reads the environment of a server of one machine as it is imported.
-    from raylens.deployments.stages.private_port import PortAddress
+    from raylens.deployments.wire.private_port import PortAddress
 
 CHAT = "/v1/chat/completions"
 NUM_SLOW_HEADERS = 4200
@@ -172,10 +172,10 @@ def malformed_messages(target: Target, stop: Event) -> None:
 
 
 async def _send_malformed(shard: "PortAddress", stop: Event) -> None:
-    from raylens.deployments.shared.codec import pack
-    from raylens.deployments.shared.messages import Lack, Need
-    from raylens.deployments.shared.weight import Weight
-    from raylens.deployments.stages.private_port import connect, frame
+    from raylens.deployments.item_store.codec import pack
+    from raylens.deployments.item_store.messages import Lack, Need
+    from raylens.deployments.item_store.weight import Weight
+    from raylens.deployments.wire.private_port import connect, frame
 
     chance = random.Random(0)
     good = pack(Lack(1, [Need("budget", Weight(1, 2, 3, 4), Weight())]))[4:]

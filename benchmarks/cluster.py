@@ -35,7 +35,7 @@ from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.streaming_client import ask
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 

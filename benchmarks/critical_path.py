@@ -39,8 +39,8 @@ from benchmarks.preprocess import photograph
 from benchmarks.server_process import cpu_seconds, tree_of
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import APP_NAME, free_port, running_app
-from raylens.deployments.stages.stage_messages import ItemJob
+from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.wire.stage_messages import ItemJob
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.replicas import proxy_pids, replica_pids
 

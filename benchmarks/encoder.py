@@ -34,7 +34,7 @@ import raylens.deployments.pipeline.pipeline
 from benchmarks.document import at_least, publish, this_machine
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.ingress import Ingress
-from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
 from raylens.deployments.pipeline.items_under_way import ItemsUnderWay
 from raylens.encoder.config import EncoderConfig, LinearForm, PartConfig
 from raylens.encoder.engine import EncoderEngine

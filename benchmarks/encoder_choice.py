@@ -27,7 +27,7 @@ from openai import OpenAI
 
 from benchmarks.document import at_least, at_most, publish, this_machine
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.local_cluster import free_port, running_app
 from tests.background import Background
 from tests.pictures import user_message
 from tests.slow_encoder import large_picture, make_slow_checkpoint

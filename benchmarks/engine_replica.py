@@ -33,14 +33,14 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.replica_start import Spans  # type: ignore[attr-defined]  # where older trees have it, too
 from raylens.deployments.request_context import NO_REQUEST
 from raylens.deployments.stages import generate_stage as stage
-from raylens.deployments.stages.piece_connection import PieceAddress
-from raylens.deployments.stages.piece_messages import read_message, unpack_piece
-from raylens.deployments.stages.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
+from raylens.deployments.wire.piece_connection import PieceAddress
+from raylens.deployments.wire.piece_messages import read_message, unpack_piece
+from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer, frame, read_frame
 from raylens.llm import engine as llm_engine
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.detokenizer import Detokenizer, decoder_of
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason, SequenceTimes
 from raylens.preprocess.schema import ProcessedPrompt
 

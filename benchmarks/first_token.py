@@ -43,7 +43,7 @@ from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.streaming_client import Content, StreamedAnswer, ask
 from benchmarks.vllm_cpu import MODEL, new_content
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import LOGGING, free_port, running_app
+from raylens.deployments.launch.local_cluster import LOGGING, free_port, running_app
 from raylens.deployments.metrics.definitions import WATERFALL
 
 KINDS = ("unique", "repeated", "text")

@@ -22,7 +22,7 @@ from benchmarks.large_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
 from benchmarks.preprocess import photograph
 from benchmarks.text_under_pictures import app_config, arrivals, capacity, run_load, shown
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.local_cluster import free_port, running_app
 
 LOADS = (0.5, 1.0)
 NUM_PREPROCESS = 4

@@ -40,14 +40,14 @@ from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack, Target
 from benchmarks.document import publish, this_machine
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.demo import picture_part
-from raylens.deployments.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.launch.demo import picture_part
+from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
 from tests.listening import listeners, sockets_open_to_nobody, undocumented
 from tests.replicas import proxy_pids, replica_pids
 
 if TYPE_CHECKING:
     # Not at run time: Ray reads the environment of a server of one machine as it is imported.
-    from raylens.deployments.stages.private_port import PortAddress
+    from raylens.deployments.wire.private_port import PortAddress
 
 SECONDS = 10.0
 TARGET_SECONDS = 0.1
@@ -161,7 +161,7 @@ def num_descriptors(pids: Iterable[int]) -> int:
 def speaking_ports() -> tuple[list[int], list[int]]:
     """The ports of replicas that speak first: those on which our processes wait for each other, with a challenge, and
     those of Ray's gRPC, with a frame of another length."""
-    from raylens.deployments.stages.private_port import NONCE_BYTES
+    from raylens.deployments.wire.private_port import NONCE_BYTES
 
     ours, rays = list[int](), list[int]()
     for listener in listeners(os.getpid()):

@@ -38,7 +38,7 @@ from benchmarks.tracing_cost import (
     ask_while,
     compared,
 )
-from raylens.deployments.local_cluster import APP_NAME, free_port
+from raylens.deployments.launch.local_cluster import APP_NAME, free_port
 from tests.replicas import children, worker_pids
 
 ROOT = Path(__file__).parents[1]

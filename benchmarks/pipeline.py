@@ -15,8 +15,8 @@ from benchmarks.document import publish, this_machine
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.demo import picture_part
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.demo import picture_part
+from raylens.deployments.launch.local_cluster import free_port, running_app
 
 NUM_TOKENS = 32
 CONCURRENCIES = (1, 8)

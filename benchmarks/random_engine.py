@@ -17,8 +17,8 @@ from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import DtypeName, EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.models.family import LanguageFamily
-from raylens.llm.parallel import ProcessGroup
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.ranks.parallel import ProcessGroup
+from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.families import load_family
 from raylens.preprocess.schema import ProcessedPrompt
 

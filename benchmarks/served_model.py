@@ -19,7 +19,7 @@ from benchmarks.preprocess import photograph
 from benchmarks.server_process import Server, cpu_seconds, running_tree, thread_cpu_seconds, tree_of
 from benchmarks.streaming_client import Content
 from raylens.checkpoints import BUNDLED_MODEL
-from raylens.deployments.demo import picture_part
+from raylens.deployments.launch.demo import picture_part
 
 TREE = Path(__file__).resolve().parent.parent
 MODEL = "shapes"

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from raylens.deployments.local_cluster import APP_NAME, free_port
+from raylens.deployments.launch.local_cluster import APP_NAME, free_port
 from tests.replicas import parent, worker_pids
 
 _START_SECONDS = 900.0

@@ -20,8 +20,8 @@ from benchmarks.document import at_least
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.checkpoints.training.judge_shapes import Case, held_out_cases
 from raylens.deployments.config import AppConfig
-from raylens.deployments.demo import picture_part
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.demo import picture_part
+from raylens.deployments.launch.local_cluster import free_port, running_app
 
 TARGET = 0.97
 

@@ -34,7 +34,7 @@ from benchmarks.server_process import tree_of
 from benchmarks.startup import pss_of
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.local_cluster import free_port, running_app
 from tests.background import Background
 from tests.metric_values import gauge
 from tests.replicas import proxy_pids, replica_pids, worker_pids

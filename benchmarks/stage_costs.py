@@ -46,8 +46,8 @@ from benchmarks.served_model import (
 )
 from benchmarks.streaming_client import Content
 from raylens.checkpoints import BUNDLED_MODEL
+from raylens.deployments.cluster.haproxy import MAX_CONNECTIONS
 from raylens.deployments.config import AppConfig
-from raylens.deployments.haproxy import MAX_CONNECTIONS
 from raylens.deployments.stages.niceness import PREPROCESS_NICENESS
 from raylens.llm.config import EngineConfig
 from raylens.planning.calibration import Alone, calibrated

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.document import at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import tree_of
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.local_cluster import free_port
 from tests.replicas import replica_log
 
 THIS_TREE = Path(__file__).parents[1]
@@ -142,7 +142,10 @@ def process_name(pid: int) -> str:
     arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
     if arguments[0].startswith("ray::"):
         return arguments[0].removeprefix("ray::").partition(".")[0]  # without the method that runs just now
-    for module, name in (("deployments", "raylens serve"), ("raylens.deployments.worker_template", "worker template")):
+    for module, name in (
+        ("deployments", "raylens serve"),
+        ("raylens.deployments.cluster.worker_template", "worker template"),
+    ):
         if module in arguments:
             return name
     scripts = [argument for argument in arguments[1:] if argument.endswith(".py")]

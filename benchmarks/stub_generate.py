@@ -3,8 +3,8 @@
 from typing import Any
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnections
-from raylens.deployments.stages.stage_messages import GeneratedText, Heartbeat
+from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.wire.stage_messages import GeneratedText, Heartbeat
 
 
 class Generate:

@@ -32,8 +32,8 @@ from benchmarks.preprocess import photograph
 from benchmarks.random_checkpoint import make_checkpoint, make_qwen_checkpoint
 from benchmarks.streaming_client import Content, StreamedAnswer, ask, ask_all
 from raylens.deployments.config import AppConfig
-from raylens.deployments.demo import picture_part
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.demo import picture_part
+from raylens.deployments.launch.local_cluster import free_port, running_app
 
 MODEL = "random"
 SHAPES: dict[str, Callable[[Path], int]] = {

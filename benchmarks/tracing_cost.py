@@ -44,7 +44,7 @@ from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.server_process import cpu_seconds
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.request_traces import as_json
-from raylens.deployments.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
 from raylens.preprocess.schema import StageTime
 from tests.pictures import encoded, user_message
 from tests.replicas import worker_pids

@@ -42,7 +42,7 @@ from benchmarks.server_process import tree_of
 from benchmarks.streaming_client import StreamedAnswer, ask
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.local_cluster import free_port, running_app
 
 MODEL = "shapes"
 KEYS = {"A": "rl-key-of-a", "B": "rl-key-of-b"}

@@ -35,11 +35,11 @@ from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
 from raylens.deployments.config import AppConfig, GenerateConfig
-from raylens.deployments.demo import picture_part
-from raylens.deployments.local_cluster import free_port, running_app
+from raylens.deployments.launch.demo import picture_part
+from raylens.deployments.launch.local_cluster import free_port, running_app
 from raylens.llm.config import EngineConfig, EngineSettings
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
 
 MODEL = "random"

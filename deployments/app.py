@@ -7,6 +7,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from raylens.deployments.cluster.start_worker import FORKED
+from raylens.deployments.cluster.worker_template import NUM_THREADS
 from raylens.deployments.config import (
     AppConfig,
     EncodeConfig,
@@ -18,18 +20,16 @@ from raylens.deployments.config import (
 )
 from raylens.deployments.deployment_versions import versioned
 from raylens.deployments.endpoint.ingress import REQUESTS, Ingress
+from raylens.deployments.item_store.store import SharedState
 from raylens.deployments.placement import reserved
-from raylens.deployments.shared.shared_state import SharedState
+from raylens.deployments.routing.prefix_router import prefix_routing
+from raylens.deployments.routing.room_router import rendezvous_routing
+from raylens.deployments.routing.work_scaling import scaling
 from raylens.deployments.stages.encode_stage import BATCHES, Encode
 from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
 from raylens.deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
-from raylens.deployments.stages.prefix_router import prefix_routing
 from raylens.deployments.stages.preprocess_stage import PIXELS, Preprocess
-from raylens.deployments.stages.rendezvous_router import rendezvous_routing
 from raylens.deployments.stages.stage_handles import StageHandles
-from raylens.deployments.stages.work_scaling import scaling
-from raylens.deployments.start_worker import FORKED
-from raylens.deployments.worker_template import NUM_THREADS
 
 _HEARTBEATS = 64
 """The room of a replica for heartbeats: each ingress has one under way."""

@@ -112,7 +112,7 @@ class MetricsConfig(Settings):
 
 
 class ScaledConfig(Settings):
-    """A deployment that Ray Serve scales by its work: see `deployments/stages/work_scaling.py`."""
+    """A deployment that Ray Serve scales by its work: see `deployments/routing/work_scaling.py`."""
 
     min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(1, ge=1, description="replicas under load")

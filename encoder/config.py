@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 
 from raylens.modeling.packed_linear import packable_dtypes
-from raylens.pipelines.registry import PipelineChoice
+from raylens.preprocess.vision_plugins.registry import PipelineChoice
 
 LinearForm = Literal["plain", "packed", "int8"]
 

@@ -12,9 +12,9 @@ from raylens.encoder.config import EncoderConfig
 from raylens.encoder.models.family import VisionFamily, VisionModality, all_together
 from raylens.encoder.time_limit import GivenUpError, TimeLimit
 from raylens.modeling.model_configs import load_model_config
-from raylens.pipelines.interface import MultimodalPipeline, PipelineError
-from raylens.pipelines.registry import PipelineChoice, find_pipeline
 from raylens.preprocess.schema import ItemTensors
+from raylens.preprocess.vision_plugins.interface import MultimodalPipeline, PipelineError
+from raylens.preprocess.vision_plugins.registry import PipelineChoice, find_pipeline
 
 
 class PipelineHalf(nn.Module):

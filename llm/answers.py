@@ -4,10 +4,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from raylens.llm.block_manager import BlockManager
-from raylens.llm.lora_request import LoraError
+from raylens.llm.lora.request import LoraError
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.request import AnswerState, Request
-from raylens.llm.sampler import SampledToken
+from raylens.llm.sampling.sampler import SampledToken
 from raylens.llm.scheduler import Scheduler
 from raylens.llm.sequence import FinishReason, Sequence
 from raylens.preprocess.schema import InvalidRequestError

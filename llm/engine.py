@@ -16,20 +16,20 @@ from raylens.llm.block_manager import BlockManager
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
 from raylens.llm.detokenizer import Detokenizer, decoder_of
-from raylens.llm.excluded_tokens import ExcludedTokens
 from raylens.llm.generation_defaults import load_generation_defaults
-from raylens.llm.grammar import GrammarCompiler
-from raylens.llm.lora_adapters import LoraAdapters
-from raylens.llm.lora_request import LoraRequest
+from raylens.llm.lora.adapters import LoraAdapters
+from raylens.llm.lora.request import LoraRequest
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.outputs import EngineStats, RequestOutput
-from raylens.llm.parallel import ProcessGroup, RankDiedError
 from raylens.llm.prefix_cache import private_root, shared_root
 from raylens.llm.prompt_lookup import PromptLookup
+from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.request import AnswerState, Request, make_items
 from raylens.llm.request_checks import check_embeddings, check_room, check_spans
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.excluded_tokens import ExcludedTokens
+from raylens.llm.sampling.grammar import GrammarCompiler
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.scheduler import ScheduledChunk, Scheduler
 from raylens.llm.sequence import Sequence
 from raylens.llm.step_budget import StepBudget

@@ -6,11 +6,11 @@ import torch
 from transformers import PreTrainedModel
 
 from raylens.llm.attention import AttentionBackend
-from raylens.llm.fused_decoder import FusedDecoder
-from raylens.llm.kernel_attention import KernelStep
-from raylens.llm.logprobs import TokenLogprobs, token_logprobs
-from raylens.llm.lora_layers import LoraLayers
+from raylens.llm.cpu.fused_decoder import FusedDecoder
+from raylens.llm.cpu.kernel_attention import KernelStep
+from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.models.family import LanguageFamily
+from raylens.llm.sampling.logprobs import TokenLogprobs, token_logprobs
 from raylens.llm.step_input import StepInput
 
 # The logits that score a prompt are computed for so many of its tokens at once, because a vocabulary is large.

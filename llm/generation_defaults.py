@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

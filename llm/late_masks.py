@@ -4,8 +4,8 @@ from typing import TypeAlias
 
 import torch
 
-from raylens.llm.grammar import GrammarMatcher
 from raylens.llm.request import AnswerState
+from raylens.llm.sampling.grammar import GrammarMatcher
 from raylens.llm.sequence import Sequence
 
 _PATIENCE_SECONDS = 0.005

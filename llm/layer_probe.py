@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from raylens.llm.attention import AttentionCall, LayerShape
-from raylens.llm.parallel import RankDiedError
+from raylens.llm.ranks.parallel import RankDiedError
 
 
 class _Probe:

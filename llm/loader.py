@@ -10,8 +10,8 @@ from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import EngineConfig
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.models.text import text_family
-from raylens.llm.parallel import ProcessGroup
-from raylens.llm.sharded_loading import sharded_class
+from raylens.llm.ranks.parallel import ProcessGroup
+from raylens.llm.ranks.sharded_loading import sharded_class
 from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import known_to, load_family
 from raylens.modeling.half_model import load_half

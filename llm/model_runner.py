@@ -14,21 +14,21 @@ from raylens.cpu_kernels.threads import set_num_threads, usable_cores
 from raylens.llm.attention import AttentionCall, LayerShape, PagedAttention, block_bytes
 from raylens.llm.cache_size import bytes_left_for_cache, shortage_explained, worst_step
 from raylens.llm.cache_slots import check_cache_dtype
-from raylens.llm.compiled_layers import compile_layers
 from raylens.llm.config import EngineConfig
-from raylens.llm.cpu_attention import CpuAttention
-from raylens.llm.first_steps import missing_tools_named, run_first_steps
+from raylens.llm.cpu.attention import CpuAttention
+from raylens.llm.cpu.fused_check import agree
+from raylens.llm.cpu.fused_decoder import FusedDecoder, NotPlainError
+from raylens.llm.cpu.kernel_attention import KernelAttention, padded_shape
+from raylens.llm.cuda.compiled_layers import compile_layers
+from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
 from raylens.llm.forward_pass import ForwardPass
-from raylens.llm.fused_check import agree
-from raylens.llm.fused_decoder import FusedDecoder, NotPlainError
-from raylens.llm.kernel_attention import KernelAttention, padded_shape
 from raylens.llm.layer_probe import cache_shapes, probe_layers
 from raylens.llm.loader import load_language_half
-from raylens.llm.lockstep import run_on_all_ranks
-from raylens.llm.lora_adapter import LinearShape
-from raylens.llm.lora_layers import LoraLayers, linear_shapes
-from raylens.llm.parallel import ProcessGroup
+from raylens.llm.lora.adapter import LinearShape
+from raylens.llm.lora.layers import LoraLayers, linear_shapes
 from raylens.llm.prompt_layout import PromptLayout
+from raylens.llm.ranks.lockstep import run_on_all_ranks
+from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_input import StepBuilder, StepInput
 from raylens.llm.step_output import StepOutput
@@ -42,7 +42,7 @@ from raylens.modeling.quantized_linear import quantize_linear_layers
 from raylens.preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:
-    from raylens.llm.decode_graphs import DecodeGraphs
+    from raylens.llm.cuda.decode_graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class ModelRunner:
         if self._kernels is not None:
             make = partial(KernelAttention, self._kernels)
         elif self._device.type == "cuda":
-            from raylens.llm.cuda_attention import CudaAttention  # Triton comes with PyTorch for GPUs only
+            from raylens.llm.cuda.attention import CudaAttention  # Triton comes with PyTorch for GPUs only
 
             make = partial(CudaAttention, max_positions=self.context_length, device=self._device)
         return make(
@@ -251,8 +251,8 @@ class ModelRunner:
         """Returns the CUDA graphs of decode steps, or None for a model that cannot be recorded because the host decides
         something in the middle of it. Raises any other error of a decode step. The graphs of several ranks contain
         their collectives, so that all ranks have graphs or none does."""
-        from raylens.llm.cuda_attention import CudaAttention
-        from raylens.llm.decode_graphs import DecodeGraphs
+        from raylens.llm.cuda.attention import CudaAttention
+        from raylens.llm.cuda.decode_graphs import DecodeGraphs
 
         assert isinstance(self._attention, CudaAttention)
         graphs: DecodeGraphs | None = None
@@ -275,7 +275,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_first_steps(self, config: EngineConfig) -> None:
-        from raylens.llm.cuda_attention import CudaAttention
+        from raylens.llm.cuda.attention import CudaAttention
 
         assert isinstance(self._attention, CudaAttention)
         run_first_steps(

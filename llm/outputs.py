@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from raylens.llm.logprobs import TokenLogprobs
-from raylens.llm.lora_request import LoraError
-from raylens.llm.sampler import SampledToken
+from raylens.llm.lora.request import LoraError
+from raylens.llm.sampling.logprobs import TokenLogprobs
+from raylens.llm.sampling.sampler import SampledToken
 from raylens.llm.sequence import FinishReason, Sequence, SequenceTimes
 from raylens.llm.step_clock import StepPart
 from raylens.preprocess.schema import InvalidRequestError

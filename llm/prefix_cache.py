@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from raylens.llm.lora_request import LoraRequest
+from raylens.llm.lora.request import LoraRequest
 from raylens.llm.sequence import PromptItem, Sequence
 
 _DIGEST_BYTES = 16

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import torch
 
 from raylens.llm.detokenizer import Detokenizer
-from raylens.llm.logprobs import TokenLogprobs
-from raylens.llm.lora_request import LoraRequest
+from raylens.llm.lora.request import LoraRequest
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.request_checks import check_embeddings
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.logprobs import TokenLogprobs
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.sequence import PromptItem, Sequence
 from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from raylens.llm.prompt_layout import PromptLayout
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange
 
 

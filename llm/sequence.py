@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from raylens.llm.lora_request import LoraRequest
+from raylens.llm.lora.request import LoraRequest
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.preprocess.schema import PlaceholderRange

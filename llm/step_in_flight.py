@@ -31,14 +31,14 @@ from raylens.llm.answers import Answers
 from raylens.llm.block_manager import BlockManager
 from raylens.llm.host_values import send
 from raylens.llm.late_masks import LateMasks, Sampling
-from raylens.llm.logprobs import TokenLogprobs
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampler import ChosenTokens, choose
+from raylens.llm.sampling.logprobs import TokenLogprobs
+from raylens.llm.sampling.sampler import ChosenTokens, choose
+from raylens.llm.sampling.truncation import waits_for_device
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence
 from raylens.llm.step_clock import StepClock
-from raylens.llm.truncation import waits_for_device
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from raylens.llm.host_values import HostValues
-from raylens.llm.lora_request import NO_SLOT
+from raylens.llm.lora.request import NO_SLOT
 from raylens.llm.prompt_layout import BidirectionalSpan
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence as SequenceState

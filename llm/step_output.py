@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from raylens.llm.logprobs import TokenLogprobs
+from raylens.llm.sampling.logprobs import TokenLogprobs
 
 
 @dataclass(slots=True)

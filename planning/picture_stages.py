@@ -15,7 +15,7 @@ from raylens.planning.load import Picture
 
 _BALANCE_FACTOR = 1.25
 _MIN_BOUND = 4
-"""From how many pictures on a replica is passed over: see `LoadBound` of `deployments/stages/rendezvous_router.py`."""
+"""From how many pictures on a replica is passed over: see `LoadBound` of `deployments/routing/room_router.py`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,6 @@ import torch
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.families import load_family
 from raylens.modeling.model_configs import load_model_config
-from raylens.pipelines.registry import PipelineChoice, find_pipeline
 from raylens.preprocess.hf_processor import ImageBackend, load_processor
 from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
 from raylens.preprocess.items import ItemProcessor
@@ -20,6 +19,7 @@ from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 from raylens.preprocess.prompts import PromptRenderer
+from raylens.preprocess.vision_plugins.registry import PipelineChoice, find_pipeline
 
 
 @dataclass(frozen=True, slots=True)

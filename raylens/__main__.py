@@ -2,6 +2,6 @@
 
 import sys
 
-from raylens.deployments.cli import main
+from raylens.deployments.launch.cli import main
 
 sys.exit(main())

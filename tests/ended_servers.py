@@ -14,7 +14,7 @@ from typing import Self
 
 import httpx
 
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.local_cluster import free_port
 from tests.background import Background
 from tests.replicas import children
 from tests.waiting import wait_until

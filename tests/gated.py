@@ -15,7 +15,7 @@ from raylens.deployments.endpoint.gate import Gate
 from raylens.deployments.endpoint.ingress import REQUESTS
 from raylens.deployments.endpoint.request_traces import RequestTraces
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.tracing.spans import Spans
 from tests.local_ledger import LocalLedger
 

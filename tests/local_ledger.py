@@ -2,9 +2,9 @@
 
 import asyncio
 
-from raylens.deployments.pipeline.leases import Leases
-from raylens.deployments.shared.ledger import Ledger
-from raylens.deployments.shared.messages import GiveBack, Grant, Lack, Recall, Restate
+from raylens.deployments.item_store.leases import Leases
+from raylens.deployments.item_store.ledger import Ledger
+from raylens.deployments.item_store.messages import GiveBack, Grant, Lack, Recall, Restate
 
 
 class LocalLedger:

@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from raylens.deployments.demo import picture_part
+from raylens.deployments.launch.demo import picture_part
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from raylens.deployments.local_cluster import APP_NAME
+from raylens.deployments.launch.local_cluster import APP_NAME
 
 
 def replica_pids(deployment: str) -> list[int]:

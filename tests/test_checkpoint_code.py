@@ -13,7 +13,7 @@ import pytest
 from tests.preprocess.small_processors import save_processor
 
 ROOT = Path(__file__).parent.parent
-PRODUCTION = ("modeling", "preprocess", "encoder", "llm", "pipelines", "deployments", "planning")
+PRODUCTION = ("modeling", "preprocess", "encoder", "llm", "deployments", "planning")
 LOADERS = ("from_pretrained", "from_config")
 # These read plain settings and know of no code.
 WITHOUT_CODE = ("GenerationConfig.from_pretrained", "loader.from_pretrained")
@@ -53,8 +53,8 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.generation_defaults import load_generation_defaults
 from raylens.modeling.model_configs import load_model_config
-from raylens.pipelines.llava import LlavaPipeline
-from raylens.pipelines.minigpt4 import MiniGPT4Pipeline
+from raylens.preprocess.vision_plugins.llava import LlavaPipeline
+from raylens.preprocess.vision_plugins.minigpt4 import MiniGPT4Pipeline
 from raylens.preprocess.models.pipeline import _Loader
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 

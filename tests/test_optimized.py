@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 REFUSALS = {
-    "sampling": "from raylens.llm.sampling_params import SamplingParams; SamplingParams(n=1000)",
-    "structured output": "from raylens.llm.structured_output import StructuredOutput; StructuredOutput(choice=())",
+    "sampling": "from raylens.llm.sampling.params import SamplingParams; SamplingParams(n=1000)",
+    "structured output": "from raylens.llm.sampling.structured_output import *; StructuredOutput(choice=())",
     "picture": "from raylens.preprocess.media import *; decode_image(b'no picture', MediaLimits())",
     "size": "from raylens.preprocess.media import *; check_image_size((9**6, 9**6), MediaLimits())",
     "embeddings": """
@@ -18,7 +18,7 @@ from raylens.preprocess.schema import PlaceholderRange
 check_embeddings(0, PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
     "room": """
 from raylens.llm.request_checks import check_room
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 check_room(10, SamplingParams(max_tokens=10), 15)""",
     "tensors": """
 from raylens.preprocess.media import MediaLimits

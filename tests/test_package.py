@@ -97,7 +97,7 @@ def test_it_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
     code = """if True:
         import raylens.deployments.app, raylens.checkpoints as checkpoints
         from raylens.deployments.endpoint.page_route import chat_page, operator_page
-        from raylens.deployments.config_file import load_config
+        from raylens.deployments.launch.config_file import load_config
         chat_page(), operator_page()
         print(load_config(None, {}).model, (checkpoints.PICTURES / "questions.json").is_file())
     """

@@ -11,9 +11,9 @@ from raylens.deployments.api.messages import Messages, TemplateFields, media_of_
 from raylens.deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
 from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.llm import sampling_bounds as bounds
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling import bounds
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import ChatPrompt
 
 

@@ -9,8 +9,8 @@ from raylens.deployments.api.generation import GenerationFields
 from raylens.deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
 from raylens.deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.llm import sampling_bounds as bounds
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling import bounds
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import InvalidRequestError, Prompt
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from raylens.deployments.shared.uploads import Upload
+from raylens.deployments.item_store.uploads import Upload
 
 
 class File(BaseModel):

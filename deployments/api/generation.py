@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raylens.deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
-from raylens.llm import sampling_bounds as bounds
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling import bounds
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError, PromptTruncation
 
 _ANSWER_ROOM = 256

@@ -19,8 +19,8 @@ from raylens.deployments.api.response_items import (
 from raylens.deployments.api.tools import MAX_TOOLS, OfferedTools, ToolFields
 from raylens.deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import ChatPrompt
 
 

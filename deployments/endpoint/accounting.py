@@ -11,8 +11,8 @@ from raylens.deployments.api.wire import PromptTokensDetails, StageTimings, Usag
 from raylens.deployments.config import MetricsConfig
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_stage
-from raylens.deployments.shared.stage_calls import StageFailedError
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.stages.stage_calls import StageFailedError
+from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.preprocess.schema import StageTime
 
 _MOST_GAPS = 32

@@ -1,7 +1,7 @@
 """Admission: which requests start, which wait and which are refused, by weight, before anything of them is decoded.
 
 A request takes its weight (requests, bytes of body and media, pixels, tokens) from two budgets: its API key's, and the
-total of all keys. All replicas of the ingress share both; each has leases of them (`deployments/pipeline/leases.py`). A
+total of all keys. All replicas of the ingress share both; each has leases (`deployments/item_store/leases.py`). A
 request that finds no room waits. Waiting requests of one replica start in the order of their priority, then of how
 little work their key has, then of arrival. Admission refuses a request when too many wait, or when it has waited too
 long. A request does not wait for bytes to be free, because its bytes are in memory already: it is refused."""
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from raylens.deployments.config import AdmissionConfig, Budget
 from raylens.deployments.endpoint.api_keys import Caller
-from raylens.deployments.pipeline.leases import Lease, Leases
-from raylens.deployments.shared.weight import Weight
+from raylens.deployments.item_store.leases import Lease, Leases
+from raylens.deployments.item_store.weight import Weight
 from raylens.preprocess.schema import InvalidRequestError
 
 _TOTAL, _KEY = "total", "key "

@@ -6,7 +6,7 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from raylens.deployments.api.wire import ErrorResponse
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.wire.stage_messages import GeneratedText
 
 Pieces = AsyncIterator[Sequence[GeneratedText]]
 """The answers to a client's request, as they are generated. Pieces that are ready together come together."""

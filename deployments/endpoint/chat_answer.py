@@ -19,7 +19,7 @@ from raylens.deployments.api.tools import ToolCall
 from raylens.deployments.endpoint.accounting import RequestAccount, usage_so_far
 from raylens.deployments.endpoint.answer import Chunks, Pieces, sent_event
 from raylens.deployments.endpoint.tool_calls import AnswerText
-from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 from raylens.preprocess.schema import ToolCallFormat
 
 _MIN_LOGPROB = -9999.0

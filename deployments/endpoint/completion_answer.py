@@ -8,7 +8,7 @@ from raylens.deployments.endpoint.accounting import RequestAccount, usage_so_far
 from raylens.deployments.endpoint.answer import Chunks, Pieces, sent_event
 from raylens.deployments.endpoint.chat_answer import finite, token_text
 from raylens.deployments.stages.character_starts import CharacterStarts
-from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 
 
 @dataclass(slots=True)

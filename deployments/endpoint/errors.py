@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from raylens.deployments.api.wire import ErrorBody, ErrorResponse
 from raylens.deployments.endpoint.admission import OverloadedError
 from raylens.deployments.endpoint.deadline import DeadlineError
-from raylens.deployments.shared.stage_calls import (
+from raylens.deployments.stages.stage_calls import (
     AdapterFailedError,
     ChatTemplateFailedError,
     PlugInFailedError,

@@ -20,10 +20,10 @@ from raylens.deployments.endpoint.api_keys import ApiKeys, Caller
 from raylens.deployments.endpoint.errors import AccessError, response_for
 from raylens.deployments.endpoint.request_headers import checked_request_id
 from raylens.deployments.endpoint.request_traces import RequestTraces
+from raylens.deployments.item_store.weight import Weight
 from raylens.deployments.pipeline.long_texts import LongTexts
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.shared.weight import Weight
-from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})

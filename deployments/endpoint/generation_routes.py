@@ -30,9 +30,9 @@ from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.merged_pieces import merged
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.server_log import process_name
-from raylens.deployments.shared.stage_calls import MAX_ATTEMPTS, StageUnavailableError
-from raylens.deployments.stages.stage_messages import GeneratedText
-from raylens.llm.sampling_params import SamplingParams
+from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS, StageUnavailableError
+from raylens.deployments.wire.stage_messages import GeneratedText
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import InvalidRequestError, Prompt, Stopwatch, ToolCallFormat
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

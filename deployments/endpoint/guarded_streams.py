@@ -3,7 +3,7 @@
 The connection of a killed process is closed at once, and its client would see a stream that breaks off. So each open
 stream's socket is also held by a small process (`deployments/endpoint/stream_guardian.py`), which writes the event when
 the ingress has gone. Ray Serve puts the middleware outermost, where its server's own `send` shows the connection: see
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in `deployments/ray_environment.py`."""
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in `deployments/cluster/ray_environment.py`."""
 
 import itertools
 import logging

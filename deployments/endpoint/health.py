@@ -9,8 +9,8 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from raylens.deployments.shared.stage_calls import StageUnavailableError, has_running_replica
-from raylens.deployments.stages.stage_messages import Heartbeat, ServedModel
+from raylens.deployments.stages.stage_calls import StageUnavailableError, has_running_replica
+from raylens.deployments.wire.stage_messages import Heartbeat, ServedModel
 
 _LOOK_SECONDS = 0.25
 _LEAST_SECONDS = 1.0

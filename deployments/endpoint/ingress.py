@@ -33,19 +33,19 @@ from raylens.deployments.endpoint.request_weight import WeighedRequests
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.endpoint.trace_routes import TraceRoutes
+from raylens.deployments.item_store.client import Shards
+from raylens.deployments.item_store.shared_items import SharedItems
+from raylens.deployments.item_store.shared_traces import SharedTraces
+from raylens.deployments.item_store.shared_uploads import SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.metrics.error_codes import known_errors
 from raylens.deployments.pipeline.pipeline import Pipeline
-from raylens.deployments.pipeline.shards import Shards
-from raylens.deployments.pipeline.shared_items import SharedItems
-from raylens.deployments.pipeline.shared_traces import SharedTraces
-from raylens.deployments.pipeline.shared_uploads import SharedUploads
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.replica_start import Replica, start_replica
-from raylens.deployments.shared.stage_calls import route_on_this_loop
+from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.stage_calls import route_on_this_loop
 from raylens.deployments.stages.stage_handles import StageHandles
-from raylens.deployments.stages.work_scaling import PendingWork
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5
@@ -157,7 +157,7 @@ class Ingress(Replica):
         return api
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/stages/work_scaling.py` scales by."""
+        """Returns what `deployments/routing/work_scaling.py` scales by."""
         return self._open_requests.stats()
 
     @asynccontextmanager

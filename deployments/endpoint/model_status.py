@@ -4,7 +4,7 @@ import time
 
 from raylens.deployments.api.models import ModelCard
 from raylens.deployments.endpoint.health import StageMonitor
-from raylens.deployments.shared.stage_calls import StageUnavailableError
+from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.preprocess.schema import ProcessorIdentity, ToolCallFormat
 
 

@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import JSON_ERROR_RESPONSES, AccessError
 from raylens.deployments.endpoint.page_route import operator_page
-from raylens.deployments.shared.stage_calls import StageUnavailableError
-from raylens.deployments.summary.metrics_page import MetricsPage
-from raylens.deployments.summary.recent_pages import RecentPages
-from raylens.deployments.summary.snapshot import Snapshot
+from raylens.deployments.operator.metrics_page import MetricsPage
+from raylens.deployments.operator.recent_pages import RecentPages
+from raylens.deployments.operator.snapshot import Snapshot
+from raylens.deployments.stages.stage_calls import StageUnavailableError
 
 _LEAST_SECONDS = 1.0
 """The shortest time between two readings of the metrics of all nodes, however many people look."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from raylens.deployments.api.generation import MediaFields
 from raylens.deployments.endpoint.call import Call
+from raylens.deployments.item_store.weight import Weight
 from raylens.deployments.pipeline.last_picture import with_last_picture
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.pipeline_request import CHARS_PER_TOKEN, PipelineRequest, estimated_tokens
-from raylens.deployments.shared.weight import Weight
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
 from raylens.preprocess.schema import Prompt

@@ -15,8 +15,8 @@ from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES
 from raylens.deployments.endpoint.request_weight import weigh_text
 from raylens.deployments.endpoint.served_models import ServedModels
-from raylens.deployments.shared.weight import Weight
-from raylens.llm.sampling_params import SamplingParams
+from raylens.deployments.item_store.weight import Weight
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt
 
 

@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Sequence
 
 from raylens.deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.detokenizer import overlap
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import ToolCallFormat
 
 # The way models write JSON. If any blanks were allowed, an undecided model could write blanks without end.

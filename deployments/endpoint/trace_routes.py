@@ -6,7 +6,7 @@ from fastapi.responses import Response
 from raylens.deployments.api.traces import Trace
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES
-from raylens.deployments.pipeline.shared_traces import SharedTraces
+from raylens.deployments.item_store.shared_traces import SharedTraces
 from raylens.preprocess.schema import InvalidRequestError
 
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_")

@@ -8,11 +8,11 @@ from typing import Self, TypeVar
 
 from ray import ObjectRef
 
+from raylens.deployments.item_store.item_states import PendingItem, StoredItem
 from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.shared.item_states import PendingItem, StoredItem
-from raylens.deployments.shared.stage_calls import with_pending
 from raylens.deployments.stages.hand_over import ItemEmbeddings
+from raylens.deployments.stages.stage_calls import with_pending
 from raylens.preprocess.schema import ItemInfo
 
 _SETTLE_SECONDS = 0.5

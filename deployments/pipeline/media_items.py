@@ -10,14 +10,14 @@ from typing import Any
 from ray import ObjectRef
 
 from raylens.deployments.config import MediaConfig
+from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
+from raylens.deployments.item_store.shared_items import ItemSource
+from raylens.deployments.item_store.shared_uploads import SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.pipeline.shared_items import ItemSource
-from raylens.deployments.pipeline.shared_uploads import SharedUploads
 from raylens.deployments.server_log import process_name
-from raylens.deployments.shared.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
-from raylens.deployments.shared.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
+from raylens.deployments.stages.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from raylens.preprocess.hasher import content_hash, mm_hash
 from raylens.preprocess.local_media import LocalMedia
 from raylens.preprocess.media_fetch import MediaFetcher

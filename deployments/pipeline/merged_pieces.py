@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.wire.stage_messages import GeneratedText
 
 PieceStream = AsyncGenerator[list[GeneratedText]]
 

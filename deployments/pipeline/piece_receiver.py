@@ -10,11 +10,11 @@ from typing import Any
 from ray.serve.handle import DeploymentResponse
 
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.shared.stage_calls import cancel_call
-from raylens.deployments.stages.piece_connection import PieceAddress, PiecesLostError
-from raylens.deployments.stages.piece_messages import read_message, unpack_piece
-from raylens.deployments.stages.private_port import PrivatePort, Reader, Writer
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.stages.stage_calls import cancel_call
+from raylens.deployments.wire.piece_connection import PieceAddress, PiecesLostError
+from raylens.deployments.wire.piece_messages import read_message, unpack_piece
+from raylens.deployments.wire.private_port import PrivatePort, Reader, Writer
+from raylens.deployments.wire.stage_messages import GeneratedText
 
 _LATE_SECONDS = 10.0
 """How long pieces may take that were sent before their call ended."""

@@ -8,21 +8,21 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raylens.deployments.config import MediaConfig
+from raylens.deployments.item_store.early_result import Announce, InTheMaking
+from raylens.deployments.item_store.shared_items import ItemSource
+from raylens.deployments.item_store.shared_uploads import SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.items_under_way import Infos, ItemsUnderWay
 from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
 from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.pipeline.prompt_affinity import affinity_of
-from raylens.deployments.pipeline.shared_items import ItemSource
-from raylens.deployments.pipeline.shared_uploads import SharedUploads
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.shared.in_the_making import Announce, InTheMaking
-from raylens.deployments.shared.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
+from raylens.deployments.routing.prefix_router import PromptAffinity
+from raylens.deployments.routing.prompt_affinity import affinity_of
 from raylens.deployments.stages.hand_over import ItemEmbeddings
-from raylens.deployments.stages.piece_connection import PieceAddress
-from raylens.deployments.stages.prefix_router import PromptAffinity
-from raylens.deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
+from raylens.deployments.stages.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
+from raylens.deployments.wire.piece_connection import PieceAddress
+from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 Rendering = InTheMaking[ProcessedPrompt | ObjectRef, ProcessedPrompt]

@@ -6,8 +6,8 @@ from typing import Any
 
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
-from raylens.deployments.stages.stage_messages import WHOLES
-from raylens.llm.sampling_params import SamplingParams
+from raylens.deployments.wire.stage_messages import WHOLES
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
 
 CHARS_PER_TOKEN = 4

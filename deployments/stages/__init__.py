@@ -1,2 +1,1 @@
-"""The stages as Ray Serve deployments: what runs in their replicas, what travels between them, and how Ray Serve routes
-calls to the replicas and scales them."""
+"""The stages as Ray Serve deployments: what runs in their replicas, and how they are called."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from raylens.llm.lora_request import CONFIG_FILE, WEIGHTS_FILE, LoraError, LoraRequest
+from raylens.llm.lora.request import CONFIG_FILE, WEIGHTS_FILE, LoraError, LoraRequest
 from raylens.preprocess.schema import InvalidRequestError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from raylens.deployments.server_log import process_name
-from raylens.deployments.stages.piece_connection import PieceConnection
-from raylens.deployments.stages.stage_messages import GENERATE, GeneratedText
+from raylens.deployments.wire.piece_connection import PieceConnection
+from raylens.deployments.wire.stage_messages import GENERATE, GeneratedText
 from raylens.preprocess.schema import StageTime, Stopwatch
 
 if TYPE_CHECKING:

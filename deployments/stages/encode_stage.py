@@ -12,6 +12,7 @@ from raylens.deployments.config import AppConfig, VisionPartConfig
 from raylens.deployments.metrics.definitions import EncodeMetrics
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.cpu_kernels_in_use import kernels_in_use
 from raylens.deployments.stages.engine_loop import EngineDiedError, EngineLoop
@@ -19,11 +20,10 @@ from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
 from raylens.deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
-from raylens.deployments.stages.stage_messages import EmbeddingInfo, Heartbeat
-from raylens.deployments.stages.tensor_wire import PackedItem, PackedTensor
 from raylens.deployments.stages.torch_setup import set_up_torch
-from raylens.deployments.stages.work_scaling import PendingWork
 from raylens.deployments.tracing.spans import Spans
+from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat
+from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.preprocess.schema import Stopwatch
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Encode(Replica):
         return output
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/stages/work_scaling.py` scales by."""
+        """Returns what `deployments/routing/work_scaling.py` scales by."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:

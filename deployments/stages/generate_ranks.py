@@ -24,7 +24,7 @@ from raylens.deployments.stages.torch_setup import set_up_torch
 if TYPE_CHECKING:
     from raylens.llm.config import EngineConfig
     from raylens.llm.engine import LLMEngine
-    from raylens.llm.parallel import ParallelConfig, ProcessGroup
+    from raylens.llm.ranks.parallel import ParallelConfig, ProcessGroup
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -54,7 +54,7 @@ class GenerateRank:
         import torch
 
         from raylens.llm.model_runner import ModelRunner
-        from raylens.llm.parallel import ProcessGroup, connect
+        from raylens.llm.ranks.parallel import ProcessGroup, connect
 
         store = connect(parallel, address, port)
         self._group = ProcessGroup(parallel, store, torch.device(config.device))
@@ -64,7 +64,7 @@ class GenerateRank:
 
     def run(self) -> None:
         """Takes part in every step until rank 0 says stop."""
-        from raylens.llm.lockstep import serve_steps
+        from raylens.llm.ranks.lockstep import serve_steps
 
         serve_steps(self._runner, self._group)
 
@@ -93,7 +93,7 @@ class RankActors:
 
     def load_engine(self, config: "EngineConfig") -> "LLMEngine":
         """Returns the engine of rank 0 when all ranks have loaded their parts, side by side. Raises RuntimeError."""
-        from raylens.llm.parallel import listen
+        from raylens.llm.ranks.parallel import listen
 
         places = self._places()
         store = listen(places[0])
@@ -117,8 +117,8 @@ class RankActors:
 
     def stop(self) -> None:
         """Makes the other ranks end in good order. Call it when rank 0 will run no more steps."""
-        from raylens.llm.lockstep import stop_ranks
-        from raylens.llm.parallel import RankDiedError
+        from raylens.llm.ranks.lockstep import stop_ranks
+        from raylens.llm.ranks.parallel import RankDiedError
 
         self._is_stopping = True
         if self._runs:
@@ -128,7 +128,7 @@ class RankActors:
 
     def _places(self) -> "list[ParallelConfig]":
         """Returns each rank's place, by rank."""
-        from raylens.llm.parallel import ParallelConfig
+        from raylens.llm.ranks.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
         hosts = meeting_hosts([_node_address(), *_results(addresses)])
@@ -153,7 +153,7 @@ def _load_rank_0(config: "EngineConfig", place: "ParallelConfig", store: Any) ->
     import torch
 
     from raylens.llm.engine import LLMEngine
-    from raylens.llm.parallel import ProcessGroup
+    from raylens.llm.ranks.parallel import ProcessGroup
 
     group = ProcessGroup(place, store, torch.device(config.device))
     return group, LLMEngine(config, group)
@@ -166,7 +166,7 @@ def _node_address() -> str:
 
 def _results(futures: dict[int, Future[T]]) -> list[T]:
     """Returns each rank's result. Raises RuntimeError as soon as one rank fails, whatever the others do."""
-    from raylens.llm.parallel import RankDiedError
+    from raylens.llm.ranks.parallel import RankDiedError
 
     done, pending = wait(futures.values(), return_when=FIRST_EXCEPTION)
     if all(isinstance(future.exception(), RankDiedError | None) for future in done):

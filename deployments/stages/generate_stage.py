@@ -14,6 +14,7 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.metrics.definitions import GenerateMetrics
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.routing.work_scaling import CALLS
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
 from raylens.deployments.stages.answer_sender import AnswerSender
@@ -24,16 +25,15 @@ from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.generate_ranks import RankActors
 from raylens.deployments.stages.hand_over import HandOver, ItemEmbeddings
 from raylens.deployments.stages.memory_turn import memory_turn
-from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnections
 from raylens.deployments.stages.pieces import PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
-from raylens.deployments.stages.stage_messages import GENERATE, EmbeddingInfo, Heartbeat, UnrenderedPrompt
-from raylens.deployments.stages.tensor_wire import PackedItem, PackedTensor
 from raylens.deployments.stages.torch_setup import set_up_torch
-from raylens.deployments.stages.work_scaling import CALLS
+from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.wire.stage_messages import GENERATE, EmbeddingInfo, Heartbeat, UnrenderedPrompt
+from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.llm.config import EngineConfig
-from raylens.llm.lora_request import LoraRequest
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.lora.request import LoraRequest
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt, StageTime, Stopwatch
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Generate(Replica):
         return Heartbeat(age_s, details=self._details, adapters=await self._seen_adapters())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/stages/work_scaling.py` scales by."""
+        """Returns what `deployments/routing/work_scaling.py` scales by."""
         stats, encoder = self._engine.stats, {}
         if self._encoder is not None:
             encoder = await self._encoder.record_autoscaling_stats()

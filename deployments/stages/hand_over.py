@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ray import ObjectRef
 
 from raylens.deployments.server_log import process_name
-from raylens.deployments.stages.tensor_wire import PackedTensor
+from raylens.deployments.wire.tensor_wire import PackedTensor
 from raylens.preprocess.schema import StageTime
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.character_starts import CharacterStarts
-from raylens.deployments.stages.stage_messages import DECODE, GeneratedText, ScoredToken
+from raylens.deployments.wire.stage_messages import DECODE, GeneratedText, ScoredToken
 from raylens.preprocess.schema import StageTime
 
 if TYPE_CHECKING:
     from raylens.llm.byte_tokenizer import ByteTokenizer
     from raylens.llm.detokenizer import Detokenizer
-    from raylens.llm.logprobs import TokenLogprobs
     from raylens.llm.outputs import RequestOutput
+    from raylens.llm.sampling.logprobs import TokenLogprobs
 
 
 class PieceMaker:

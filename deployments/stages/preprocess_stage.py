@@ -12,16 +12,16 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.metrics.definitions import PreprocessMetrics
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
+from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.free_memory import give_back_free_memory
 from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.item_queue import ItemQueue
 from raylens.deployments.stages.niceness import PREPROCESS_NICENESS, give_way_to_answers
 from raylens.deployments.stages.object_contents import received
-from raylens.deployments.stages.stage_messages import Heartbeat, ItemJob, ServedModel
-from raylens.deployments.stages.tensor_wire import PackedItem, PackedTensor
 from raylens.deployments.stages.torch_setup import set_up_torch
-from raylens.deployments.stages.work_scaling import PendingWork
+from raylens.deployments.wire.stage_messages import Heartbeat, ItemJob, ServedModel
+from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
@@ -34,11 +34,11 @@ from raylens.preprocess.schema import (
 )
 
 if TYPE_CHECKING:
-    from raylens.pipelines.interface import PipelineParams
-    from raylens.pipelines.registry import PipelineChoice
     from raylens.preprocess.processor import MultiModalProcessor
     from raylens.preprocess.prompts import PromptRenderer
     from raylens.preprocess.schema import ItemTensors
+    from raylens.preprocess.vision_plugins.interface import PipelineParams
+    from raylens.preprocess.vision_plugins.registry import PipelineChoice
 
 ResultT = TypeVar("ResultT")
 
@@ -127,7 +127,7 @@ class Preprocess(Replica):
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/stages/work_scaling.py` scales by."""
+        """Returns what `deployments/routing/work_scaling.py` scales by."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -181,7 +181,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
 
 def pipeline_choice(config: AppConfig) -> "PipelineChoice | None":
     """Returns the multimodal pipeline of a text model in the libraries' form."""
-    from raylens.pipelines.registry import PipelineChoice
+    from raylens.preprocess.vision_plugins.registry import PipelineChoice
 
     settings, tower, projector = config.multimodal_pipeline, config.encode.tower, config.encode.projector
     if settings.name is None:

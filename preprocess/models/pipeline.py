@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from transformers import AddedToken, AutoTokenizer, ProcessorMixin
 
-from raylens.pipelines.interface import MultimodalPipeline, PipelineParams
 from raylens.preprocess.field_layout import Batched, Outputs
 from raylens.preprocess.models.family import (
     HFProcessor,
@@ -19,6 +18,7 @@ from raylens.preprocess.models.family import (
     image_token,
     replaces_image_token,
 )
+from raylens.preprocess.vision_plugins.interface import MultimodalPipeline, PipelineParams
 
 _IMAGE_TOKEN = "\U000f0002image"
 """Begins with a character for private use: the text model's tokenizer has no such token, so what people type stays text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from tests.cluster.hosts import Host, missing, running_hosts, silence
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ GIVEN_UP_SECONDS = 7.5
 LISTENS = """
 import asyncio, base64, sys
 from raylens.deployments.stages import private_port
-from raylens.deployments.stages.private_port import PrivatePort
+from raylens.deployments.wire.private_port import PrivatePort
 
 private_port.get_node_ip_address = lambda: sys.argv[1]
 
@@ -41,7 +41,7 @@ asyncio.run(main())
 CONNECTS = """
 import asyncio, base64, sys
 from contextlib import suppress
-from raylens.deployments.stages.private_port import PortAddress, connect
+from raylens.deployments.wire.private_port import PortAddress, connect
 
 async def main(host, port, token, sends):
     reader, writer = await connect(PortAddress(host, int(port), base64.b64decode(token)))
@@ -61,7 +61,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 NOTICES = """
 import ray, time
-from raylens.deployments.ray_session import joined_cluster
+from raylens.deployments.cluster.ray_session import joined_cluster
 
 def wait_for(number):
     while sum(node["Alive"] for node in ray.nodes()) != number:

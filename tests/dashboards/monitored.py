@@ -18,7 +18,7 @@ from dashboards.prometheus_api import PrometheusApi, for_all
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.api_keys import hash_key
-from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
 from tests.dashboards.counted_load import Counts, send_everything
 from tests.dashboards.prometheus_server import agent_addresses, api_config, cluster_config, forget, prometheus
 from tests.waiting import wait_until

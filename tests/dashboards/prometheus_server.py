@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from dashboards.prometheus_api import PrometheusApi
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.local_cluster import free_port
 from tests.waiting import wait_until
 
 _DASHBOARDS = Path(__file__).parents[2] / "dashboards"

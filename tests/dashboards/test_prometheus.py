@@ -19,7 +19,7 @@ from ray import serve
 
 from dashboards.prometheus_api import for_all
 from dashboards.render import TimeRange, picture
-from raylens.deployments.local_cluster import APP_NAME
+from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.dashboards.counted_load import Counts, LongAnswers, pictures
 from tests.dashboards.monitored import EMBEDDING_BYTES, PANELS, ROOM, STORE_BYTES, Monitored, monitored_application
 from tests.dashboards.prometheus_server import cluster_config, targets

@@ -15,7 +15,7 @@ from raylens.deployments.endpoint.admission import OverloadedError
 from raylens.deployments.endpoint.deadline import DeadlineError
 from raylens.deployments.endpoint.errors import error_kind, response_for
 from raylens.deployments.metrics.definitions import IngressMetrics
-from raylens.deployments.shared.stage_calls import (
+from raylens.deployments.stages.stage_calls import (
     AdapterFailedError,
     ChatTemplateFailedError,
     PlugInFailedError,

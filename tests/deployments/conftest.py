@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from raylens.checkpoints import PICTURES
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
 
 
 class RunningApp:

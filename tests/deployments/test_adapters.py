@@ -13,7 +13,7 @@ from openai import APIStatusError, InternalServerError, NotFoundError, OpenAI
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch.local_cluster import deployed_app
 from tests.adapters import merge_adapter, save_adapter
 from tests.generate_oracle import Oracle, generate_oracle
 from tests.pictures import disc, encoded, user_message

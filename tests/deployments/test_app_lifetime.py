@@ -6,7 +6,7 @@ import pytest
 
 from raylens.deployments.app import build_app
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import on_one_machine
+from raylens.deployments.launch.local_cluster import on_one_machine
 
 
 def notices(config: AppConfig) -> set[float]:

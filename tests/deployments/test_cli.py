@@ -16,8 +16,8 @@ import pytest
 
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.cpu_kernels.library import VARIABLE
-from raylens.deployments.cli import main
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.cli import main
+from raylens.deployments.launch.local_cluster import free_port
 from tests.listening import server_folder
 from tests.otlp_collector import collecting
 
@@ -82,7 +82,7 @@ def test_wrong_arguments_are_refused_at_once(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "raylens.deployments.cli._stop_on_signals", lambda: None
+        "raylens.deployments.launch.cli._stop_on_signals", lambda: None
     )  # the signals of this process stay as they are
     assert _status(arguments) == 2
     assert message in capsys.readouterr().err
@@ -112,7 +112,7 @@ def test_a_port_in_use_is_one_line() -> None:
 
 
 def test_progress_is_told_at_once_also_into_a_pipe() -> None:
-    code = "import os; from raylens.deployments.local_cluster import print_at_once; print_at_once('here'); os._exit(0)"
+    code = "from raylens.deployments.launch.local_cluster import os, print_at_once; print_at_once('here'); os._exit(0)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == "here\n"
 

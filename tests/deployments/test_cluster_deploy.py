@@ -12,10 +12,10 @@ import pytest
 import ray
 import yaml
 
-from raylens.deployments.app_lifetime import end_app
-from raylens.deployments.cluster_deploy import check_host, read_serve_file
-from raylens.deployments.config_file import ConfigError
-from raylens.deployments.local_cluster import APP_NAME
+from raylens.deployments.launch.app_lifetime import end_app
+from raylens.deployments.launch.config_file import ConfigError
+from raylens.deployments.launch.deploy import check_host, read_serve_file
+from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.checkpoint_copies import copy_checkpoint
 
 ROOT = Path(__file__).parents[2]

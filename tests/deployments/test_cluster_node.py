@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.cluster_node import kind_of_start
+from raylens.deployments.launch.node import kind_of_start
 
 FILES = (
     "constraints.txt",

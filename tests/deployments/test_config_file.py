@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from raylens.deployments.config_file import ConfigError, load_config
+from raylens.deployments.launch.config_file import ConfigError, load_config
 
 
 def write(folder: Path, text: str) -> Path:

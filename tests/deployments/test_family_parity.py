@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, expect
 from safetensors.torch import save
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.family_oracle import FamilyOracle

@@ -14,7 +14,7 @@ from openai import APIError, OpenAI
 from ray import serve
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import APP_NAME
+from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.asking_clients import AskingClients
 from tests.replicas import proxy_pids, replica_pids, worker_pids
 from tests.waiting import wait_until

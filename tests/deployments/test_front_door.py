@@ -20,7 +20,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from raylens.deployments.other_users import MOST
+from raylens.deployments.cluster.other_users import MOST
 from raylens.preprocess.data_url import data_url
 from tests.listening import (
     connections_of_nobody,
@@ -100,7 +100,7 @@ def test_another_user_may_start_a_server_beside_it(app_url: str, tmp_path: Path)
     home.mkdir()
     os.chown(home, 65534, 65534)
     os.chmod(tmp_path, 0o755)
-    start = "from raylens.deployments.local_cluster import *\n"
+    start = "from raylens.deployments.launch.local_cluster import *\n"
     start += "with local_ray(host='127.0.0.1', port=free_port(), num_cpus=1): 1"
     reads = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     result = subprocess.run(

@@ -11,7 +11,7 @@ import yaml
 from openai import OpenAI
 
 from benchmarks.server_process import running_tree, tree_of
-from raylens.deployments.local_cluster import APP_NAME
+from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.slow_encoder import answers_about, make_slow_checkpoint
 
 ROOT = Path(__file__).parents[2]

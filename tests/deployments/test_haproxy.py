@@ -22,7 +22,7 @@ import pytest
 from ray.serve._private import haproxy as ray_haproxy
 from ray.serve.config import HTTPOptions
 
-from raylens.deployments.haproxy import (
+from raylens.deployments.cluster.haproxy import (
     ERROR_PAGES,
     HEADER_SECONDS,
     ConnectionLimits,
@@ -30,8 +30,8 @@ from raylens.deployments.haproxy import (
     haproxy_environment,
     rewrite,
 )
-from raylens.deployments.local_cluster import free_port
-from raylens.deployments.private_files import private_folder
+from raylens.deployments.cluster.private_files import private_folder
+from raylens.deployments.launch.local_cluster import free_port
 from tests.listening import is_refused_to_nobody
 from tests.waiting import until, wait_until
 

@@ -11,8 +11,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from raylens.deployments.app_lifetime import end_app
 from raylens.deployments.config import AppConfig
+from raylens.deployments.launch.app_lifetime import end_app
 from raylens.deployments.replica_start import start_replica
 from raylens.deployments.server_log import FILE_VARIABLE
 from tests.waiting import wait_until

@@ -10,13 +10,13 @@ import pytest
 from openai import InternalServerError, OpenAI
 from PIL import Image
 
-from raylens.deployments.config_file import ConfigError, load_config
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch.config_file import ConfigError, load_config
+from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.preprocess.data_url import data_url
 from tests.pictures import encoded, user_message
-from tests.pipelines import plug_in
-from tests.pipelines.text_model_oracle import TextModelOracle
 from tests.preprocess.parity import picture
+from tests.preprocess.vision_plugins import plug_in
+from tests.preprocess.vision_plugins.text_model_oracle import TextModelOracle
 from tests.replicas import replica_log, replica_pids
 from tests.waiting import wait_until
 

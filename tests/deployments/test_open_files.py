@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.haproxy import ConnectionLimits
+from raylens.deployments.cluster.haproxy import ConnectionLimits
 
 ROOT = Path(__file__).parents[2]
 START = """

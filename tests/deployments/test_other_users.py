@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.other_users import MOST, close_excess
-from raylens.deployments.server_processes import marked, owned_processes
+from raylens.deployments.cluster.other_users import MOST, close_excess
+from raylens.deployments.cluster.server_processes import marked, owned_processes
 from tests.listening import connections_of_nobody
 from tests.waiting import wait_until
 

@@ -9,7 +9,7 @@ from openai import OpenAI
 from transformers import AutoProcessor
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch.local_cluster import deployed_app
 from tests.generate_oracle import Oracle, generate_oracle
 from tests.pictures import disc, encoded, user_message
 

@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from raylens.deployments.private_files import keep_ray_token_private
+from raylens.deployments.cluster.private_files import keep_ray_token_private
 
 
 @pytest.fixture(autouse=True)

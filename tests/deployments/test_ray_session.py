@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray._private import utils
 
-from raylens.deployments.ray_session import joined_cluster, ray_session
+from raylens.deployments.cluster.ray_session import joined_cluster, ray_session
 from tests.signal_handlers import handled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 SESSIONS = """
 import gc, json, sys, threading
 from pathlib import Path
-from raylens.deployments.local_cluster import free_port, local_ray
-from raylens.deployments.ray_session import ray_session
+from raylens.deployments.launch.local_cluster import free_port, local_ray
+from raylens.deployments.cluster.ray_session import ray_session
 
 class Echo:
     def __call__(self, word):

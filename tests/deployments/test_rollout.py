@@ -4,7 +4,7 @@ import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from raylens.deployments.rollout import stage_lines, why_failed
+from raylens.deployments.launch.rollout import stage_lines, why_failed
 
 NO_PLACE = (
     "Deployment 'Encode' in application 'raylens' has 1 replicas that have taken more than 30s to be scheduled. This"

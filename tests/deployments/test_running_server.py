@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raylens.deployments.running_server import KEY_VARIABLE, NoAnswerError, RunningServer, add_server_options
+from raylens.deployments.operator.running_server import KEY_VARIABLE, NoAnswerError, RunningServer, add_server_options
 from tests.stub_server import Answer, StubServer
 
 PATH = "/v1/traces/r"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.local_cluster import free_port
 from tests.ended_servers import EVENT, Server, Streams, serving
 
 DRAIN_SECONDS = 1

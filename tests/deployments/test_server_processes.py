@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments.server_processes import kill_orphans, marked, owned_processes
+from raylens.deployments.cluster.server_processes import kill_orphans, marked, owned_processes
 from tests.replicas import children
 from tests.waiting import wait_until
 
@@ -21,7 +21,7 @@ SLEEP = ("sh", "-c", "trap '' TERM; exec sleep 60")
 OWNER = """
 import subprocess, sys, time
 from pathlib import Path
-from raylens.deployments.server_processes import marked, owned_processes
+from raylens.deployments.cluster.server_processes import marked, owned_processes
 with owned_processes(Path(sys.argv[1])):
     with marked(Path(sys.argv[1])):
         server = subprocess.Popen(sys.argv[2:], start_new_session=True)

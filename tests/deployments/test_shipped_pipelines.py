@@ -11,13 +11,13 @@ import torch
 from openai import OpenAI
 from PIL import Image
 
-from raylens.deployments.config_file import load_config
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch.config_file import load_config
+from raylens.deployments.launch.local_cluster import deployed_app
 from tests.pictures import encoded, user_message
-from tests.pipelines import plug_in
-from tests.pipelines.text_model_oracle import TextModelOracle
-from tests.pipelines.whole_models import WholeModel, save_llava_parts, save_minigpt4_parts, squared
 from tests.preprocess.parity import picture
+from tests.preprocess.vision_plugins import plug_in
+from tests.preprocess.vision_plugins.text_model_oracle import TextModelOracle
+from tests.preprocess.vision_plugins.whole_models import WholeModel, save_llava_parts, save_minigpt4_parts, squared
 
 NUM_TOKENS = 16
 

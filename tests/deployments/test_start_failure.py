@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ray import serve
 
-from raylens.deployments import app_lifetime
-from raylens.deployments.app_lifetime import end_app, start_app
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch import app_lifetime
+from raylens.deployments.launch.app_lifetime import end_app, start_app
+from raylens.deployments.launch.local_cluster import deployed_app
 from tests.checkpoint_copies import copy_checkpoint
 
 

@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from raylens.deployments.config import TracingConfig
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.local_cluster import free_port
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.deployments.tracing.export import is_configured, spans_of
 from raylens.deployments.tracing.otlp import export_request

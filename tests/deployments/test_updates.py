@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from raylens.deployments.local_cluster import APP_NAME, LOGGING, free_port, local_ray
+from raylens.deployments.launch.local_cluster import APP_NAME, LOGGING, free_port, local_ray
 from tests.replicas import replica_pids
 from tests.small_models import make_checkpoint
 from tests.steady_clients import SteadyClients

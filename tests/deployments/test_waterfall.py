@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from raylens.deployments.api.traces import Trace, TraceSpan
-from raylens.deployments.cli import main
-from raylens.deployments.running_server import KEY_VARIABLE
-from raylens.deployments.waterfall import as_svg, as_text
+from raylens.deployments.launch.cli import main
+from raylens.deployments.operator.running_server import KEY_VARIABLE
+from raylens.deployments.operator.waterfall import as_svg, as_text
 from tests.stub_server import Answer, StubServer
 
 BEGIN = 1_795_690_140.0
@@ -96,7 +96,7 @@ def test_the_drawing_is_svg_with_bars_to_scale() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raylens.deployments.cli._stop_on_signals", lambda: None)
+    monkeypatch.setattr("raylens.deployments.launch.cli._stop_on_signals", lambda: None)
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 

@@ -10,7 +10,7 @@ from openai import BadRequestError, OpenAI
 from transformers import AutoTokenizer
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.local_cluster import deployed_app
+from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.modeling.model_configs import register_model_configs
 from tests.metric_values import exported
 from tests.pictures import encoded, user_message

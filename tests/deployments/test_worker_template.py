@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments import start_worker
-from raylens.deployments.start_worker import FORKED, SOCKET_VARIABLE
-from raylens.deployments.worker_template import worker_template
+from raylens.deployments.cluster import start_worker
+from raylens.deployments.cluster.start_worker import FORKED, SOCKET_VARIABLE
+from raylens.deployments.cluster.worker_template import worker_template
 from tests.signal_handlers import handled
 from tests.waiting import wait_until
 
@@ -76,7 +76,10 @@ def test_workers_are_children_of_the_template_and_in_the_group_of_the_process_th
     context: dict[str, object] = {"env_vars": {FORKED: "1"}}
     seen, _ = start(tmp_path, context, template)
     assert seen["parent"] != os.getpid()
-    assert Path(f"/proc/{seen['parent']}/cmdline").read_text().split("\0")[3] == "raylens.deployments.worker_template"
+    assert (
+        Path(f"/proc/{seen['parent']}/cmdline").read_text().split("\0")[3]
+        == "raylens.deployments.cluster.worker_template"
+    )
     assert seen["group"] == seen["asked by"]
 
 
@@ -144,7 +147,8 @@ def test_a_worker_that_fails_ends_with_its_traceback(template: dict[str, str], t
 
 def test_the_template_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom raylens.deployments.worker_template import worker_template\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from raylens.deployments.cluster.worker_template import worker_template\n"
         "with worker_template(Path(sys.argv[1])) as variables:\n"
         "    while not Path(variables['RAYLENS_WORKER_TEMPLATE']).exists(): pass\n"
         "    os._exit(0)\n"

@@ -5,10 +5,10 @@ import torch
 
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.engine import EncoderEngine
-from raylens.pipelines.registry import PipelineChoice
 from raylens.preprocess.schema import ItemTensors
-from tests.pipelines import plug_in
-from tests.pipelines.test_registry import PARAMS
+from raylens.preprocess.vision_plugins.registry import PipelineChoice
+from tests.preprocess.vision_plugins import plug_in
+from tests.preprocess.vision_plugins.test_registry import PARAMS
 
 NUM_BYTES = 2**20
 PICTURE: ItemTensors = {"pixels": torch.zeros(8, 8, 3, dtype=torch.uint8)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from raylens.llm.engine import LLMEngine
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
 
 PROMPTS = [[1, *(50 + i * (j % (7 + i)) for j in range(20 + 9 * i))] for i in range(5)]

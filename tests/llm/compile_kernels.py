@@ -9,7 +9,7 @@ from typing import Any
 from triton import compiler
 from triton.backends.compiler import GPUTarget
 
-from raylens.llm import decode_kernels
+from raylens.llm.cuda import decode_kernels
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 89, 90, 100)]
 # The least capability for a float8 cache, see `llm/cache_slots.py`.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from raylens.llm.attention import LayerShape
-from raylens.llm.cuda_attention import CudaAttention
-from raylens.llm.decode_graphs import DecodeGraphs, Outputs, Replay
+from raylens.llm.cuda.attention import CudaAttention
+from raylens.llm.cuda.decode_graphs import DecodeGraphs, Outputs, Replay
 from raylens.llm.layer_probe import cache_shapes
 from raylens.llm.model_runner import ModelRunner
 from tests.llm.attention_reference import BLOCK_SIZE

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from tests.small_models import NUM_TOKENS, Request
 
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)

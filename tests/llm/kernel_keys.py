@@ -13,9 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from raylens.llm import decode_kernels
 from raylens.llm.cache_size import worst_step
 from raylens.llm.config import DtypeName, EngineConfig
+from raylens.llm.cuda import decode_kernels
 from raylens.llm.engine import LLMEngine
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.prompt_layout import PromptLayout

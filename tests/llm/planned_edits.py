@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from raylens.llm.host_values import HostValues
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.truncation import Edit
+from raylens.llm.sampling.sampler_state import SamplerState
+from raylens.llm.sampling.truncation import Edit
 
 Plan = Callable[[HostValues, Sequence[SamplerState]], list[Edit]]
 

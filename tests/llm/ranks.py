@@ -11,9 +11,9 @@ import torch
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.lockstep import serve_steps
 from raylens.llm.model_runner import ModelRunner
-from raylens.llm.parallel import ParallelConfig, ProcessGroup, connect, listen
+from raylens.llm.ranks.lockstep import serve_steps
+from raylens.llm.ranks.parallel import ParallelConfig, ProcessGroup, connect, listen
 from raylens.modeling.torchvision_build import make_importable
 
 T = TypeVar("T")

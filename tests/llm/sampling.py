@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from raylens.llm.sampler import SampledToken, choose
-from raylens.llm.sampler_state import SamplerState
+from raylens.llm.sampling.sampler import SampledToken, choose
+from raylens.llm.sampling.sampler_state import SamplerState
 
 
 def sample(logits: torch.Tensor, states: Sequence[SamplerState]) -> list[SampledToken | None]:

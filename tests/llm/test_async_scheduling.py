@@ -10,9 +10,9 @@ import torch
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine, _goes_ahead
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampler import ChosenTokens, choose
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler import ChosenTokens, choose
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import PlaceholderRange, ProcessedPrompt
 from tests.llm.answered import PROMPTS, Answered, add, answer, answered, steps
 from tests.llm.deferred_device import DeferredDevice
@@ -219,7 +219,7 @@ def test_guessed_tokens_are_read_before_the_next_guess(
 
 def test_a_choice_that_waits_for_its_step_is_told_at_once(ahead: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its token would come a step later for nothing."""
-    monkeypatch.setattr("raylens.llm.truncation.NUCLEUS_PREFIX", 64)
+    monkeypatch.setattr("raylens.llm.sampling.truncation.NUCLEUS_PREFIX", 64)
     turns = note_turns(ahead, monkeypatch)
     add(ahead, "r", PROMPTS[0], OTHERS["cut by mass"])
     num_tokens = sum(len(output.token_ids) for output in steps(ahead))
@@ -333,7 +333,7 @@ def test_a_reading_that_fails_ends_the_requests_of_its_step(ahead: LLMEngine, mo
     ahead.step()
     add(ahead, "good", PROMPTS[1], GREEDY)
     with monkeypatch.context() as patch:
-        patch.setattr("raylens.llm.sampler.ChosenTokens.read", lambda _: 1 / 0)
+        patch.setattr("raylens.llm.sampling.sampler.ChosenTokens.read", lambda _: 1 / 0)
         (failure,) = ahead.step()
     assert (failure.request_id, failure.finish_reason) == ("bad", "error")
     assert {one.request_id for one in steps(ahead)} == {"good"}

@@ -13,11 +13,11 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 
 from raylens.llm.cache_size import worst_step
-from raylens.llm.compiled_layers import compile_layers
 from raylens.llm.config import DtypeName, EngineConfig
+from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.engine import LLMEngine
 from raylens.llm.model_runner import ModelRunner
-from raylens.llm.parallel import ProcessGroup, RankDiedError
+from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.step_input import TENSORS, StepInput
 from raylens.modeling.merged_linear import merge_linear_layers
 from tests.llm.attention_reference import BLOCK_SIZE

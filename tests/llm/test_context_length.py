@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.context_length import check_context_length, default_context_length
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.small_models import make_checkpoint

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylens.cpu_kernels.library import kernel_library
-from raylens.llm import cpu_attention
-from raylens.llm.cpu_attention import CpuAttention
-from raylens.llm.kernel_attention import KernelAttention
+from raylens.llm.cpu import attention as cpu_attention
+from raylens.llm.cpu.attention import CpuAttention
+from raylens.llm.cpu.kernel_attention import KernelAttention
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence
 from tests.llm.attention_reference import (

@@ -29,10 +29,10 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
-from raylens.llm import cuda_attention
 from raylens.llm.cache_slots import check_cache_dtype
-from raylens.llm.cuda_attention import CudaAttention
-from raylens.llm.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
+from raylens.llm.cuda import attention as cuda_attention
+from raylens.llm.cuda.attention import CudaAttention
+from raylens.llm.cuda.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = Shape()

@@ -20,8 +20,8 @@ from tests.small_models import NUM_TOKENS, make_checkpoint, small_requests, whol
 
 pytest.importorskip("triton")
 
-from raylens.llm.cuda_attention import CudaAttention
-from raylens.llm.decode_graphs import DecodeGraphs, batch_sizes
+from raylens.llm.cuda.attention import CudaAttention
+from raylens.llm.cuda.decode_graphs import DecodeGraphs, batch_sizes
 from tests.llm.graph_recorder import DEVICE, MAX_LENGTH, MAX_NUM_SEQS, Recorder, with_graphs
 
 

@@ -11,7 +11,7 @@ import torch
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.torchvision_build import make_importable
 from raylens.preprocess.schema import PlaceholderRange, ProcessedPrompt
 from tests.small_models import make_checkpoint

@@ -12,10 +12,10 @@ from transformers import LlavaForConditionalGeneration
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.logprobs import TokenLogprobs
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling.logprobs import TokenLogprobs
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 PROMPT = ProcessedPrompt([1, 50, 51, 52], [], [])

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
-from raylens.llm.excluded_tokens import ExcludedTokens
-from raylens.llm.logits_processors import plan_edits
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.excluded_tokens import ExcludedTokens
+from raylens.llm.sampling.logits_processors import plan_edits
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.planned_edits import apply
 

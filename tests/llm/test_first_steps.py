@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from raylens.llm.cuda.first_steps import missing_tools, missing_tools_named
 from raylens.llm.engine import LLMEngine
-from raylens.llm.first_steps import missing_tools, missing_tools_named
-from raylens.llm.parallel import RankDiedError
+from raylens.llm.ranks.parallel import RankDiedError
 from raylens.llm.step_input import StepInput
 from raylens.modeling.cuda_graphs import NotRecordableError
 from tests.llm.language_variants import VARIANTS
@@ -23,8 +23,8 @@ pytest.importorskip("triton")
 
 from triton.runtime import build
 
-from raylens.llm import cuda_attention
-from raylens.llm.decode_kernels import paged_decode
+from raylens.llm.cuda import attention as cuda_attention
+from raylens.llm.cuda.decode_kernels import paged_decode
 from tests.llm.graph_recorder import Recorder, with_graphs
 from tests.llm.test_decode_graphs import make_engine
 
@@ -128,7 +128,7 @@ def test_the_first_steps_write_to_no_block_of_a_sequence(engine: LLMEngine) -> N
 
 
 @pytest.mark.parametrize(
-    "broken", ["raylens.llm.cuda_attention.paged_decode", "raylens.llm.prefill_chunks.attend_chunk"]
+    "broken", ["raylens.llm.cuda.attention.paged_decode", "raylens.llm.prefill_chunks.attend_chunk"]
 )
 def test_attention_that_fails_ends_the_start(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from raylens.llm import fused_decoder
 from raylens.llm.config import EngineConfig
+from raylens.llm.cpu import fused_decoder
+from raylens.llm.cpu.fused_decoder import FusedDecoder
 from raylens.llm.engine import LLMEngine
-from raylens.llm.fused_decoder import FusedDecoder
-from raylens.llm.logprobs import TokenLogprobs
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.logprobs import TokenLogprobs
+from raylens.llm.sampling.params import SamplingParams
 from tests.llm.greedy_answers import answers
 from tests.llm.language_variants import VARIANTS
 from tests.small_models import Request, small_requests, whole_class

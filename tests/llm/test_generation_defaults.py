@@ -19,7 +19,7 @@ from raylens.llm.generation_defaults import (
     load_generation_config,
     unsupported_settings,
 )
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.families import SERVED_FAMILIES
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.preprocess.small_processors import save_processor

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
-from raylens.llm.grammar import GrammarCompiler
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling.grammar import GrammarCompiler
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 

@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
-from raylens.llm.grammar import CompiledGrammar, GrammarCompiler
-from raylens.llm.grammar_check import GrammarCheck
-from raylens.llm.structured_output import StructuredOutput
+from raylens.llm.sampling.grammar import CompiledGrammar, GrammarCompiler
+from raylens.llm.sampling.grammar_check import GrammarCheck
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(500)}}

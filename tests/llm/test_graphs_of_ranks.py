@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from raylens.llm.config import EngineConfig
-from raylens.llm.first_steps import run_first_steps
+from raylens.llm.cuda.first_steps import run_first_steps
 from raylens.llm.model_runner import ModelRunner
-from raylens.llm.parallel import ProcessGroup
+from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.step_input import StepInput
 from raylens.llm.step_output import StepOutput
 from raylens.modeling.cuda_graphs import NotRecordableError

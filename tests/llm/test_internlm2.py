@@ -20,8 +20,8 @@ from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_half
 from raylens.llm.models.internlm2 import InternLM2ForCausalLM
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.sharding import shard
+from raylens.llm.ranks.sharding import shard
+from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, convert_checkpoint
 from raylens.modeling.wemm_config import InternLM2Config
 from tests.llm.greedy_answers import answers

@@ -14,11 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 from raylens.llm.config import EngineConfig
+from raylens.llm.cpu.kernel_attention import KernelAttention
 from raylens.llm.engine import LLMEngine
-from raylens.llm.kernel_attention import KernelAttention
 from raylens.llm.loader import load_language_half
-from raylens.llm.lockstep import stop_ranks
 from raylens.llm.model_runner import ModelRunner
+from raylens.llm.ranks.lockstep import stop_ranks
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import PromptItem, Sequence
 from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt

@@ -10,14 +10,14 @@ import torch
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.grammar import GrammarMatcher
-from raylens.llm.grammar_source import GrammarError
 from raylens.llm.late_masks import LateMasks, _matchers
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.request import AnswerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.grammar import GrammarMatcher
+from raylens.llm.sampling.grammar_source import GrammarError
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.llm.sequence import FinishReason, Sequence
-from raylens.llm.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 FORM = StructuredOutput(regex="([a-z]{2,9} ){30}")

@@ -14,7 +14,7 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_half
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_output import StepOutput
 from raylens.preprocess.media import MediaLimits, decode_image

@@ -12,10 +12,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from raylens.llm.logits_processors import plan_edits
-from raylens.llm.sampler_state import SamplerState, SeenTokens
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.truncation import NUCLEUS_PREFIX, plan_truncation
+from raylens.llm.sampling.logits_processors import plan_edits
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState, SeenTokens
+from raylens.llm.sampling.truncation import NUCLEUS_PREFIX, plan_truncation
 from tests.llm.planned_edits import apply
 
 VOCAB = 4 * NUCLEUS_PREFIX

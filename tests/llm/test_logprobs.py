@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from raylens.llm.logprobs import token_logprobs
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.logprobs import token_logprobs
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState
 from tests.llm.sampling import sample
 
 VOCAB = 50

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.lora_request import LoraRequest
+from raylens.llm.lora.request import LoraRequest
 from tests.adapters import merge_adapter, save_adapter
 from tests.llm.greedy_answers import PARAMS
 from tests.llm.language_variants import VARIANTS

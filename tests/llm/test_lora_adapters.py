@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.lora_adapter import LinearShape, check_adapter, read_adapter
-from raylens.llm.lora_adapters import LoraAdapters
-from raylens.llm.lora_layers import LoraLayers
-from raylens.llm.lora_request import LoraError, LoraRequest
+from raylens.llm.lora.adapter import LinearShape, check_adapter, read_adapter
+from raylens.llm.lora.adapters import LoraAdapters
+from raylens.llm.lora.layers import LoraLayers
+from raylens.llm.lora.request import LoraError, LoraRequest
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.prefix_cache import shared_root
 from raylens.llm.sequence import Sequence

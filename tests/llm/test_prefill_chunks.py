@@ -19,7 +19,7 @@ from tests.llm.attention_reference import BLOCK_SIZE, Shape, Told, attend, check
 pytest.importorskip("triton")
 
 from raylens.llm import prefill_chunks
-from raylens.llm.cuda_attention import CudaAttention
+from raylens.llm.cuda.attention import CudaAttention
 from tests.llm.test_cuda_attention import DEVICE, make_attention
 
 SHAPE = Shape(heads=4, kv_heads=2, key_dim=6, value_dim=6)

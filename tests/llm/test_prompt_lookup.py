@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.prompt_lookup import PromptLookup
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.llm.answered import PROMPTS, answer
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.llm.answered import Answered, answered
 from tests.llm.language_variants import VARIANTS

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raylens.llm.sampler import SampledToken
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.truncation import NUCLEUS_PREFIX
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler import SampledToken
+from raylens.llm.sampling.sampler_state import SamplerState
+from raylens.llm.sampling.truncation import NUCLEUS_PREFIX
 from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from raylens.llm.sampling_bounds import MAX_BAD_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
-from raylens.llm.sampling_params import SamplingParams
-from raylens.llm.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutput
+from raylens.llm.sampling.bounds import MAX_BAD_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 
 NAN = float("nan")

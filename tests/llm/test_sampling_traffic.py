@@ -7,8 +7,8 @@ import torch
 
 from raylens.cpu_kernels.library import VARIABLE
 from raylens.llm.host_values import HostValues
-from raylens.llm.sampler_state import SamplerState
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler_state import SamplerState
 from tests.llm.operations import SENDING, WAITING, Operations
 from tests.llm.sampling import sample
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from raylens.llm.parallel import ProcessGroup
-from raylens.llm.partition import Partition, replicated_kv, with_padding
-from raylens.llm.sharding import check_shapes, shard
+from raylens.llm.ranks.parallel import ProcessGroup
+from raylens.llm.ranks.partition import Partition, replicated_kv, with_padding
+from raylens.llm.ranks.sharding import check_shapes, shard
 from tests.llm.ranks import on_both, pool_for_rank_one, silent_rank
 
 SMALL = {

@@ -9,7 +9,7 @@ import torch
 from raylens.cpu_kernels.library import VARIABLE
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.llm.language_variants import VARIANTS
 from tests.llm.operations import WAITING, HostReads, Operations, noted

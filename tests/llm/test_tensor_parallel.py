@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneratio
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_half
-from raylens.llm.lockstep import run_on_all_ranks, stop_ranks
-from raylens.llm.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.ranks.lockstep import run_on_all_ranks, stop_ranks
+from raylens.llm.ranks.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
+from raylens.llm.ranks.step_message import pack, unpack
+from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.step_input import StepInput
-from raylens.llm.step_message import pack, unpack
 from raylens.llm.step_output import StepOutput
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.checkpoint_copies import copy_checkpoint

@@ -8,7 +8,7 @@ from torch import nn
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.quantized_linear import Int8Linear, _has_kernel, quantize_linear_layers
 from tests.small_models import make_checkpoint, small_requests, whole_class
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoTokenizer
 
-from raylens.pipelines.registry import PipelineChoice
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import (
     ChatPrompt,
@@ -21,11 +20,12 @@ from raylens.preprocess.schema import (
     PromptTruncation,
     TextPrompt,
 )
+from raylens.preprocess.vision_plugins.registry import PipelineChoice
 from tests.pictures import encoded
-from tests.pipelines import plug_in
-from tests.pipelines.test_registry import PARAMS
 from tests.preprocess.parity import picture
 from tests.preprocess.test_precomputed import content
+from tests.preprocess.vision_plugins import plug_in
+from tests.preprocess.vision_plugins.test_registry import PARAMS
 
 TEXTS = ["", "a", "a<", "Look: ", " and ", "\n", "> b", "Img", "<Img", "/Img>", "one two three", "é"]
 

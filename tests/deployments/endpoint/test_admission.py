@@ -12,7 +12,7 @@ from raylens.deployments.config import AdmissionConfig, Budget
 from raylens.deployments.endpoint import admission
 from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from raylens.deployments.endpoint.api_keys import Caller
-from raylens.deployments.shared.weight import Weight
+from raylens.deployments.item_store.weight import Weight
 from raylens.preprocess.schema import InvalidRequestError
 from tests.local_ledger import LocalLedger
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raylens.deployments.cli import main
 from raylens.deployments.endpoint.api_keys import ApiKeys, ApiKeysError, hash_key, new_key, read_keys
+from raylens.deployments.launch.cli import main
 
 
 def write(file: Path, *entries: object) -> None:

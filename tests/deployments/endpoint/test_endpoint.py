@@ -18,7 +18,7 @@ from PIL import Image
 from benchmarks.shapes_accuracy import TARGET, measure
 from raylens.checkpoints import PICTURES
 from raylens.cpu_kernels.library import kernel_library
-from raylens.deployments.demo import picture_part
+from raylens.deployments.launch.demo import picture_part
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import parent, replica_pids
@@ -72,7 +72,7 @@ def test_stages_are_forked_from_the_process_that_has_imported_their_libraries(ap
     pids = [pid for stage in ("Preprocess", "Encode", "Generate") for pid in replica_pids(stage)]
     assert len(pids) >= 3
     for pid in pids:
-        assert "raylens.deployments.worker_template" in Path(f"/proc/{parent(pid)}/cmdline").read_text()
+        assert "raylens.deployments.cluster.worker_template" in Path(f"/proc/{parent(pid)}/cmdline").read_text()
 
 
 def test_models_are_listed(client: OpenAI) -> None:

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 
-from raylens.deployments.demo import picture_part
+from raylens.deployments.launch.demo import picture_part
 from raylens.preprocess.data_url import data_url
 from tests.deployments.endpoint.recorded_bodies import PLAIN, assert_is_answered
 from tests.pictures import disc, encoded

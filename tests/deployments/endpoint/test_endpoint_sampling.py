@@ -7,7 +7,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from raylens.deployments.demo import picture_part
+from raylens.deployments.launch.demo import picture_part
 from tests.pictures import disc, encoded
 
 HELLO = [{"role": "user", "content": "Who are you?"}]

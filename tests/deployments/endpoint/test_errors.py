@@ -11,7 +11,7 @@ from raylens.deployments.api.chat import ChatCompletionRequest
 from raylens.deployments.api.completions import CompletionRequest
 from raylens.deployments.endpoint.admission import OverloadedError
 from raylens.deployments.endpoint.errors import AccessError, add_error_handlers, error_response, response_for
-from raylens.deployments.shared.stage_calls import StageFailedError, StageUnavailableError
+from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError
 from raylens.preprocess.schema import InvalidRequestError
 
 SECRET = "/srv/secret/models at 0x7f3a2c"

@@ -21,7 +21,7 @@ from raylens.deployments.api.tokens import DetokenizeRequest
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.ingress import Ingress
 from raylens.deployments.endpoint.json_route import JsonRoute
-from raylens.deployments.shared.stage_calls import StageFailedError, StageUnavailableError
+from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError
 from raylens.preprocess.data_url import data_url
 from tests.gated import GatedClient, gated
 

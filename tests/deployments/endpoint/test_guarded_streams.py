@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.local_cluster import free_port
+from raylens.deployments.launch.local_cluster import free_port
 from tests.replicas import children
 from tests.waiting import wait_until
 

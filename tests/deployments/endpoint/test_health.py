@@ -8,8 +8,8 @@ import pytest
 
 from raylens.deployments.endpoint import health
 from raylens.deployments.endpoint.health import StageMonitor
-from raylens.deployments.shared.stage_calls import StageUnavailableError
-from raylens.deployments.stages.stage_messages import Heartbeat
+from raylens.deployments.stages.stage_calls import StageUnavailableError
+from raylens.deployments.wire.stage_messages import Heartbeat
 from tests.virtual_time import in_virtual_time
 
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from raylens.deployments.endpoint import operator_routes
 from raylens.deployments.endpoint.api_keys import hash_key
 from raylens.deployments.endpoint.operator_routes import LiveFigures, OperatorRoutes
-from raylens.deployments.shared.stage_calls import StageUnavailableError
+from raylens.deployments.stages.stage_calls import StageUnavailableError
 from tests.gated import GatedClient, gated
 from tests.metric_pages import START, page
 

@@ -11,9 +11,9 @@ from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import Caller
 from raylens.deployments.endpoint.call import Call
 from raylens.deployments.endpoint.request_weight import WeighedRequests
+from raylens.deployments.item_store.weight import Weight
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.deployments.shared.weight import Weight
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt

@@ -4,13 +4,13 @@ from contextlib import ExitStack
 
 from ray import ObjectRef
 
-from raylens.deployments.shared.item_maker import ItemMaker
-from raylens.deployments.shared.item_states import ItemOrder, MadeItem, OnPending
-from raylens.deployments.shared.named_contents import NamedContents
+from raylens.deployments.item_store.item_maker import ItemMaker
+from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, OnPending
+from raylens.deployments.item_store.named_contents import NamedContents
 
 
 class LocalItems:
-    """See `raylens.deployments.pipeline.shared_items.ItemSource`."""
+    """See `raylens.deployments.item_store.shared_items.ItemSource`."""
 
     def __init__(self, maker: ItemMaker) -> None:
         self.maker = maker

@@ -12,19 +12,19 @@ from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from raylens.deployments.config import MediaConfig, SharedConfig
+from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.shared.item_maker import ItemMaker
-from raylens.deployments.shared.stage_calls import StageCalls
 from raylens.deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
-from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.stages.stage_calls import StageCalls
 from raylens.deployments.stages.stage_handles import StageHandles
-from raylens.deployments.stages.stage_messages import EmbeddingInfo, GeneratedText
 from raylens.deployments.tracing.spans import Spans
-from raylens.llm.sampling_params import SamplingParams
+from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.wire.stage_messages import EmbeddingInfo, GeneratedText
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.schema import (
     ChatPrompt,

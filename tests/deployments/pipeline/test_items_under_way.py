@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raylens.deployments.item_store.item_states import OnPending, PendingItem, StoredItem
 from raylens.deployments.pipeline.items_under_way import ItemsUnderWay
 from raylens.deployments.pipeline.media_items import LoadedItem
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.deployments.shared.item_states import OnPending, PendingItem, StoredItem
 from raylens.preprocess.schema import ItemExpansion, ItemInfo, PlaceholderRange
 from tests.deployments.pipeline.stand_in_stages import Reference, request, stage_error
 from tests.waiting import until

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from raylens.deployments.config import MediaConfig, SharedConfig
+from raylens.deployments.item_store.early_result import Announce
+from raylens.deployments.item_store.item_maker import ItemMaker
+from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
 from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from raylens.deployments.pipeline.media_items import MediaItems
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.shared.in_the_making import Announce
-from raylens.deployments.shared.item_maker import ItemMaker
-from raylens.deployments.shared.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
 from raylens.deployments.stages.stage_handles import StageHandles
 from raylens.deployments.tracing.spans import Spans
-from raylens.llm.sampling_params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.schema import (
     ChatPrompt,

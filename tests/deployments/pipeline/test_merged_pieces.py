@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from raylens.deployments.pipeline.merged_pieces import merged
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.wire.stage_messages import GeneratedText
 
 
 def piece(text: str, index: int = 0) -> GeneratedText:

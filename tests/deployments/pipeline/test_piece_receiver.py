@@ -11,11 +11,11 @@ from ray.exceptions import ActorDiedError
 from raylens.deployments.pipeline import piece_receiver
 from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver, joined
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.stages import piece_connection
-from raylens.deployments.stages.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
-from raylens.deployments.stages.piece_messages import SentPieces, pack_message
-from raylens.deployments.stages.private_port import connect, frame
-from raylens.deployments.stages.stage_messages import GeneratedText, ScoredToken
+from raylens.deployments.wire import piece_connection
+from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnection, PieceConnections, PiecesLostError
+from raylens.deployments.wire.piece_messages import SentPieces, pack_message
+from raylens.deployments.wire.private_port import connect, frame
+from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 from raylens.preprocess.schema import StageTime
 from tests.waiting import until
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from raylens.deployments.pipeline.merged_pieces import merged
-from raylens.deployments.shared.stage_calls import StageFailedError, StageUnavailableError
 from raylens.deployments.stages.engine_loop import EngineDiedError
-from raylens.deployments.stages.stage_messages import GeneratedText, UnrenderedPrompt
+from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError
+from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt
 from tests.deployments.pipeline.local_items import LocalItems
 from tests.deployments.pipeline.stand_in_stages import (

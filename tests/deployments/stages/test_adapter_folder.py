@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raylens.deployments.stages.adapter_folder import AdapterFolder
-from raylens.llm.lora_request import LoraError
+from raylens.llm.lora.request import LoraError
 from raylens.preprocess.schema import InvalidRequestError
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from raylens.deployments.stages.answer_sender import AnswerSender
 from raylens.deployments.stages.engine_loop import EngineLoop
-from raylens.deployments.stages.piece_connection import PieceConnections, PiecesLostError
-from raylens.deployments.stages.piece_messages import SentPieces, read_message
-from raylens.deployments.stages.private_port import PrivatePort, Reader, Writer
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.wire.piece_connection import PieceConnections, PiecesLostError
+from raylens.deployments.wire.piece_messages import SentPieces, read_message
+from raylens.deployments.wire.private_port import PrivatePort, Reader, Writer
+from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.sequence import FinishReason, SequenceTimes
 from raylens.preprocess.schema import InvalidRequestError, StageTime, Stopwatch

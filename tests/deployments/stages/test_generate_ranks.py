@@ -88,7 +88,7 @@ def test_ranks_end_in_good_order(shapes: str, replica: Any) -> None:
 @pytest.mark.parametrize(
     "when",
     [
-        pytest.param("raylens.llm.parallel.listen", id="before", marks=pytest.mark.slow),
+        pytest.param("raylens.llm.ranks.parallel.listen", id="before", marks=pytest.mark.slow),
         pytest.param("raylens.llm.model_runner.probe_layers", id="after"),
     ],
 )

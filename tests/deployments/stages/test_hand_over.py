@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raylens.deployments.stages.hand_over import EmbeddingsLostError, HandOver, ItemEmbeddings
-from raylens.deployments.stages.tensor_wire import PackedTensor
+from raylens.deployments.wire.tensor_wire import PackedTensor
 
 
 def reference(packed: PackedTensor | Exception, delay: float = 0.0) -> Any:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from raylens.deployments.stages.pieces import PieceMaker
-from raylens.deployments.stages.stage_messages import GeneratedText
+from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.detokenizer import Detokenizer, decoder_of
-from raylens.llm.logprobs import TokenLogprobs
 from raylens.llm.outputs import RequestOutput
+from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sequence import FinishReason, SequenceTimes
 
 

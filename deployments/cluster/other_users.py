@@ -1,0 +1,161 @@
+"""Bounds the connections that other users of this machine keep to the server's own ports.
+
+Ray accepts any number of connections at its ports, and asks for its token only afterwards. So another user could fill
+the descriptors of the server's processes. Linux tells which user is at each end of a connection within the machine
+(sock_diag(7)). The process that started the others may copy their descriptors (pidfd_getfd(2)). Shutting a
+connection down through a copy ends it for its owner, too. Root's connections and those of other machines are not
+bounded."""
+
+import ctypes
+import errno
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from raylens.deployments.cluster.server_processes import pids_of
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+MOST = 100
+"""Connections of one user to one port. Those with the lowest inode numbers stay, which are about the oldest."""
+_PERIOD_SECONDS = 0.1
+"""A look takes a millisecond, and 2 for each 1,000 connections of the machine."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PIDFD_GETFD = 438  # on every architecture; Python has no function for it
+_ROOT = 0
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
+_ERROR, _DONE = 2, 3
+_ESTABLISHED = 1
+_HEADER = struct.Struct("=IHHII")
+_QUERY = struct.Struct("=BBBxI48x")
+_ROW = struct.Struct("=4x H H 16s 16s 24x I I")
+_RECEIVE_BYTES = 1 << 20
+_IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
+
+Address: TypeAlias = tuple[bytes, int]
+"""A host in network order, as IPv4 if it is IPv4 in IPv6, and a port."""
+
+
+class End(NamedTuple):
+    """One end of an established connection."""
+
+    local: Address
+    remote: Address
+    user: int
+    inode: int
+
+
+@contextmanager
+def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
+    """Bounds the connections to the processes of the server in `folder` while the block runs, but for those to
+    `public_port`, which are HAProxy's to bound."""
+    over, told = threading.Event(), set[tuple[int, int]]()
+
+    def watch() -> None:
+        while not over.wait(_PERIOD_SECONDS):
+            try:
+                close_excess(folder, public_port, told)
+            except OSError as error:
+                logger.warning("connections of other users of this machine are not bounded: %s", error)
+                return
+
+    thread = threading.Thread(target=watch, name="other-users", daemon=True)
+    if sys.platform == "linux":
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
+    """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`: the users
+    and ports that the log has already. Raises OSError where this process may not."""
+    excess = set[int]()
+    for (user, port), inodes in _many_inodes(public_port).items():
+        excess.update(sorted(inodes)[MOST:])
+        if (user, port) not in told:
+            told.add((user, port))
+            message = "user %d has opened %d connections to port %d, the limit is %d"
+            logger.warning(message, user, len(inodes), port, MOST)
+    if excess:
+        for pid in pids_of(folder):
+            _shut_down(pid, excess)
+
+
+def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
+    """Returns the inodes of this user's ends of connections, by the other end's user and this end's port, where they
+    are more than `MOST`."""
+    ends = [end for family in (socket.AF_INET, socket.AF_INET6) for end in _established(family)]
+    users = {(end.remote, end.local): end.user for end in ends if end.user not in (_ROOT, os.geteuid())}
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for end in ends:
+        if (user := users.get((end.local, end.remote))) is not None and end.local[1] != public_port:
+            found[user, end.local[1]].append(end.inode)
+    return {one: inodes for one, inodes in found.items() if len(inodes) > MOST}
+
+
+def _established(family: socket.AddressFamily) -> Iterator[End]:
+    """Yields the ends of this network namespace's TCP connections. Raises OSError where the system does not tell."""
+    query = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 1 << _ESTABLISHED)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(_HEADER.pack(_HEADER.size + len(query), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 0, 0) + query)
+        while True:
+            messages, start = kernel.recv(_RECEIVE_BYTES), 0
+            while start < len(messages):
+                size, kind, *_ = _HEADER.unpack_from(messages, start)
+                body = start + _HEADER.size
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    code = -struct.unpack_from("=i", messages, body)[0]
+                    raise OSError(code, os.strerror(code))
+                yield _end(family, *_ROW.unpack_from(messages, body))
+                start += size
+
+
+def _end(family: int, port: int, other_port: int, host: bytes, other_host: bytes, user: int, inode: int) -> End:
+    return End(
+        (_host(family, host), socket.ntohs(port)), (_host(family, other_host), socket.ntohs(other_port)), user, inode
+    )
+
+
+def _host(family: int, host: bytes) -> bytes:
+    return host[:4] if family == socket.AF_INET else host.removeprefix(_IPV4_IN_IPV6)
+
+
+def _shut_down(pid: int, inodes: set[int]) -> None:
+    """Shuts down the process' sockets with these inodes."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ends, or closes one of them
+        pidfd = os.pidfd_open(pid)
+        try:
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with suppress(FileNotFoundError):
+                    if _inode(os.readlink(entry.path)) in inodes:
+                        _shut_down_copy(pidfd, int(entry.name), inodes)
+        finally:
+            os.close(pidfd)
+
+
+def _inode(link: str) -> int | None:
+    return int(link[len("socket:[") : -1]) if link.startswith("socket:[") else None
+
+
+def _shut_down_copy(pidfd: int, number: int, inodes: set[int]) -> None:
+    copy = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if copy < 0:
+        if ctypes.get_errno() == errno.EBADF:  # it has been closed meanwhile
+            return
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket(fileno=copy) as connection:
+        if os.fstat(copy).st_ino in inodes:  # else the number is another socket's by now
+            with suppress(OSError):  # the other end was faster
+                connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,113 @@
+"""A process that has imported torch and what else the stages need, and forks workers.
+
+Preprocess, Encode and Generate import the same libraries. That takes each of them three seconds of a core, most of what
+they do at their start. On one machine `raylens serve` starts this process beside Ray, so it has imported everything
+when the stages start, and these share its memory.
+
+It imports nothing of Ray: Ray's library reads its environment when it is loaded, and has threads, which do not survive
+a fork. A worker imports Ray after the fork. torch starts its threads and looks for GPUs later, too: only stages
+without a GPU are forked.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from raylens.deployments.cluster.late_signals import signals_later
+from raylens.deployments.cluster.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
+from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
+from raylens.deployments.stages.torch_setup import prepare_torch
+
+NUM_THREADS = 1
+"""How many CPUs a stage has that is forked. The libraries read the number of their threads when they are loaded."""
+_MODULES = (
+    *("raylens.preprocess.processor", "raylens.encoder.engine", "raylens.llm.engine", "raylens.deployments.config"),
+    *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # Ray's
+)
+
+
+@contextmanager
+def worker_template(folder: Path) -> Iterator[dict[str, str]]:
+    """Runs the template while the block runs. Yields the variables by which `start_worker` finds it."""
+    path = folder / "worker-template.sock"
+    variables = {"OMP_NUM_THREADS": str(NUM_THREADS), **MALLOC_VARIABLES}
+    command = [sys.executable, "-P", "-m", "raylens.deployments.cluster.worker_template", str(path)]
+    with ExitStack() as stack:
+        # An exception inside of Popen would leave a process that nobody ends.
+        with signals_later():
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | variables, process_group=0)
+            )
+            stack.callback(process.kill)
+        yield {SOCKET_VARIABLE: str(path)}
+
+
+def main() -> None:
+    """Imports all modules, then forks a worker for each connection to the socket that is named, until standard input
+    ends, as it does with the process that holds its other end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `raylens serve` ends it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have ended leave nothing
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(sys.argv[1])
+        server.listen()
+        prepare_torch()
+        for module in _MODULES:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # a collection in a worker would write to objects whose memory is shared
+        while server in select.select([server, sys.stdin], [], [])[0]:
+            _serve(server)
+
+
+def _serve(server: socket.socket) -> None:
+    """Forks the worker that the next connection asks for. In the worker this raises what the worker ends with, so that
+    it leaves `main` and the process ends like any other."""
+    with server.accept()[0] as connection:
+        try:
+            order, files = _received(connection)
+        except (OSError, ValueError):  # it has ended meanwhile
+            return
+        if os.fork() == 0:
+            server.close()
+            os.setpgid(0, order["group"])
+            connection.sendall(b"1")
+            connection.close()
+            _work(order["command"], order["environment"], files)
+    for file in files:
+        os.close(file)
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Returns an order of `start_worker`, and its standard output and standard error."""
+    length, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 2)
+    with connection.makefile("rb") as body:
+        return json.loads(body.read(int.from_bytes(length, "big"))), files
+
+
+def _work(command: list[str], environment: dict[str, str], output: list[int]) -> NoReturn:
+    """Becomes the worker: runs Ray's program for one with the arguments that it has in `command`."""
+    for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *output]):
+        os.dup2(file, number)
+        os.close(file)
+    for signum in (signal.SIGINT, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""This ingress' connections to the shards of what all ingresses share.
+
+Every ingress ranks the shards alike for a key, so all of them ask the same shard for the same thing."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from raylens.deployments.item_store.codec import pack, read
+from raylens.deployments.item_store.item_states import OnPending
+from raylens.deployments.item_store.leases import Leases
+from raylens.deployments.item_store.messages import (
+    FROM_SHARD,
+    Close,
+    Failed,
+    FromIngress,
+    FromShard,
+    Grant,
+    Pending,
+    Recall,
+    Result,
+)
+from raylens.deployments.routing.room_router import rank
+from raylens.deployments.stages.stage_calls import StageUnavailableError
+from raylens.deployments.wire.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_CONNECT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.2
+_AWAY_SECONDS = 10.0
+"""How long a request waits for a shard to come back."""
+_LEDGER = "0"
+"""The shard with the ledger."""
+
+
+class ShardLostError(Exception):
+    """The connection to a shard ended before an answer came."""
+
+
+class Shards:
+    """The connections to all shards. `handles`: one of each shard's deployment, in order. Use it on one event loop."""
+
+    def __init__(self, handles: Sequence[DeploymentHandle[Any]]) -> None:
+        self._handles = {str(number): handle for number, handle in enumerate(handles)}
+        self._connections: dict[str, ShardConnection] = {}
+        self._has_connection = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.leases = Leases(self._send_to_ledger)
+
+    def open(self) -> None:
+        """Begins to keep a connection to each shard."""
+        self._tasks = [asyncio.create_task(self._keep_connected(shard)) for shard in self._handles]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def nearest(self, key: str) -> "ShardConnection":
+        """Returns the connection to the first shard in the key's ranking that is there. Raises StageUnavailableError if
+        none comes back."""
+        return await self._present(lambda: self._nearest(key))
+
+    async def owner(self, key: str) -> "ShardConnection":
+        """Returns the connection to the first shard in the key's ranking, for what no other one can know. Raises
+        StageUnavailableError if it does not come back."""
+        first = rank(key, self._handles)[0]
+        return await self._present(lambda: self._connections.get(first))
+
+    def send(self, key: str, message: FromIngress) -> None:
+        """Sends to the nearest shard, if one is there."""
+        if (connection := self._nearest(key)) is not None:
+            connection.send(message)
+
+    def send_to_all(self, message: FromIngress) -> None:
+        for connection in self._connections.values():
+            connection.send(message)
+
+    def _send_to_ledger(self, message: FromIngress) -> None:
+        if (connection := self._connections.get(_LEDGER)) is not None:  # else it is told when it comes
+            connection.send(message)
+
+    def _nearest(self, key: str) -> "ShardConnection | None":
+        ranked = rank(key, self._connections)
+        return self._connections[ranked[0]] if ranked else None
+
+    async def _present(self, find: Callable[[], "ShardConnection | None"]) -> "ShardConnection":
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AWAY_SECONDS):
+                while (connection := find()) is None:
+                    self._has_connection.clear()
+                    await self._has_connection.wait()
+                return connection
+        raise unavailable()
+
+    async def _keep_connected(self, shard: str) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    address: PortAddress = await self._handles[shard].address.remote()
+                    reader, writer = await connect(address)
+            except Exception:  # the shard is not there, for whatever reason
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            connection = self._connections[shard] = ShardConnection(shard, writer, self.leases)
+            self._has_connection.set()
+            if shard == _LEDGER:
+                self.leases.restate()
+            try:
+                await connection.run(reader)
+            finally:
+                del self._connections[shard]
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+class ShardConnection:
+    """A connection to one shard, and what was asked on it and is not closed yet."""
+
+    def __init__(self, shard: str, writer: Writer, leases: Leases) -> None:
+        self._shard = shard
+        self._writer = writer
+        self._leases = leases
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._listeners: dict[int, OnPending] = {}
+
+    async def run(self, reader: Reader) -> None:
+        """Hands out what the shard sends. Returns when the connection is lost, or something is wrong with it."""
+        try:
+            while True:
+                self._take(await read(reader, FROM_SHARD))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        except MalformedMessageError as error:
+            logger.error("closed the connection to shard %s: %s", self._shard, error)
+        except Exception:
+            logger.exception("closed the connection to shard %s, after an error", self._shard)
+        finally:
+            self._writer.close()
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(ShardLostError(f"shard {self._shard} is lost"))
+
+    def send(self, message: FromIngress) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    async def ask(
+        self, message: Callable[[int], FromIngress], pins: ExitStack, on_pending: OnPending = lambda pending: None
+    ) -> Any:
+        """Sends `message(number)` and returns its result. What this refers to stays until `pins` is closed. Raises
+        what the shard says, and ShardLostError."""
+        number = next(self._numbers)
+        pins.callback(self.send, Close(number))
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._listeners[number] = on_pending
+        try:
+            self.send(message(number))
+            return await answer
+        finally:
+            del self._answers[number], self._listeners[number]
+
+    def _take(self, message: FromShard) -> None:
+        match message:
+            case Grant() | Recall():
+                self._leases.receive(message)
+            case Pending(number, item) if self._is_awaited(number):
+                self._listeners[number](item)
+            case Result(number, value) if self._is_awaited(number):
+                self._answers[number].set_result(value)
+            case Failed(number, error) if self._is_awaited(number):
+                self._answers[number].set_exception(error)
+
+    def _is_awaited(self, number: int) -> bool:
+        return number in self._answers and not self._answers[number].done()
+
+
+def unavailable() -> StageUnavailableError:
+    return StageUnavailableError("shared", "what the replicas of the endpoint share is not available")

@@ -1,0 +1,275 @@
+"""Makes items, or finds them in a cache: content -> processed tensors -> embeddings, the tensors by reference only.
+
+The tensors never enter this process. What a stage returns belongs to the process that called the stage. The cached data
+lies in the object store, one copy a node, and outlives the replica that made it."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ray import ObjectRef
+
+from raylens.deployments.config import SharedConfig
+from raylens.deployments.item_store.early_result import Announce, InTheMaking
+from raylens.deployments.item_store.encoder_choice import cheapest, places_of
+from raylens.deployments.item_store.item_states import (
+    ContentMissingError,
+    ItemOrder,
+    ItemTrace,
+    MadeItem,
+    OnPending,
+    PendingItem,
+    StoredItem,
+)
+from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
+from raylens.deployments.request_context import in_request
+from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.tracing.records import OpenSpan
+from raylens.deployments.tracing.spans import Spans
+from raylens.deployments.wire.stage_messages import ITEM, EmbeddingInfo, ItemJob
+from raylens.preprocess.cache import ItemCache
+from raylens.preprocess.schema import ItemInfo, Stopwatch
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+ResultT = TypeVar("ResultT")
+ItemProcessing = InTheMaking[PendingItem, StoredItem]
+StoredItems = ItemCache[StoredItem, PendingItem]
+
+
+class ItemMaker:
+    """One shard of the items: both caches, and the calls that fill them. Equal items that are ordered together are made
+    once. All models share the caches; each has stages of its own."""
+
+    def __init__(
+        self,
+        config: SharedConfig,
+        stages: Mapping[str, StageHandles],
+        calls: StageCalls,
+        metrics: ItemMetrics,
+        spans: Spans,
+    ) -> None:
+        """`stages`: those of each model, by the `model` of its items' orders."""
+        self._spans = spans
+        self._first: dict[str, OpenSpan] = {}
+        """Of each item that is being made, the span of the order that it is made for."""
+        self._contents: dict[str, dict[object, bytes | ObjectRef]] = {}
+        """Of each item with orders under way, the contents that these orders brought and that are not lost."""
+        self._stages = stages
+        self._encoders = {model: places_of(own) for model, own in stages.items()}
+        self._calls = calls
+        self._metrics = metrics
+        self.processed = _cache(config.processor_cache_bytes // config.shards, metrics.mm_cache)
+        self.embeddings = _cache(config.embedding_cache_bytes // config.shards, metrics.encoder_cache)
+
+    async def processed_of(self, order: ItemOrder) -> MadeItem:
+        """Returns the item processed but not encoded. Raises like `embeddings_of`."""
+        trace = ItemTrace()
+        with self._watched(order, trace) as span:
+            order = replace(order, context=span.context)
+            return MadeItem(await self._with_content(order, lambda: self._processed(order, trace)), trace)
+
+    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending) -> MadeItem:
+        """Returns the item with its embeddings. If they do not exist yet, `on_pending` gets the item as soon as a
+        replica of Preprocess has taken it, and again as soon as a replica of Encode has. It gets the item once more
+        each time that another replica makes it because the first one died.
+
+        Raises InvalidRequestError, a StageError, or ContentMissingError.
+        """
+        trace = ItemTrace()
+        with self._watched(order, trace) as span:
+            order = replace(order, context=span.context)
+            stored = await self._with_content(order, lambda: self._embeddings_of(order, span, on_pending, trace))
+            self._metrics.encoder_cache.count_query(order.modality, is_hit=trace.was_encoded)
+            return MadeItem(stored, trace)
+
+    async def _embeddings_of(
+        self, order: ItemOrder, span: OpenSpan, on_pending: OnPending, trace: ItemTrace
+    ) -> StoredItem:
+        async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
+            with in_request(order.context):
+                return await self._make(order, trace, announce)
+
+        with self._first_of(order, span) as first:
+            stored, trace.was_encoded = await self.embeddings.get_or_create(order.mm_hash, create, on_pending)
+        if first is not span and not trace.was_encoded and not trace.times:  # it was made, and not for this order
+            span.link(first.context)
+            trace.made_for = first.context.request_id
+        return stored
+
+    async def _with_content(self, order: ItemOrder, make: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Awaits `make()`. Meanwhile all orders of the item may use this order's content.
+
+        `make()` may join work that began before this order brought its content, and that fails for want of it. It is
+        called again then. Work that begins later has this order's content, and fails only if that is lost: so each
+        further failure costs one of the item's contents, and their number bounds the calls.
+        """
+        if order.content is None:
+            return await make()
+        contents, own = self._contents.setdefault(order.mm_hash, {}), object()
+        contents[own] = order.content
+        try:
+            while True:
+                try:
+                    return await make()
+                except ContentMissingError:
+                    if own not in contents:
+                        raise
+        finally:
+            contents.pop(own, None)
+            if not contents and self._contents.get(order.mm_hash) is contents:
+                del self._contents[order.mm_hash]
+
+    async def _make(
+        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
+    ) -> tuple[StoredItem, int]:
+        """Returns the item with its embeddings, and their size in bytes."""
+        processing = ItemProcessing(
+            lambda note: self._processed(order, trace, note),
+            lambda processed: PendingItem(processed.info, processed.ref),
+            lambda pending: announce(PendingItem(pending.info, None)),
+        )
+        async with aclosing(processing):
+            if order.is_precomputed and (processed := await processing.finished()).info.is_encoded:
+                return processed, processed.info.num_bytes
+            return await self._encode_item(order, trace, processing, announce)
+
+    @contextmanager
+    def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
+        """Yields the span of the order that the item is made for. `span` is this order's, which is the first if none is
+        under way."""
+        first = self._first.setdefault(order.mm_hash, span)
+        try:
+            yield first
+        finally:
+            if first is span:
+                del self._first[order.mm_hash]
+
+    @contextmanager
+    def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
+        """Makes a span of all that is done for an order, and notes its time. The span's context is the parent of what
+        the stages do for the item."""
+        watch, missing = Stopwatch(), None
+        attributes = {"raylens.modality": order.modality, "raylens.mm_hash": order.mm_hash}
+        with in_request(order.context), self._spans.span(ITEM, order.context, attributes) as span:
+            try:
+                yield span
+                trace.times.append(watch.read(ITEM, process_name(), trace.origin))
+                logger.debug("%s %s: %s", order.modality, order.mm_hash, trace.origin or "made")
+                span.describe({"raylens.detail": trace.origin})
+            except ContentMissingError as error:  # an answer like any other
+                missing = error
+                span.describe({"raylens.detail": "its content is missing"})
+        if missing is not None:
+            raise missing
+
+    def forget(self, mm_hash: str, lost: ObjectRef) -> None:
+        """Drops an item from both caches, because the node that held its embeddings `lost` is gone. If it has been made
+        anew since, it stays."""
+        entry = self.embeddings.peek(mm_hash)
+        if entry is None or entry.ref == lost:
+            self.embeddings.discard(mm_hash)
+            self.processed.discard(mm_hash)
+
+    def _check_model(self, order: ItemOrder, stage: str) -> None:
+        """Raises StageUnavailableError for a model that this shard has not heard of, which an update brings or takes
+        away."""
+        if order.model not in self._stages:
+            raise StageUnavailableError(stage, f"the {stage} stage is not available")
+
+    async def _processed(
+        self, order: ItemOrder, trace: ItemTrace, on_pending: Announce[PendingItem] = lambda pending: None
+    ) -> StoredItem:
+        async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
+            with in_request(order.context):
+                return await self._process(order, trace, announce)
+
+        processed, trace.was_processed = await self.processed.get_or_create(order.mm_hash, create, on_pending)
+        self._metrics.mm_cache.count_query(order.modality, is_hit=trace.was_processed)
+        return processed
+
+    async def _process(
+        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
+    ) -> tuple[StoredItem, int]:
+        contents = self._contents.get(order.mm_hash, {})
+        if not contents:
+            raise ContentMissingError
+        source, content = next(iter(contents.items()))
+        job = ItemJob(
+            order.modality,
+            content,
+            order.num_pixels,
+            order.num_in_prompt,
+            order.options,
+            order.is_precomputed,
+            order.context,
+        )
+        # The same item goes to the same replica, because that node has what the item needs.
+        self._check_model(order, "preprocess")
+        preprocess = self._stages[order.model].preprocess
+        process_item = preprocess.options(stream=True, session_id=order.mm_hash).process_item
+
+        async def call() -> tuple[ObjectRef, Any]:
+            (tensors, _), info = await objects_of(
+                process_item.remote(job), 2, lambda tensors, info: announce(PendingItem(info, tensors))
+            )
+            return tensors, info
+
+        async def give_up() -> None:
+            contents.pop(source, None)  # this one has gone with the ingress that sent it
+            raise ContentMissingError
+
+        tensors, info = await self._calls.send("preprocess", call, give_up)
+        assert isinstance(info, ItemInfo)
+        trace.times += info.times
+        return StoredItem(info, tensors), info.num_bytes
+
+    async def _encode_item(
+        self, order: ItemOrder, trace: ItemTrace, processing: ItemProcessing, announce: Announce[PendingItem]
+    ) -> tuple[StoredItem, int]:
+        self._check_model(order, "encode")
+        encoders = self._encoders[order.model]
+        item_id = f"{order.request_id}-{order.mm_hash}"
+
+        def announce_embeddings(embeddings: ObjectRef, _: ObjectRef) -> None:
+            assert processing.latest is not None, "Encode gets no item that Preprocess has not taken"
+            announce(PendingItem(processing.latest.info, embeddings))
+
+        async def tensors() -> ObjectRef:
+            ref = (await processing.pending()).ref
+            assert ref is not None, "an item is processed once there are references to its metadata and its tensors"
+            return ref
+
+        async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
+            encoder = cheapest(encoders, order.num_pixels)
+            encode = encoder.handle.options(stream=True, session_id=order.mm_hash).encode
+            with encoder.call(order.num_pixels) as answered:
+                response = encode.remote(item_id, order.modality, tensors, time.time(), order.context)
+                (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
+                assert isinstance(info, EmbeddingInfo)
+                answered(info)
+            trace.encoded_by = encoder.stage
+            return embeddings, info
+
+        async def process_again() -> None:
+            self.processed.discard(order.mm_hash)
+            processing.start()
+
+        embeddings, info = await self._calls.send(
+            "encode", lambda: with_pending(tensors, processing.finished, encode_tensors), process_again
+        )
+        assert isinstance(info, EmbeddingInfo)
+        processed = await processing.finished()
+        trace.times += info.times
+        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
+        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")
+        return StoredItem(processed.info, embeddings), info.num_bytes
+
+
+def _cache(capacity_bytes: int, metrics: CacheMetrics) -> StoredItems:
+    return StoredItems(capacity_bytes, lambda item: metrics.count_eviction(item.info.modality))

@@ -1,0 +1,203 @@
+"""The SharedState deployment: a plain class, wrapped by `deployments/app.py`. Its replica is one shard.
+
+The replicas of the ingress have no state of their own. What they share is here, divided among the shards by hashes: the
+items and their caches, the names that clients gave to items, uploaded files, and the ledger of the budgets, which is in
+the first shard. An ingress keeps a connection to each shard open (`deployments/item_store/client.py`)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from ray import ObjectRef
+
+from raylens.deployments.config import AppConfig
+from raylens.deployments.item_store.codec import pack, read
+from raylens.deployments.item_store.item_maker import ItemMaker
+from raylens.deployments.item_store.item_states import ContentMissingError, PendingItem
+from raylens.deployments.item_store.ledger import Ledger
+from raylens.deployments.item_store.messages import (
+    FROM_INGRESS,
+    Ask,
+    Call,
+    Close,
+    Failed,
+    Forget,
+    FromIngress,
+    GiveBack,
+    KeepTrace,
+    Lack,
+    Message,
+    Pending,
+    Remember,
+    Restate,
+    Result,
+)
+from raylens.deployments.item_store.named_contents import NamedContents
+from raylens.deployments.item_store.recent_traces import RecentTraces
+from raylens.deployments.item_store.uploads import Upload, Uploads
+from raylens.deployments.metrics.definitions import ItemMetrics
+from raylens.deployments.replica_start import Replica, start_replica
+from raylens.deployments.stages.garbage_collection import skip_startup_objects
+from raylens.deployments.stages.object_contents import received, sent
+from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError, route_on_this_loop
+from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer
+from raylens.deployments.wire.stage_messages import Heartbeat
+from raylens.preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+_REPORT_SECONDS = 0.5
+
+
+class SharedState(Replica):
+    """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
+
+    def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
+        """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
+        self._spans = spans = start_replica("shared", config)
+        for own in stages.values():
+            route_on_this_loop(own.preprocess, *own.encoders.values())
+        self._metrics = ItemMetrics()
+        calls = StageCalls(self._metrics.items_recomputed)
+        self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
+        self.names = NamedContents(config.shared.max_names // config.shared.shards)
+        self.traces = RecentTraces(config.shared.max_traces // config.shared.shards)
+        self.ledger = Ledger()
+        self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
+        self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
+            "find_name": self._find_name,
+            "find_trace": self._find_trace,
+            "add_file": self._add_file,
+            "files": self._uploads.all,
+            "file": self._uploads.get,
+            "read_file": self._read_file,
+            "delete_file": self._uploads.delete,
+        }
+        self._port = PrivatePort(lambda reader, writer: _Customer(self, reader, writer).serve())
+        loop = asyncio.get_running_loop()
+        self._opened = loop.create_task(self._port.open())
+        self._reporter = loop.create_task(self._report_forever())
+        loop.call_later(self.ledger.PATIENCE_SECONDS, self.ledger.open)
+        skip_startup_objects()
+
+    async def address(self) -> PortAddress:
+        """Returns where an ingress connects to."""
+        await self._opened
+        return self._port.address
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat()
+
+    async def _find_name(self, tenant: str, name: str) -> str | None:
+        return self.names.find(tenant, name)
+
+    async def _find_trace(self, tenant: str | None, request_id: str) -> bytes | None:
+        return self.traces.find(tenant, request_id)
+
+    async def _add_file(
+        self, tenant: str, filename: str, purpose: str, content: bytes | ObjectRef, max_age_s: float | None
+    ) -> Upload:
+        return await self._uploads.add(tenant, filename, purpose, await received(content), max_age_s=max_age_s)
+
+    async def _read_file(self, tenant: str, file_id: str) -> bytes | ObjectRef:
+        return await sent(await self._uploads.read(tenant, file_id))
+
+    async def _report_forever(self) -> None:
+        while True:
+            metrics, maker = self._metrics, self.maker
+            metrics.mm_cache.report(maker.processed)
+            metrics.encoder_cache.report(maker.embeddings)
+            metrics.items_in_progress.set(maker.processed.num_in_the_making + maker.embeddings.num_in_the_making)
+            metrics.uploads_files.set(self._uploads.num_files)
+            metrics.uploads_bytes.set(self._uploads.num_bytes)
+            await asyncio.sleep(_REPORT_SECONDS)
+
+
+class _Customer:
+    """The connection of one ingress. What its open orders and calls refer to is kept until they are closed, or it is
+    lost."""
+
+    def __init__(self, state: SharedState, reader: Reader, writer: Writer) -> None:
+        self._state = state
+        self._reader = reader
+        self._writer = writer
+        self._work: dict[int, _Work] = {}
+
+    async def serve(self) -> None:
+        ledger = self._state.ledger
+        ledger.join(self._send)
+        try:
+            while True:
+                self._take(await read(self._reader, FROM_INGRESS))
+        finally:
+            ledger.leave(self._send)
+            for number in list(self._work):
+                self._work.pop(number).close()
+
+    def _take(self, message: FromIngress) -> None:
+        maker, ledger = self._state.maker, self._state.ledger
+        match message:
+            case Ask(number) | Call(number):
+                self._work[number] = _Work(self._state, message, self._send)
+            case Close(number) if number in self._work:
+                self._work.pop(number).close()
+            case Forget(mm_hash, lost):
+                maker.forget(mm_hash, lost)
+            case Remember(tenant, name, hashed_content):
+                self._state.names.remember(tenant, name, hashed_content)
+            case KeepTrace(tenant, request_id, record):
+                self._state.traces.keep(tenant, request_id, record)
+            case Restate(budget, limit, held):
+                ledger.restate(self._send, budget, limit, held)
+            case Lack(number, needs):
+                ledger.lack(self._send, number, needs)
+            case GiveBack(budget, amounts):
+                ledger.give_back(self._send, budget, amounts)
+
+    def _send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+
+class _Work:
+    """An order or a call that an ingress has not closed yet."""
+
+    def __init__(self, state: SharedState, message: Ask | Call, send: Callable[[Message], None]) -> None:
+        self._state = state
+        self._message = message
+        self._send = send
+        self._kept: list[object] = []
+        """What the ingress was told, with the references in it."""
+        self._task = asyncio.create_task(self._answer())
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._kept.clear()
+
+    async def _answer(self) -> None:
+        number = self._message.number
+        try:
+            result = await self._result()
+        except Exception as error:
+            if not isinstance(error, InvalidRequestError | StageError | ContentMissingError):
+                logger.exception("a %s failed", self._message)
+                error = StageFailedError("shared", "the shared state failed")
+            self._send(Failed(number, error))
+            return
+        self._kept.append(result)
+        self._send(Result(number, result))
+
+    async def _result(self) -> Any:
+        match self._message:
+            case Ask(_, True, order):
+                return await self._state.maker.embeddings_of(order, self._tell)
+            case Ask(_, False, order):
+                return await self._state.maker.processed_of(order)
+            case Call(_, method, arguments):
+                return await self._state.methods[method](*arguments)
+
+    def _tell(self, pending: PendingItem) -> None:
+        self._kept.append(pending)
+        self._send(Pending(self._message.number, pending))

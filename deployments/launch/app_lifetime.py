@@ -1,0 +1,81 @@
+"""Start and end of an application on Ray Serve, for somebody who waits for them at a prompt.
+
+`serve.run` and `serve.delete` wait, too, but look once a second whether it is so far."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raylens.deployments.cluster.ray_session import ask_ray
+from raylens.deployments.launch.rollout import failed_stages, why_failed
+from raylens.deployments.load_progress import LoadProgress
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.schema import ApplicationStatusOverview, ServeStatus
+
+_POLL_SECONDS = 0.1
+_START_SECONDS = 300.0
+_QUIET_SECONDS = 60.0
+"""A start that takes longer than _START_SECONDS ends when no stage has worked for so long. A large model on a slow disk
+may take an hour."""
+_END_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
+"""Ray answers within milliseconds, save on a machine that is busy with other things."""
+
+
+def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
+    """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
+    other stages are up. Raises RuntimeError with the stages' own errors if one does not start, and also if the start
+    takes minutes and none of them works any more; NoRayError if Ray ends."""
+    from ray import serve
+
+    target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
+    waits = {"wait_for_ingress_deployment_creation": False, "wait_for_applications_running": False}
+    ask_ray(partial(serve.run_many, [target], **waits), timeout_s=_ANSWER_SECONDS)
+    started, last = time.monotonic(), ""
+    progress: LoadProgress | None = None
+    while (application := _status(_ANSWER_SECONDS).applications[name]).status != "RUNNING":
+        if application.status == "DEPLOY_FAILED":
+            raise RuntimeError(why_failed(application)) from RuntimeError(
+                "\n".join(failed_stages(application).values())
+            )
+        line, seconds = _states(application), time.monotonic() - started
+        if line != last:
+            say(f"{seconds:5.1f} s  {line}")
+            last = line
+        if seconds > _START_SECONDS:
+            progress = progress or LoadProgress(_QUIET_SECONDS)
+            if progress.is_over():
+                raise RuntimeError(
+                    f"no stage has worked for {_QUIET_SECONDS:.0f} s, {seconds:.0f} s after the start: {line}"
+                )
+        time.sleep(_POLL_SECONDS)
+
+
+def end_app(name: str, *, within_s: float = _END_SECONDS, answer_s: float = _ANSWER_SECONDS) -> None:
+    """Deletes the application; returns once its last replica has ended. Raises RuntimeError if one goes on after
+    `within_s`, NoRayError if Ray ends or takes longer than `answer_s` for one answer."""
+    from ray import serve
+
+    ask_ray(partial(serve.delete, name, _blocking=False), timeout_s=answer_s)
+    deadline = time.monotonic() + within_s
+    while name in _status(answer_s).applications:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"replicas of {name} run on after {within_s:.0f} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _status(timeout_s: float) -> "ServeStatus":
+    from ray import serve
+
+    return ask_ray(serve.status, timeout_s=timeout_s)
+
+
+def _states(application: "ApplicationStatusOverview") -> str:
+    stages = application.deployments.items()
+    # A further model's stage has its name behind it, which stays as it is.
+    states = {name[0].lower() + name[1:]: stage.status.lower() for name, stage in stages}
+    states = {name: {"healthy": "ready", "updating": "loading"}.get(state, state) for name, state in states.items()}
+    return ", ".join(f"{name} {state}" for name, state in sorted(states.items()))

@@ -1,0 +1,338 @@
+"""The command line: `raylens serve`, `demo`, `top`, `trace`, `plan`, `node`, `deploy`, `key` and `convert`."""
+
+import argparse
+import importlib.metadata
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raylens.checkpoints import PICTURES
+from raylens.deployments import server_log
+from raylens.deployments.cluster.late_signals import STOP_SIGNALS
+from raylens.deployments.cluster.ray_session import check_ray
+from raylens.deployments.cluster.server_processes import kill_orphans
+from raylens.deployments.endpoint import api_keys
+from raylens.deployments.launch import trace_command
+from raylens.deployments.launch.config_file import ConfigError, load_config
+from raylens.deployments.launch.demo import run_demo
+from raylens.deployments.launch.deploy import deploy
+from raylens.deployments.launch.local_cluster import check_address, free_port, print_at_once, running_app
+from raylens.deployments.launch.node import start_node
+from raylens.deployments.operator import top_command
+from raylens.planning import command as plan_command
+from raylens.planning.settings import PlanError
+
+_SERVE_HELP = """\
+Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
+behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
+
+  raylens serve                                     the bundled model, which knows coloured shapes only
+  raylens serve ~/models/llava-1.5-7b-hf            a folder in Hugging Face format
+  raylens serve llava-hf/llava-1.5-7b-hf            a hub id
+  raylens serve ~/models/a ~/models/b               two models behind one endpoint
+  raylens serve --config serve.yaml                 every setting, each explained in that file
+
+Standard output says how the start goes; standard error has a line for each request, and why one failed.
+
+On a cluster: `ray up cluster.yaml`, see docs/clusters.md.
+"""
+_KEY_HELP = """\
+Make an API key. The key itself is printed once, to be given to whoever is to use it, and kept nowhere; its hash goes
+into a file, which a server reads that has it as `auth.keys_file` in its settings, within seconds, while it serves.
+
+  raylens key alice --file keys.yaml
+  raylens key operator --admin --file keys.yaml     for `raylens top`, /dashboard and Prometheus, too
+
+To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS=key1,key2 in its environment does, too;
+these keys are all admins.
+"""
+_DEMO_HELP = """\
+Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
+long each stage took, and stop. Exits 1 when an answer is wrong.
+"""
+_NODE_HELP = """\
+Start Ray on this node of a cluster. All arguments go to `ray start`:
+
+  raylens node --head --port=6379
+  raylens node --address=10.0.0.1:6379
+
+Ray gets the environment that Raylens needs. What the node keeps is in ~/.raylens. All nodes need the same token in
+~/.ray/auth_token (`ray get-auth-token --generate`). cluster.yaml and clusters/ have files for `ray up` that do all of
+this.
+"""
+_DEPLOY_HELP = """\
+Bring an application, or its new settings, to the Ray cluster that this node belongs to, and wait until every stage is
+ready. `ray up cluster.yaml` does this on the head node.
+
+  raylens deploy                                    serve.yaml of this folder
+  raylens deploy serve.yaml --host 0.0.0.0          for clusters: other nodes reach the endpoint, too
+  raylens deploy serve.yaml --no-wait               go on at once; `serve status` says how far it is
+
+The file is checked before anything is sent. A line tells each change of a stage, and what it waits for. Old replicas
+serve until new ones are ready. Exits 1 when a stage does not start, with its error, and when the time is over; the
+deployment itself goes on.
+"""
+_CONVERT_HELP = """\
+Copy a checkpoint, with its weights as safetensors and with their names as Raylens and transformers spell them.
+
+  raylens convert safetensors ~/models/old ~/models/new              weights that are pickles (pytorch_model.bin)
+  raylens convert wemm ~/models/WeMM-Chat-2K-CN ~/models/wemm
+
+DST is a new folder. It gets its name when all weights are written, read back and compared bit by bit, so a conversion
+that is stopped leaves nothing that looks finished. SRC is only read. No more than one file of weights is in memory.
+"""
+_DEPLOY_SECONDS = 1800
+"""Enough for new nodes to start and to download a model."""
+_INTERRUPTED = 130
+"""The exit status of a command that was to come to its end, as shells have it. To stop a server is no failure."""
+_CHECK_SECONDS = 0.5
+_SETTINGS = {
+    "model": "model",
+    "served_model_name": "served_model_name",
+    "max_model_len": "max_model_len",
+    "dtype": "dtype",
+    "multimodal_pipeline": "multimodal_pipeline.name",
+    "tensor_parallel_size": "generate.tensor_parallel_size",
+}
+"""The setting that each flag of `raylens serve` changes."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status: 0, 1 when it failed, 2 for a wrong argument."""
+    args = _parser().parse_args(argv)
+    _stop_on_signals()
+    try:
+        status: int = args.run(args)
+    except KeyboardInterrupt:
+        print("raylens: stopped", file=sys.stderr)
+        return int(args.when_stopped)
+    except (ConfigError, PlanError, RuntimeError) as error:
+        print(f"raylens: {error}", file=sys.stderr)
+        return 1 if isinstance(error, RuntimeError) else 2
+    return status
+
+
+class _Stopped(KeyboardInterrupt):
+    """Raised when the process is asked to stop. It is not a plain KeyboardInterrupt: if one of those comes out of code
+    that is compiled on the way, as imports are, Python ends with the signal's status even though the interrupt was
+    caught later."""
+
+
+def _stop_on_signals() -> None:
+    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGTERM is also the way to stop a process in the
+    background, for which shells have Ctrl-C ignored, as `nohup` has SIGHUP."""
+
+    def stop(*_: object) -> None:
+        raise _Stopped
+
+    for number in STOP_SIGNALS:
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    flags = {setting: getattr(args, name) for name, setting in _SETTINGS.items() if getattr(args, name) is not None}
+    if args.models:
+        if args.model is not None:
+            raise ConfigError(f"the model is named twice: {args.models[0]} and --model {args.model}")
+        if flags and len(args.models) > 1:
+            flag = next(name for name in _SETTINGS if getattr(args, name) is not None).replace("_", "-")
+            raise ConfigError(f"--{flag} concerns one model: settings of several go into a file (--config)")
+        flags["model"], *further = args.models
+        if further:
+            flags["further_models"] = [{"model": model} for model in further]
+    config = load_config(args.config, flags)
+    if args.api_key:
+        os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
+    port = args.port or free_port()
+    kill_orphans()  # one may have the port
+    try:
+        host = check_address(args.host, port)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    os.environ[server_log.LEVEL_VARIABLE] = args.log_level
+    os.environ[server_log.FORMAT_VARIABLE] = args.log_format
+    with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
+        names = " and ".join(model.model_name for model in config.models)
+        are = "is" if len(config.models) == 1 else "are"
+        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n")
+        print("Try:\n")
+        key = args.api_key[0] if args.api_key else None
+        print(_curl_line(url, config.model_name, key), flush=True)
+        while True:
+            check_ray()
+            time.sleep(_CHECK_SECONDS)
+
+
+def _curl_line(url: str, model: str, key: str | None) -> str:
+    picture = PICTURES / "one.png"
+    body = (
+        f'{{"model":"{model}","messages":[{{"role":"user","content":['
+        f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,\'"$(base64 -w0 {picture})"\'"}}}},'
+        '{"type":"text","text":"Describe the picture."}]}]}'
+    )
+    access = "" if key is None else f" -H {shlex.quote(f'Authorization: Bearer {key}')}"
+    return f"curl -s {url}/v1/chat/completions{access} -H 'Content-Type: application/json' -d '{body}'\n"
+
+
+def _key(args: argparse.Namespace) -> int:
+    try:
+        print(api_keys.add_key(args.file, args.name, is_admin=args.admin))
+    except api_keys.ApiKeysError as error:
+        raise ConfigError(str(error)) from error
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
+
+    try:
+        convert_checkpoint(args.source, args.target, MODEL_RENAMINGS[args.model], say=print_at_once)
+    except ConversionError as error:
+        raise ConfigError(str(error)) from error
+    return 0
+
+
+def _node(args: argparse.Namespace) -> int:
+    if args.arguments in ([], ["--help"], ["-h"]):
+        print(f"usage: raylens node ARGUMENT ...\n\n{_NODE_HELP}", end="")
+        return 0 if args.arguments else 2
+    return start_node(args.arguments)
+
+
+def _deploy(args: argparse.Namespace) -> int:
+    deploy(args.file, host=args.host, timeout_s=None if args.no_wait else args.timeout)
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    config = load_config(None, {})
+    with running_app(config, host="127.0.0.1", port=free_port()) as url:
+        return run_demo(url, config.model_name)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="raylens", description=__doc__)
+    version = importlib.metadata.version("raylens")
+    parser.add_argument("--version", action="version", version=f"raylens {version}")
+    parser.set_defaults(when_stopped=0)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    style = argparse.RawDescriptionHelpFormatter
+    serve = commands.add_parser("serve", help="serve a model", description=_SERVE_HELP, formatter_class=style)
+    _add_serve_arguments(serve)
+    serve.set_defaults(run=_serve)
+    demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
+    demo.set_defaults(run=_demo)
+    top = commands.add_parser("top", help="watch a server", description=top_command.HELP, formatter_class=style)
+    top_command.add_arguments(top)
+    top.set_defaults(run=top_command.run, when_stopped=_INTERRUPTED)
+    trace = commands.add_parser(
+        "trace", help="where the time of a request went", description=trace_command.HELP, formatter_class=style
+    )
+    trace_command.add_arguments(trace)
+    trace.set_defaults(run=trace_command.run)
+    plan = commands.add_parser(
+        "plan", help="how many replicas a load needs", description=plan_command.HELP, formatter_class=style
+    )
+    plan_command.add_arguments(plan)
+    plan.set_defaults(run=plan_command.run)
+    node = commands.add_parser("node", help="start Ray on a node of a cluster", prefix_chars="+", add_help=False)
+    node.add_argument("arguments", nargs=argparse.REMAINDER)
+    node.set_defaults(run=_node)
+    deploying = commands.add_parser(
+        "deploy", help="bring settings to a cluster", description=_DEPLOY_HELP, formatter_class=style
+    )
+    _add_deploy_arguments(deploying)
+    deploying.set_defaults(run=_deploy, when_stopped=_INTERRUPTED)
+    key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
+    key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
+    key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
+    key.add_argument("--admin", action="store_true", help="may read /metrics and /dashboard, which name other keys")
+    key.set_defaults(run=_key)
+    convert = commands.add_parser(
+        "convert", help="copy a checkpoint as safetensors", description=_CONVERT_HELP, formatter_class=style
+    )
+    convert.add_argument("model", choices=["wemm", "safetensors"], help="safetensors: a model of any kind")
+    convert.add_argument("source", type=Path, metavar="SRC", help="folder of the checkpoint")
+    convert.add_argument("target", type=Path, metavar="DST", help="new folder of the copy")
+    convert.set_defaults(run=_convert)
+    return parser
+
+
+def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
+    add: Any = serve.add_argument
+    add(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="folder or hub id of the model (default: the bundled model), or of several behind one endpoint",
+    )
+    add("--model", help="the same for one")
+    add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags go before what it says")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    add("--served-model-name", metavar="NAME", help="name of the model in the API (default: the last part of MODEL)")
+    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default: the model's own limit)")
+    add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
+    add(
+        "--multimodal-pipeline",
+        metavar="NAME",
+        help="plug-in that gives eyes to a text model; auto: the one for its name (default: MODEL has a vision half)",
+    )
+    add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
+    add(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="key that clients have to send, may be given several times; who may list this machine's processes sees"
+        " it, so for more than a trial use `raylens key`",
+    )
+    add("--log-level", choices=server_log.LEVELS, default="info", help="what to show on the console (default: info)")
+    add(
+        "--log-format",
+        choices=server_log.FORMATS,
+        default=server_log.TEXT,
+        help="text, or json: an object a line, with the ids of its request and trace (default: text)",
+    )
+    add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
+
+
+def _add_deploy_arguments(deploying: argparse.ArgumentParser) -> None:
+    add: Any = deploying.add_argument
+    add(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        default=Path("serve.yaml"),
+        help="Serve config file (default: %(default)s)",
+    )
+    add("--host", help="address to listen on, instead of the file's http_options.host")
+    add(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        default=_DEPLOY_SECONDS,
+        help="how long to wait for all stages (default: %(default)s)",
+    )
+    add("--no-wait", action="store_true", help="do not wait")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
+    return port

@@ -1,0 +1,268 @@
+"""A Ray cluster of this machine alone, with one application on it: what `raylens serve` and `raylens demo` run."""
+
+import errno
+import logging
+import math
+import os
+import random
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from raylens.deployments.cluster.haproxy import BIND_VARIABLE, haproxy_environment
+from raylens.deployments.cluster.open_files import allow_open_files
+from raylens.deployments.cluster.other_users import bounded_connections
+from raylens.deployments.cluster.private_files import keep_ray_token_private, private_folder
+from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.cluster.ray_session import NoRayError, ask_ray, ray_session
+from raylens.deployments.cluster.server_processes import marked, owned_processes
+from raylens.deployments.cluster.worker_template import worker_template
+from raylens.deployments.config import AppConfig
+from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
+from raylens.deployments.launch.app_lifetime import end_app, start_app
+from raylens.deployments.placement import lacking
+from raylens.deployments.server_log import FILE_VARIABLE, ray_logging, shown
+
+_RARELY = {
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "REPORTER_UPDATE_INTERVAL_MS": "10000",
+    "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_health_check_timeout_ms": "10000",
+}
+"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more: it
+has no network that could fall silent."""
+_NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
+"""Ray sends what becomes of each call to its dashboard."""
+_DRAINING_VARIABLE = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
+_NEWS_SECONDS = "10"
+"""How long a replica of the ingress goes on after its end was decided, so that HAProxy hears of it. Ray's 30 s are for
+load balancers in front of HAProxy, too."""
+APP_NAME = "raylens"
+LOGGING = {"log_level": "INFO", "enable_access_log": False}
+"""The logging of replicas. Ray Serve's access log is off: the ingress has its own log of requests, and each stage gets
+several calls for a request and one every two seconds for its heartbeat."""
+LOOPBACK = "127.0.0.1"
+HAS_HAPROXY = sys.platform == "linux"
+_READY_TIMEOUT_SECONDS = 300.0
+_POLL_SECONDS = 0.1
+_HEALTH_SECONDS = 5.0
+_DRAIN_SECONDS = 8.0
+_KILL_SECONDS = 5.0
+"""How long Ray Serve may take to kill the replicas that still answer after `drain_seconds`."""
+_LAST_ANSWER_SECONDS = 5.0
+"""A raylet that gets the signal, too, answers nobody any more, and ends after 10 s."""
+_NOTICE_SECONDS = 0.5
+_LOG_FILE = "server.log"
+_LASTING_PORTS = range(20_000, 30_000)
+
+
+def print_at_once(line: str) -> None:
+    """Prints the line without delay, also into a pipe or a file, where Python would hold it back."""
+    print(line, flush=True)
+
+
+@contextmanager
+def running_app(
+    config: AppConfig,
+    *,
+    host: str,
+    port: int,
+    dashboard: bool = False,
+    say: Callable[[str], None] = print_at_once,
+    log: TextIO | None = None,
+) -> Iterator[str]:
+    """Starts Ray and the application, yields its base URL once every stage is ready, and stops all of it.
+
+    `say` gets a line for each step of the start. `log` gets what the stages log. Raises RuntimeError if a stage does
+    not start.
+    """
+    num_cpus, scales = config.num_reserved_cpus, config.ingress.max_replicas > config.ingress.min_replicas
+    with (
+        local_ray(
+            host=host, port=port, num_cpus=num_cpus, ingress_scales=scales, dashboard=dashboard, say=say, log=log
+        ),
+        deployed_app(config, host=host, port=port, say=say) as url,
+    ):
+        yield url
+
+
+@contextmanager
+def local_ray(
+    *,
+    host: str,
+    port: int,
+    num_cpus: float,
+    ingress_scales: bool = False,
+    dashboard: bool = False,
+    say: Callable[[str], None] = print_at_once,
+    log: TextIO | None = None,
+) -> Iterator[None]:
+    """Runs a Ray cluster of this machine with Ray Serve's HTTP proxy on it. The cluster offers at least `num_cpus`
+    CPUs. `ingress_scales`: replicas of the ingress may end while others serve.
+
+    Only the endpoint listens on `host`. All else listens on loopback, and files and sockets are for this user alone.
+    """
+    keep_ray_token_private(Path.home())
+    with ExitStack() as stack:
+        folder = stack.enter_context(private_folder())
+        stack.enter_context(owned_processes(folder))
+        variables = _variables(folder, host) | ({} if dashboard else _NO_TASK_EVENTS)
+        if not ingress_scales:
+            # Nobody is to hear of an ingress that ends: it ends with the server.
+            variables[_DRAINING_VARIABLE] = "0"
+        stack.enter_context(_environment(variables))
+        if log is not None:
+            stack.enter_context(shown(folder / _LOG_FILE, log))
+        if (warning := allow_open_files()) is not None:
+            say(warning)
+        say("starting Ray")
+        offered = max(os.cpu_count() or 1, math.ceil(num_cpus))
+        stack.enter_context(bounded_connections(folder, public_port=port))
+        with marked(folder):
+            stack.enter_context(_environment(stack.enter_context(worker_template(folder))))
+            stack.enter_context(ray_session(offered, dashboard=dashboard, temp_dir=folder / "ray"))
+        from ray import serve
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        say("starting Ray Serve")
+        proxy_host = LOOPBACK if HAS_HAPROXY else host
+        http_options = {"host": proxy_host, "port": port}
+        start = partial(serve.start, http_options=http_options, logging_config={"log_level": "WARNING"})
+        ask_ray(start, timeout_s=_READY_TIMEOUT_SECONDS)
+        yield
+
+
+@contextmanager
+def deployed_app(
+    config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print_at_once
+) -> Iterator[str]:
+    """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready. Raises
+    RuntimeError at once if this machine lacks a resource that a stage reserves, as no other node can join."""
+    import ray
+
+    from raylens.deployments.app import build_app
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if missing := lacking(config, nodes, "this machine"):
+        raise RuntimeError("; ".join(f"{stage} waits for {what}" for stage, what in missing.items()))
+    url = f"http://{reachable_host(host)}:{port}"
+    config = on_one_machine(config)
+    try:
+        start_app(build_app(config), APP_NAME, {**LOGGING, **ray_logging()}, say)
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+        if (failure := wait_for_health(url, deadline, _POLL_SECONDS)) is not None:
+            raise RuntimeError(f"not every stage was ready after {_READY_TIMEOUT_SECONDS:.0f} s") from failure
+        say("every stage is ready")
+        yield url
+    finally:
+        say("shutting down")
+        with suppress(NoRayError):  # then its processes are killed
+            end_app(APP_NAME, within_s=config.updates.drain_seconds + _KILL_SECONDS, answer_s=_LAST_ANSWER_SECONDS)
+
+
+def on_one_machine(config: AppConfig) -> AppConfig:
+    """Returns the settings with other defaults, where the user has set nothing: a short end of replicas and for open
+    streams, since somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of
+    its own node."""
+    updates, metrics = config.updates, config.metrics
+    soon = {"drain_seconds": _DRAIN_SECONDS, "notice_seconds": _NOTICE_SECONDS}
+    updates = updates.model_copy(update={name: soon[name] for name in soon.keys() - updates.model_fields_set})
+    if "port" not in metrics.model_fields_set:
+        metrics = metrics.model_copy(update={"port": 0})
+    return config.model_copy(update={"updates": updates, "metrics": metrics})
+
+
+def _variables(folder: Path, host: str) -> dict[str, str]:
+    """Returns the environment of a cluster of one machine.
+
+    Ray listens on loopback, as it does by default on systems other than Linux. A stage that cannot start says so at
+    once: two more tries help only in a cluster, where they may find another node. HAProxy's files are in `folder`, and
+    its ports are apart from those of other clusters on this machine. Where Ray has no HAProxy, Ray's own proxy speaks
+    HTTP.
+    """
+    variables = {
+        **RAY_ENVIRONMENT,
+        **_RARELY,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+        FOLDER_VARIABLE: str(folder),
+        FILE_VARIABLE: str(folder / _LOG_FILE),
+    }
+    if not HAS_HAPROXY:
+        return {**variables, "RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    return {
+        **variables,
+        **haproxy_environment(folder),
+        BIND_VARIABLE: host,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        _DRAINING_VARIABLE: _NEWS_SECONDS,
+    }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets the variables while the block runs, except for those that the user has set."""
+    own = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
+
+
+def check_address(host: str, port: int) -> str:
+    """Returns the numeric form of `host`, which is a name or an address of this machine on which `port` is free.
+
+    Raises ValueError if there is no such host, RuntimeError if the port cannot be had.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ValueError(f"--host {host}: {error.strerror}") from error
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ValueError(f"--host {host}: {address[0]} is no address of this machine") from error
+            raise RuntimeError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+    return str(address[0])
+
+
+def reachable_host(host: str) -> str:
+    """Returns the host that a client on this machine puts into a URL for a server that listens on `host`."""
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def free_port() -> int:
+    """Returns a TCP port of the loopback interface on which nobody listens. It is none of those that systems give to
+    outgoing connections, or Ray Serve to replicas: it has to stay free until somebody listens on it."""
+    while True:
+        port = random.choice(_LASTING_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+
+
+def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:
+    """Asks the endpoint until it says that every stage is ready. Returns None then, or its last failure once `deadline`
+    has come, in seconds of `time.monotonic`."""
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_SECONDS):
+                return None
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            if time.monotonic() >= deadline:
+                return error
+        time.sleep(poll_seconds)

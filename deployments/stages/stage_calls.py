@@ -1,0 +1,292 @@
+"""One call of a stage, the recovery from dead replicas and lost data, and its failures in terms of this application.
+
+Ray reports a replica's death, a lost object and an error of the stage's own code in ways of its own. No module above
+this one sees them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+
+from raylens.deployments.metrics.instruments import Counter
+from raylens.deployments.stages.engine_loop import EngineDiedError
+from raylens.deployments.stages.hand_over import EmbeddingsLostError
+from raylens.deployments.wire.piece_connection import PiecesLostError
+from raylens.llm.lora.request import LoraError
+from raylens.preprocess.schema import ChatTemplateError, InvalidRequestError
+from raylens.preprocess.vision_plugins.interface import PipelineError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+ResultT = TypeVar("ResultT")
+InputT = TypeVar("InputT")
+# What a failed call raises. RayServeException is no RayError: it says that there is no replica or no room in the queue,
+# or that a call whose result this one needs has failed.
+_CALL_ERRORS = (RayError, RayServeException)
+# The data behind a reference is lost: with the node that held it, or with the replica that was making it.
+_LOSSES = (ObjectLostError, EmbeddingsLostError)
+# What a replica raises that cannot go on; another one can take its calls.
+_ENDS = (EngineDiedError, PiecesLostError)
+MAX_ATTEMPTS = 4
+
+Remedy = Callable[[], Awaitable[None]]
+
+
+class Stream(Protocol):
+    """What a stage sends of one call, bit by bit."""
+
+    def __aiter__(self) -> AsyncGenerator[Any]: ...
+    def cancel(self) -> None: ...
+
+
+class StageError(RuntimeError):
+    """A failure of the server, not a mistake of the client, in the stage `stage`."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+class StageFailedError(StageError):
+    """A stage answered with an error of its own; it would do so again."""
+
+
+class PlugInFailedError(StageFailedError):
+    """A plug-in failed in the stage. The message is for the client, too."""
+
+
+class AdapterFailedError(StageFailedError):
+    """A LoRA adapter cannot be served. The message says why, and is for the client, too."""
+
+
+class ChatTemplateFailedError(StageFailedError):
+    """The model's chat template fails in the stage. The message is for the client, too."""
+
+
+class StageUnavailableError(StageError):
+    """A stage has no replica, or replicas and data were lost faster than the request could be sent again."""
+
+
+class StageCalls:
+    """Calls the stages. `items_recomputed` counts what is sent again. `on_reply(stage)` is called whenever a stage has
+    answered, which is a sign of life."""
+
+    def __init__(self, items_recomputed: Counter, on_reply: Callable[[str], None] = lambda stage: None) -> None:
+        self._items_recomputed = items_recomputed
+        self._on_reply = on_reply
+
+    async def send(
+        self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
+    ) -> ResultT:
+        """Awaits `call()` and repeats it where that can help. Raises InvalidRequestError or a StageError.
+
+        `make_lost_again` makes the data anew that the call refers to. Without it, a call whose data is lost fails.
+        """
+        attempt = 0
+        while True:
+            try:
+                with _own_cancellation_only():
+                    result = await call()
+            except _CALL_ERRORS as error:
+                await self._recover(error, stage, attempt, make_lost_again)
+                attempt += 1
+            else:
+                self._on_reply(stage)
+                return result
+
+    async def stream(self, stage: str, call: Callable[[], Stream], make_lost_again: Remedy) -> AsyncGenerator[Any]:
+        """Yields what `call()` streams. Until the first object has come, the stream recovers as `send` does. A failure
+        after that is final. Closing the stream cancels the call."""
+        attempt = 0
+        while True:
+            has_started = False
+            response = call()
+            try:
+                with _own_cancellation_only():
+                    async with aclosing(aiter(response)) as objects:
+                        async for one in objects:
+                            self._on_reply(stage)
+                            has_started = True
+                            yield one
+                return
+            except Exception as error:  # by gRPC the stage's own errors come as they are
+                if has_started:
+                    _raise_translated(error, stage)
+                await self._recover(error, stage, attempt, make_lost_again)
+                attempt += 1
+            except BaseException:
+                _cancel(response)
+                raise
+
+    async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
+        """Returns when the call can be made again, else raises `error` as one of this application's errors.
+
+        If a replica died, another one takes the call after a pause. If data is lost that the call refers to,
+        `make_lost_again` makes it first. If the stage answered with an error of its own, a second call would end in the
+        same error.
+        """
+        cause = _cause(error)
+        is_lost = isinstance(cause, _LOSSES)
+        has_died = not _is_own(error) or isinstance(cause, _ENDS)
+        can_help = make_lost_again is not None if is_lost else has_died
+        if not can_help or attempt == MAX_ATTEMPTS - 1:
+            _raise_translated(error, stage)
+        name = type(cause).__name__
+        logger.warning("%s lost a request (%s), sending it again", stage, name)
+        self._items_recomputed.inc(stage=stage, reason=name)
+        if is_lost and make_lost_again is not None:
+            await make_lost_again()
+        else:
+            await asyncio.sleep(0.2 * 2**attempt)
+
+
+def route_on_this_loop(*handles: DeploymentHandle[Any]) -> None:
+    """Has calls routed on this process's only loop. On a loop of its own, each would wait for two more hops."""
+    for handle in handles:
+        if not handle.is_initialized:  # an inline encoder's is that of Generate
+            handle._init(_run_router_in_separate_loop=False)
+
+
+def has_running_replica(handle: DeploymentHandle[Any]) -> bool:
+    """Returns whether a replica of the deployment runs, as far as this process has heard. Ray Serve's controller tells
+    every router at once, and `route_on_this_loop` is called before."""
+    router = handle._router._asyncio_router.request_router
+    return router is not None and bool(router.curr_replicas)
+
+
+async def objects_of(
+    response: DeploymentResponseGenerator[Any], number: int, on_pending: Callable[..., None]
+) -> tuple[list[ObjectRef], Any]:
+    """Returns references to the `number` objects that a stage makes, and the value of the last. The others stay in the
+    object store.
+
+    `on_pending` gets the references, one argument each, as soon as a replica has taken the call. A reader of the first
+    gets the stage's error if the stage fails before it has made the object; readers of the others learn only that it
+    failed.
+    """
+    try:
+        stream = await response._to_object_ref_gen()
+        refs: list[ObjectRef] = stream._get_next_ref_n(number)  # no object has to exist yet
+        on_pending(*refs)
+        try:
+            value = await refs[-1]
+        except ObjectRefStreamEndOfStreamError:
+            await refs[0]  # raises: the stage's error is the last of its objects
+            raise
+        stream._consume_next_ref_n(number)
+        return refs, value
+    except asyncio.CancelledError:
+        _cancel(response)
+        raise
+
+
+async def with_pending(
+    inputs: Callable[[], Awaitable[InputT]],
+    finished: Callable[[], Awaitable[Any]],
+    call: Callable[[InputT], Awaitable[ResultT]],
+) -> ResultT:
+    """Returns the result of `call(await inputs())`, where the inputs may be references to what is still being made.
+
+    `finished` waits until all inputs are made. What it raises goes before an error of the call, which may only follow
+    from it. If inputs were made again meanwhile, because the replica that made them died, the call is made again, too.
+    """
+    while True:
+        given = await inputs()
+        work = asyncio.ensure_future(call(given))
+        making = asyncio.ensure_future(finished())
+        try:
+            await asyncio.wait([work, making], return_when=asyncio.FIRST_COMPLETED)
+            if not has_result(work):
+                await making
+                if await inputs() != given:
+                    continue
+            return await work
+        finally:
+            for task in (work, making):
+                task.cancel()
+            await asyncio.gather(work, making, return_exceptions=True)
+
+
+def has_result(task: "asyncio.Future[Any]") -> bool:
+    """Returns whether the task has ended well."""
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+@contextlib.contextmanager
+def _own_cancellation_only() -> Iterator[None]:
+    """Wraps the wait for a call. Ray Serve raises CancelledError also when the call's replica has died. If this task
+    was not cancelled itself, the block raises TaskCancelledError instead, one of _CALL_ERRORS."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise TaskCancelledError from None
+
+
+def cancel_call(response: DeploymentResponse[Any] | DeploymentResponseGenerator[Any]) -> None:
+    """Ends a call whose answer this process no longer waits for.
+
+    A replica may have taken the call without anybody having asked yet. Ray's own `cancel` then does nothing, because it
+    looks only at what was asked for."""
+    response.cancel()
+    routed = response._replica_result_future
+    if routed.done() and not routed.cancelled() and routed.exception() is None:
+        routed.result().cancel()
+
+
+def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
+    # If the call never reached a replica, cancelling it raises the reason.
+    with contextlib.suppress(Exception):
+        if isinstance(response, DeploymentResponseGenerator):
+            cancel_call(response)
+        else:
+            response.cancel()
+
+
+def _is_own(error: Exception) -> bool:
+    """Returns whether the stage's code has raised the error, and not Ray."""
+    return isinstance(error, RayTaskError) or not isinstance(error, _CALL_ERRORS)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Returns the exception below Ray's wrapping: of the stage's own code, or of a call whose result this one needs."""
+    cause: BaseException | None = None
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+    elif isinstance(error, RayServeException):
+        cause = error.__cause__
+    return error if cause is None else cause
+
+
+def _raise_translated(error: Exception, stage: str) -> NoReturn:
+    translated = _translated(error, stage)
+    if translated is error:  # it came as it is, and is not its own cause
+        raise error
+    raise translated from error
+
+
+def _translated(error: Exception, stage: str) -> Exception:
+    """Returns Ray's error as one of this application's errors."""
+    cause = _cause(error)
+    if isinstance(cause, InvalidRequestError):
+        return cause
+    if isinstance(cause, _LOSSES):
+        return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
+    if isinstance(cause, PipelineError):
+        return PlugInFailedError(stage, str(cause))
+    if isinstance(cause, LoraError):
+        return AdapterFailedError(stage, str(cause))
+    if isinstance(cause, ChatTemplateError):
+        return ChatTemplateFailedError(stage, str(cause))
+    if _is_own(error) and not isinstance(cause, _ENDS):
+        return StageFailedError(stage, f"the {stage} stage failed")
+    return StageUnavailableError(stage, f"the {stage} stage is not available")

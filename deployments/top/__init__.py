@@ -1,1 +1,0 @@
-"""`raylens top`: what a server does, in a terminal."""

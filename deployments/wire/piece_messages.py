@@ -1,0 +1,84 @@
+"""The messages that carry pieces of answers: data and no code, unlike Ray's own.
+
+A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
+Each piece is msgpack within it, which the ingress unpacks when the call's client takes it: unpacked, log-probabilities
+take ten times the memory. A piece is the list of its fields, and so are a stage time and a scored token.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+import msgpack
+
+from raylens.deployments.wire.private_port import MalformedMessageError, frame, read_frame
+from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
+from raylens.preprocess.schema import StageTime
+
+SentPieces: TypeAlias = tuple[int, Sequence[bytes], bool]
+"""A call's number, packed pieces of its answers, and whether they are the last ones."""
+
+_piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
+_time_fields = attrgetter(*(one.name for one in fields(StageTime)))
+_TIMES = [one.name for one in fields(GeneratedText)].index("times")
+_token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
+_NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
+
+
+def pack_piece(piece: GeneratedText) -> bytes:
+    packed: bytes = msgpack.packb(_packed(piece))
+    return packed
+
+
+def unpack_piece(packed: bytes) -> GeneratedText:
+    """Raises MalformedMessageError for what is no piece."""
+    try:
+        return _unpacked(msgpack.unpackb(packed, use_list=True, strict_map_key=False))
+    except Exception as error:
+        raise MalformedMessageError(f"not a piece: {error!r}") from error
+
+
+def pack_message(sent: Sequence[SentPieces]) -> bytes:
+    """Returns one message."""
+    body: bytes = msgpack.packb(sent)
+    return frame(body)
+
+
+async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
+    """Returns the next message. Raises IncompleteReadError where the connection ends, MalformedMessageError for what is
+    no message."""
+    body = await read_frame(reader)
+    try:
+        sent = [(number, packed, is_last) for number, packed, is_last in msgpack.unpackb(body)]
+    except Exception as error:
+        raise MalformedMessageError(f"not a message: {error!r}") from error
+    for number, packed, is_last in sent:
+        is_list = isinstance(packed, list) and all(isinstance(one, bytes) for one in packed)
+        if not (isinstance(number, int) and is_list and isinstance(is_last, bool)):
+            raise MalformedMessageError("not a message: a field of another type")
+    return sent
+
+
+def _packed(piece: GeneratedText) -> tuple[Any, ...]:
+    if not (piece.times or piece.logprobs or piece.prompt_logprobs):  # as most are
+        return _piece_fields(piece)
+    *plain, logprobs, prompt_logprobs = _piece_fields(piece)
+    plain[_TIMES] = list(map(_time_fields, piece.times))
+    return (*plain, list(map(_token_fields, logprobs)), list(map(_token_fields, prompt_logprobs)))
+
+
+def _unpacked(packed: list[Any]) -> GeneratedText:
+    if not (packed[_TIMES] or any(packed[_NUM_PLAIN_FIELDS:])):
+        return GeneratedText(*packed)
+    scored = [[_unpacked_token(*one) for one in tokens] for tokens in packed[_NUM_PLAIN_FIELDS:]]
+    plain = packed[:_NUM_PLAIN_FIELDS]
+    plain[_TIMES] = [StageTime(*one) for one in plain[_TIMES]]
+    return GeneratedText(*plain, *scored)
+
+
+def _unpacked_token(
+    token_id: int, content: bytes, logprob: float | None, top: list[list[Any]], offset: int
+) -> ScoredToken:
+    return ScoredToken(token_id, content, logprob, [(text, value) for text, value in top], offset)

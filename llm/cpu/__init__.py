@@ -1,0 +1,1 @@
+"""Attention and whole decoders by the kernels of `cpu_kernels`."""

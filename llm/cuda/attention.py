@@ -1,0 +1,125 @@
+"""Attention on a GPU: decoding reads the cache block by block, and prefill chunks read a copy of all positions up to
+their ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from raylens.llm.attention import AttentionCall, LayerShape
+from raylens.llm.attention_masks import chunk_masks
+from raylens.llm.cache_slots import write_slots
+from raylens.llm.cuda.decode_kernels import PagedContexts, count_splits, paged_decode
+from raylens.llm.host_values import send
+from raylens.llm.prefill_chunks import PrefillChunks, prefill_chunks
+from raylens.llm.step_input import StepInput
+
+
+class CudaAttention:
+    """The KV cache on a GPU and the attention over it. Each layer has keys and values, (num_blocks + 1, block_size,
+    kv_heads, dim).
+
+    The last block, beyond `num_blocks`, belongs to no sequence. Rows that only pad a CUDA graph's batch write to it.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        windows_cut_spans: bool,
+        max_positions: int,
+        device: torch.device,
+    ) -> None:
+        """`max_positions`: of a sequence. The chunks of several sequences are taken together up to as many."""
+        self._keys, self._values = (
+            [
+                torch.zeros(num_blocks + 1, block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
+                for layer, dim in zip(layers, dims, strict=True)
+            ]
+            for dims in ([layer.key_dim for layer in layers], [layer.value_dim for layer in layers])
+        )
+        self._windows = {layer.window for layer in layers}
+        self.block_size = block_size
+        self.padding_block = num_blocks
+        self._windows_cut_spans = windows_cut_spans
+        self._max_positions = max_positions
+        self._device = device
+        self._num_processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        )
+
+    def prepare(self, step: StepInput) -> "CudaStep":
+        """Returns what all layers share in attending to the step's tokens."""
+        num_decodes = step.num_decodes
+        masks = [
+            chunk_masks(step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=self._device)
+            for index in range(num_decodes, len(step.query_lengths))
+        ]
+        prefills = prefill_chunks(
+            step, masks, block_size=self.block_size, max_positions=self._max_positions, device=self._device
+        )
+        lengths = step.context_lengths[:num_decodes]
+        contexts = self._contexts(step.block_tables[:num_decodes], lengths)
+        return self.prepare_decodes(step.slot_mapping, contexts, max(lengths, default=0), prefills)
+
+    def prepare_decodes(
+        self,
+        slot_mapping: torch.Tensor,
+        contexts: PagedContexts,
+        max_length: int,
+        prefills: Sequence[PrefillChunks] = (),
+    ) -> "CudaStep":
+        """Returns the same as `prepare`, from tensors that are on the device already.
+
+        The layers read the tensors when they attend, so that a CUDA graph reads their latest content each time it
+        runs. `max_length` bounds the contexts' lengths for all runs."""
+        return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
+
+    def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:
+        # One array holds lengths and tables, and one copy brings both to the device.
+        rows = np.zeros((len(lengths), 1 + max(map(len, block_tables), default=0)), dtype=np.int32)
+        rows[:, 0] = lengths
+        for row, blocks in zip(rows, block_tables, strict=True):
+            row[1 : 1 + len(blocks)] = blocks
+        on_device = send(rows, self._device)
+        return PagedContexts(on_device[:, 1:], on_device[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """One step's `AttentionBackend`. The decoding sequences, which `contexts` describes, lie in front of the prefill
+    chunks."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    slot_mapping: torch.Tensor
+    contexts: PagedContexts
+    max_length: int
+    prefills: Sequence[PrefillChunks]
+    num_processors: int
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Writes the new keys and values into the cache, then attends over it."""
+        keys, values = self.keys[call.layer], self.values[call.layer]
+        write_slots(keys, self.slot_mapping, call.keys)
+        write_slots(values, self.slot_mapping, call.values)
+        output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
+        if num_decodes := len(self.contexts.lengths):
+            paged_decode(
+                call.queries[:num_decodes].contiguous(),
+                keys,
+                values,
+                self.contexts,
+                output[:num_decodes],
+                scaling=call.scaling,
+                softcap=call.softcap,
+                window=call.window,
+                num_splits=count_splits(num_decodes * keys.shape[2], self.max_length, self.num_processors),
+            )
+        for chunks in self.prefills:
+            output[chunks.rows] = chunks.attend(call, keys, values)
+        return output

@@ -1,0 +1,1 @@
+"""LoRA adapters: read from a folder, held in memory, and added to the linear layers of the sequences that ask."""

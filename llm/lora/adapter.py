@@ -1,0 +1,224 @@
+"""Reads a LoRA adapter as PEFT saves it, and checks that all that it asks for is supported.
+
+A linear layer with an adapter computes W x + scale * B (A x).
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from raylens.llm.lora.request import CONFIG_FILE, WEIGHTS_FILE, LoraError
+
+_MAX_CONFIG_BYTES = 2**20
+# A key's path in front of `layers.` may hold only these. Others belong to another part of the model.
+_DECODER_PARTS = frozenset({"base_model", "model", "language_model", "text_model", "decoder", "llm"})
+_KEY = re.compile(r"(?P<front>(?:\w+\.)*?)(?P<module>layers\.\d+\.[\w.]+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+# Fields of PEFT's settings that change what an adapter computes, each with the values that change nothing besides null.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "trainable_token_indices": ([], {}),
+    "fan_in_fan_out": (False,),
+    "layer_replication": ([],),
+    "target_parameters": ([],),
+    "use_qalora": (False,),
+    "alora_invocation_tokens": ([],),
+    "arrow_config": (),
+    "kasa_config": (),
+    "monteclora_config": (),
+    "velora_config": (),
+    "use_bdlora": (),
+    # Others, such as PiSSA, also change the weights that the adapter is added to.
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """The sizes of a linear layer that an adapter may have a delta for."""
+
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraDelta:
+    """What an adapter adds to one linear layer: `b` @ (`a` @ x). `a` is (rank, in_features), `b` (out_features, rank),
+    both finite and in the model's dtype. `b` is scaled already."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def read_adapter(
+    folder: str, layers: Mapping[str, LinearShape], *, max_rank: int, dtype: torch.dtype
+) -> dict[str, LoraDelta]:
+    """Returns an adapter's delta in `dtype` for each layer that it changes, by the layer's name in `layers`. These
+    names begin with `layers.`.
+
+    Raises LoraError for a folder that cannot be read, and for an adapter that is not supported or does not fit.
+    """
+    path = Path(folder, WEIGHTS_FILE)
+    with _opened(folder, layers, max_rank) as (file, pairs, config):
+        return {
+            name: _delta(path, name, [file.get_tensor(key) for key in keys], config.scale(keys[0], file), dtype)
+            for name, keys in pairs.items()
+        }
+
+
+def check_adapter(folder: str, layers: Mapping[str, LinearShape], *, max_rank: int) -> None:
+    """Raises the LoraErrors of `read_adapter` that show without reading the weights themselves."""
+    with _opened(folder, layers, max_rank) as (file, pairs, config):
+        for keys in pairs.values():
+            config.scale(keys[0], file)
+
+
+@contextmanager
+def _opened(
+    folder: str, layers: Mapping[str, LinearShape], max_rank: int
+) -> Iterator[tuple[Any, dict[str, tuple[str, str]], "_Config"]]:
+    """Yields the open file of weights, the keys of A and B by the name of their layer, and the settings."""
+    config = _read_config(Path(folder, CONFIG_FILE))
+    path = Path(folder, WEIGHTS_FILE)
+    if not path.is_file():
+        pickled = path.with_suffix(".bin")
+        reason = f", and {pickled.name} is a pickle, which is not read" if pickled.is_file() else ""
+        raise LoraError(f"{path.name} does not exist{reason}: PEFT's save_pretrained writes it")
+    try:
+        with safe_open(path, framework="pt") as file:
+            pairs = _pairs(path, file.keys(), layers)
+            for name, keys in pairs.items():
+                shapes = [tuple(file.get_slice(key).get_shape()) for key in keys]
+                _check_shapes(path, name, shapes, layers[name], max_rank)
+            yield file, pairs, config
+    except (SafetensorError, OSError) as error:
+        raise LoraError(f"{path.name} cannot be read: {_reason(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """`alphas`: what `alpha` is for the modules whose names end as one of these patterns says, as PEFT has it."""
+
+    alpha: float
+    alphas: Mapping[str, float]
+    is_rank_stabilized: bool
+
+    def scale(self, key: str, file: Any) -> float:
+        """Returns the factor of the layer whose A is the tensor `key`."""
+        module = key.removeprefix("base_model.model.").rpartition(".lora_A")[0]
+        rank: int = file.get_slice(key).get_shape()[0]
+        found = (alpha for pattern, alpha in self.alphas.items() if re.match(rf"(.*\.)?({pattern})$", module))
+        return next(found, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def _read_config(path: Path) -> _Config:
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise LoraError(f"{path.name} has {path.stat().st_size} bytes, the limit is {_MAX_CONFIG_BYTES}")
+        settings = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoraError(f"{path.name} cannot be read: {_reason(error)}") from error
+    if not isinstance(settings, dict):
+        raise LoraError(f"{path.name} holds no JSON object")
+    if settings.get("peft_type") != "LORA":
+        raise LoraError(f"{path.name}: peft_type is {_shown(settings.get('peft_type'))}, only 'LORA' is supported")
+    for field, harmless in _UNSUPPORTED.items():
+        value = settings.get(field)
+        if value is not None and value not in harmless:
+            expected = harmless[0] if harmless else None
+            raise LoraError(f"{path.name}: {field} is {_shown(value)}, only {expected!r} is supported")
+    alpha = _number(path, "lora_alpha", settings.get("lora_alpha"))
+    is_rank_stabilized = settings.get("use_rslora") or False
+    if not isinstance(is_rank_stabilized, bool):
+        raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it has to be true or false")
+    return _Config(alpha, _alphas(path, settings.get("alpha_pattern") or {}), is_rank_stabilized)
+
+
+def _alphas(path: Path, patterns: Any) -> dict[str, float]:
+    if not isinstance(patterns, dict):
+        raise LoraError(f"{path.name}: alpha_pattern is {_shown(patterns)}, it has to be numbers by patterns")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise LoraError(
+                f"{path.name}: alpha_pattern has {_shown(pattern)}, which is no pattern: {error}"
+            ) from error
+    return {pattern: _number(path, f"alpha_pattern[{pattern!r}]", alpha) for pattern, alpha in patterns.items()}
+
+
+def _number(path: Path, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise LoraError(f"{path.name}: {field} is {_shown(value)}, it has to be a number")
+    return value
+
+
+def _pairs(path: Path, keys: list[str], layers: Mapping[str, LinearShape]) -> dict[str, tuple[str, str]]:
+    """Returns the keys of A and B by the name of their layer."""
+    found: dict[str, dict[str, str]] = {}
+    for key in keys:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            reason = "is not supported, only lora_A and lora_B of the language model's linear layers are"
+            raise LoraError(f"{path.name}: the tensor {_shown(key)} {reason}")
+        others = [part for part in match["front"].split(".") if part and part not in _DECODER_PARTS]
+        if others:
+            raise LoraError(
+                f"{path.name}: the tensor {_shown(key)} belongs to {others[0]!r}; only adapters of the language model's"
+                " layers are supported"
+            )
+        if match["module"] not in layers:
+            reason = f"is of {match['module']!r}, which is no linear layer of the model"
+            raise LoraError(f"{path.name}: the tensor {_shown(key)} {reason}")
+        halves = found.setdefault(match["module"], {})
+        if match["half"] in halves:
+            raise LoraError(
+                f"{path.name}: the tensors {halves[match['half']]!r} and {_shown(key)} are of the same layer"
+            )
+        halves[match["half"]] = key
+    for name, halves in found.items():
+        if len(halves) != 2:
+            raise LoraError(f"{path.name}: {name!r} has lora_{next(iter(halves))}, but not both of lora_A and lora_B")
+    if not found:
+        raise LoraError(f"{path.name} holds no tensors")
+    return {name: (halves["A"], halves["B"]) for name, halves in found.items()}
+
+
+def _check_shapes(path: Path, name: str, shapes: list[tuple[int, ...]], layer: LinearShape, max_rank: int) -> None:
+    a, b = shapes
+    rank = a[0] if a else 0
+    if a != (rank, layer.in_features) or b != (layer.out_features, rank) or rank < 1:
+        raise LoraError(
+            f"{path.name}: lora_A and lora_B of {name!r} are {list(a)} and {list(b)}, the model takes"
+            f" [rank, {layer.in_features}] and [{layer.out_features}, rank]"
+        )
+    if rank > max_rank:
+        raise LoraError(f"{path.name}: the rank of {name!r} is {rank}, the limit is {max_rank} (max_lora_rank)")
+
+
+def _delta(path: Path, name: str, tensors: list[torch.Tensor], scale: float, dtype: torch.dtype) -> LoraDelta:
+    a, b = (tensor.float() for tensor in tensors)
+    delta = LoraDelta(a.to(dtype), (b * scale).to(dtype))
+    if not (delta.a.isfinite().all() and delta.b.isfinite().all()):
+        raise LoraError(f"{path.name}: lora_A or lora_B of {name!r} holds numbers that are not finite in {dtype}")
+    return delta
+
+
+def _reason(error: Exception) -> str:
+    """Returns what is wrong, without the file's whole path: clients may read it."""
+    return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

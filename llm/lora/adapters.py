@@ -1,0 +1,112 @@
+"""Which adapters are in memory: loads those that waiting sequences want, and drops those that nothing uses."""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from raylens.llm.lora.adapter import check_adapter, read_adapter
+from raylens.llm.lora.layers import LoraLayers
+from raylens.llm.lora.request import LoraError, LoraRequest
+from raylens.llm.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Loading:
+    slot: int
+    future: "Future[None]"
+
+
+class LoraAdapters:
+    """Gives adapters their slots, at most `max_loras` at once.
+
+    Adapters are read on a thread of their own, one after another, while steps go on. `place` is called before each
+    step. It gives each waiting sequence whose adapter is in memory the adapter's slot; the others wait.
+
+    Where all slots are taken, the adapter used least recently is dropped that no running sequence and no earlier
+    waiting one uses. Where there is none, later sequences of one adapter hold back until its running ones have ended.
+    Without this a busy adapter would keep its slot for ever. Sequences of all other adapters and of none go on.
+    """
+
+    def __init__(self, layers: LoraLayers, max_loras: int) -> None:
+        self._layers = layers
+        self._slots: OrderedDict[LoraRequest, int] = OrderedDict()  # least recently used first
+        self._free = list(range(max_loras))
+        self._loading: dict[LoraRequest, _Loading] = {}
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
+        self.on_read: Callable[[], None] = lambda: None
+        """Is called on another thread when `has_news` becomes true."""
+
+    def check(self, folder: str) -> None:
+        """Raises LoraError for an adapter that cannot be served, as far as it shows without its weights. Any thread may
+        ask."""
+        check_adapter(folder, self._layers.shapes, max_rank=self._layers.max_rank)
+
+    @property
+    def has_news(self) -> bool:
+        """Returns whether an adapter has been read, or could not be, since `place` was called last."""
+        return any(one.future.done() for one in list(self._loading.values()))
+
+    def place(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> dict[LoraRequest, LoraError]:
+        """Sets `lora_slot` of the waiting sequences, which come in the order of their rank. Returns the adapters that
+        could not be read, with the reasons. Their sequences have to end: the next one tries again."""
+        failures = self._collect()
+        num_running = Counter(one.lora for one in running if one.lora is not None)
+        for used in num_running:
+            self._slots.move_to_end(used)
+        wanted: set[LoraRequest] = set()
+        held: set[LoraRequest] = set()
+        for sequence in waiting:
+            lora = sequence.lora
+            if lora is None or lora in failures:
+                continue
+            if lora not in self._slots and lora not in self._loading and lora not in wanted:
+                self._find_place(lora, num_running, wanted, held)
+            wanted.add(lora)
+            sequence.lora_slot = None if lora in held else self._slots.get(lora)
+        return failures
+
+    def _find_place(
+        self, lora: LoraRequest, num_running: Counter[LoraRequest], wanted: set[LoraRequest], held: set[LoraRequest]
+    ) -> None:
+        """Starts to read the adapter into a free slot or that of one that nothing needs. `wanted`: the adapters of
+        earlier sequences. Where there is no slot, this adds to `held` an adapter whose later sequences must wait."""
+        if not self._free:
+            unused = next((one for one in self._slots if not num_running[one] and one not in wanted), None)
+            if unused is None:
+                busy = [one for one in self._slots if num_running[one] and one not in held]
+                if busy:
+                    held.add(min(busy, key=lambda one: num_running[one]))
+                return
+            self._free.append(self._slots.pop(unused))
+        slot = self._free.pop()
+        future = self._loader.submit(self._read, lora, slot)
+        self._loading[lora] = _Loading(slot, future)
+        future.add_done_callback(lambda _: self.on_read())
+
+    @torch.inference_mode()
+    def _read(self, lora: LoraRequest, slot: int) -> None:
+        started = time.perf_counter()
+        layers = self._layers
+        layers.load(slot, read_adapter(lora.folder, layers.shapes, max_rank=layers.max_rank, dtype=layers.dtype))
+        logger.info("adapter %s is in memory after %.2f s", lora.name, time.perf_counter() - started)
+
+    def _collect(self) -> dict[LoraRequest, LoraError]:
+        failures: dict[LoraRequest, LoraError] = {}
+        for lora, one in [item for item in self._loading.items() if item[1].future.done()]:
+            del self._loading[lora]
+            error = one.future.exception()
+            if error is None:
+                self._slots[lora] = one.slot
+                continue
+            self._free.append(one.slot)
+            is_known = isinstance(error, LoraError)
+            logger.error("adapter %s in %s: %s", lora.name, lora.folder, error, exc_info=None if is_known else error)
+            failures[lora] = LoraError(f"adapter {lora.name!r}: {error if is_known else 'it could not be loaded'}")
+        return failures

@@ -1,0 +1,168 @@
+"""The weights of the adapters in memory, and the linear layers that add what they compute.
+
+All adapters of a layer lie one behind the other, as in a single adapter of `max_loras` times `max_lora_rank`. A mask
+gives each row of a step the part of its own adapter. So a layer costs two products more, however many adapters a step
+has.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from raylens.llm.host_values import send
+from raylens.llm.lora.adapter import LinearShape, LoraDelta
+from raylens.llm.lora.request import NO_SLOT
+
+
+@dataclass(slots=True)
+class ActiveAdapters:
+    """The adapters of the step that runs now. `slots`: those of its rows. `ranks`: where their weights lie.
+    `is_foreign`, (num_rows, number of ranks) bool: which of these weights belong to another adapter than the row's.
+    None: none of them does."""
+
+    slots: frozenset[int] = frozenset()
+    num_rows: int = 0
+    ranks: slice = field(default_factory=lambda: slice(0))
+    is_foreign: torch.Tensor | None = None
+
+
+class LoraLinear(nn.Module):
+    """Stands for a linear layer of any kind, and adds to each row what the row's adapter adds."""
+
+    def __init__(
+        self,
+        base: nn.Module,
+        shape: LinearShape,
+        active: ActiveAdapters,
+        *,
+        num_ranks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`num_ranks`: the ranks of all slots together."""
+        super().__init__()
+        self.base = base
+        self.active = active
+        self.used_slots: set[int] = set()
+        self.a = torch.zeros(num_ranks, shape.in_features, dtype=dtype, device=device)
+        self.b = torch.zeros(num_ranks, shape.out_features, dtype=dtype, device=device)
+        # The parts that the last step took. To take them anew costs as much as to multiply with them.
+        self._ranks = slice(0)
+        self._parts = self.a.T, self.b
+
+    def load(self, slot: int, ranks: slice, delta: LoraDelta | None) -> None:
+        """Puts an adapter's delta into a slot, `ranks` of the weights. None: the adapter does not change this layer."""
+        if slot in self.used_slots:
+            self.a[ranks] = 0
+            self.b[ranks] = 0
+            self.used_slots.discard(slot)
+        if delta is not None:
+            own = slice(ranks.start, ranks.start + len(delta.a))
+            self.a[own] = delta.a.to(self.a)
+            self.b[own] = delta.b.T.to(self.b)
+            self.used_slots.add(slot)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
+        output: torch.Tensor = self.base(input)
+        active = self.active
+        if active.slots.isdisjoint(self.used_slots):
+            return output
+        if self._ranks != active.ranks:
+            self._ranks, self._parts = active.ranks, (self.a[active.ranks].T, self.b[active.ranks])
+        a, b = self._parts
+        rows = input.reshape(-1, input.shape[-1])
+        assert len(rows) == active.num_rows, "the layer computes other rows than the step's tokens"
+        inner = rows @ a
+        if active.is_foreign is not None:
+            inner.masked_fill_(active.is_foreign, 0)  # a product would let a row see where another's adapter overflows
+        return torch.addmm(output.reshape(-1, output.shape[-1]), inner, b).view_as(output)
+
+
+class LoraLayers:
+    """A LoraLinear for each linear layer of a decoder's layers. They stand in the decoder only while a step with
+    adapters runs, so that any other step runs what it would run without adapters."""
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        shapes: Mapping[str, LinearShape],
+        *,
+        max_loras: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`shapes`: the layers that may have adapters, by their names in the decoder, see `linear_shapes`. Other
+        modules may have taken their places since, as for packed weights."""
+        self.max_rank = max_rank
+        self.dtype = dtype
+        self._device = device
+        self._active = ActiveAdapters()
+        self._places: list[tuple[dict[str, Any], str, LoraLinear]] = []
+        self._linears: dict[str, LoraLinear] = {}
+        for name, shape in shapes.items():
+            owner, _, leaf = name.rpartition(".")
+            modules: dict[str, Any] = decoder.get_submodule(owner)._modules
+            linear = LoraLinear(
+                modules[leaf], shape, self._active, num_ranks=max_loras * max_rank, dtype=dtype, device=device
+            )
+            self._places.append((modules, leaf, linear))
+            self._linears[_from_layers(name)] = linear
+        self.shapes = {_from_layers(name): shape for name, shape in shapes.items()}
+        self._layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+    def load(self, slot: int, deltas: Mapping[str, LoraDelta]) -> None:
+        """Puts an adapter into a slot that no running sequence uses. Any thread may do this, also beside steps: what
+        they read of the slot is finite and masked."""
+        for name, linear in self._linears.items():
+            linear.load(slot, self._ranks(slot, slot + 1), deltas.get(name))
+
+    @contextmanager
+    def of(self, row_slots: torch.Tensor) -> Iterator[None]:
+        """Within this context the decoder adds the adapters of `row_slots`, (num_tokens,) int64 on the CPU: the slot of
+        each row of the step, or NO_SLOT. Some row has a slot."""
+        self._activate(row_slots)
+        # The compiled form of a layer is only for the layer as it is without adapters.
+        compiled = [(vars(layer), forward) for layer in self._layers if (forward := vars(layer).pop("forward", None))]
+        for modules, leaf, linear in self._places:
+            modules[leaf] = linear
+        try:
+            yield
+        finally:
+            for modules, leaf, linear in self._places:
+                modules[leaf] = linear.base
+            for attributes, forward in compiled:
+                attributes["forward"] = forward
+
+    def _activate(self, row_slots: torch.Tensor) -> None:
+        active = self._active
+        all_slots = frozenset(row_slots.tolist())
+        active.slots, active.num_rows = all_slots - {NO_SLOT}, len(row_slots)
+        active.ranks = self._ranks(min(active.slots), max(active.slots) + 1)
+        active.is_foreign = None
+        if len(all_slots) > 1:
+            owners = torch.arange(active.ranks.start, active.ranks.stop, device=self._device) // self.max_rank
+            active.is_foreign = owners != send(row_slots.numpy(), self._device).unsqueeze(1)
+
+    def _ranks(self, start: int, stop: int) -> slice:
+        return slice(start * self.max_rank, stop * self.max_rank)
+
+
+def linear_shapes(decoder: nn.Module) -> dict[str, LinearShape]:
+    """Returns the plain linear layers within the decoder's layers, by name. Experts are left out: they compute other
+    rows than a step's."""
+    return {
+        name: LinearShape(module.in_features, module.out_features)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear) and f".{name}".find(".layers.") >= 0 and ".experts." not in name
+    }
+
+
+def _from_layers(name: str) -> str:
+    """Returns a name from `layers.` on."""
+    return name[f".{name}".index(".layers.") :]

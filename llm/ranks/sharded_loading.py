@@ -1,0 +1,143 @@
+"""Loads a checkpoint so that each rank reads only its own part of each weight."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import (
+    Chunk,
+    Concatenate,
+    MergeModulelist,
+    Split,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from raylens.llm.ranks.parallel import ProcessGroup
+from raylens.llm.ranks.partition import Partition, joined
+from raylens.llm.ranks.sharding import check_shapes, shard
+
+
+def sharded_class(
+    model_class: type[PreTrainedModel], decoder: Callable[[PreTrainedModel], nn.Module], group: ProcessGroup
+) -> type[PreTrainedModel]:
+    """Returns a subclass of `model_class` whose `from_pretrained` loads only this rank's part of the language half.
+
+    `from_pretrained` raises the errors of `shard`, and ValueError for a checkpoint that is not safetensors and for a
+    weight whose conversion needs all of it."""
+
+    class Sharded(model_class):
+        # When transformers calls this, it has built the model on the meta device and found the checkpoint's files. It
+        # still does the renaming of keys, the conversion of dtypes and the merging of experts itself.
+        @staticmethod
+        def _load_pretrained_model(
+            model: PreTrainedModel, state_dict: dict[str, Any] | None, files: list[str], load_config: Any, **_: Any
+        ) -> tuple[Any, Any]:
+            if not all(file.endswith(".safetensors") for file in files):
+                raise ValueError(f"tensor parallelism reads safetensors only, not {files}")
+            partitions = shard(model, decoder(model), group)
+            with ExitStack() as stack:
+                slices: dict[str, Any] = {}
+                for file in files:
+                    # The file is not mapped: to read columns of a mapped weight would bring all its pages into memory.
+                    opened = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
+                    slices |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - no iterator
+                slices = _parts(model, slices, partitions, load_config.weight_mapping or [])
+                loaded = model_class._load_pretrained_model(model, slices, None, load_config)
+            check_shapes(model, partitions)
+            return loaded  # type: ignore[no-any-return]
+
+    # transformers finds its renamings of checkpoint keys by the module and name of the class.
+    Sharded.__module__, Sharded.__name__ = model_class.__module__, model_class.__name__
+    return Sharded
+
+
+class StoredPart:
+    """A rank's part of a weight in a file. It is read when transformers asks for it with `part[...]`."""
+
+    def __init__(self, stored: Any, partition: Partition) -> None:
+        self._stored = stored
+        self._ndim = len(stored.get_shape())
+        self._partition = partition.of_shape(tuple(stored.get_shape()))
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        assert index is Ellipsis
+        return self._partition.read(self._stored, self._ndim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A weight in a file, with the name of the model's weight that it becomes, alone or as a part, and with the
+    converter and its source pattern, if transformers converts it."""
+
+    weight: Any
+    name: str
+    pattern: str | None
+    converter: WeightConverter | None
+
+    def size(self, dim: int) -> int:
+        size: int = self.weight.get_shape()[dim]
+        return size
+
+
+def _parts(
+    model: PreTrainedModel, slices: dict[str, Any], partitions: dict[str, Partition], mapping: list[Any]
+) -> dict[str, Any]:
+    """Returns `slices` by checkpoint key, where this rank's part replaces each weight that is divided."""
+    stored = _find_targets(model, slices, mapping)
+    by_name: dict[str, list[_Stored]] = {}
+    for entry in stored.values():
+        by_name.setdefault(entry.name, []).append(entry)
+    parts: dict[str, Any] = {}
+    for key, entry in stored.items():
+        partition = _partition_of(key, entry, by_name[entry.name], partitions)
+        parts[key] = entry.weight if partition is None else StoredPart(entry.weight, partition)
+    return parts
+
+
+def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[Any]) -> dict[str, _Stored]:
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    expected = model.state_dict()
+    stored = {}
+    # Keys are renamed in transformers' own order, because some renamings depend on it.
+    for key in sorted(slices, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, expected)
+        if name not in expected and key in expected:
+            name, pattern = rename_source_key(key, [], [], model.base_model_prefix, expected)
+        converter = by_pattern[pattern] if pattern is not None and name in expected else None
+        stored[key] = _Stored(slices[key], name, pattern, converter)
+    return stored
+
+
+def _partition_of(
+    key: str, entry: _Stored, of_one_name: list[_Stored], partitions: dict[str, Partition]
+) -> Partition | None:
+    """Returns which part of a stored weight this rank reads, or None for all of it.
+
+    Raises ValueError for a conversion that needs the whole weight."""
+    partition = partitions.get(entry.name)
+    converter = entry.converter
+    if converter is None or partition is None:
+        return partition
+    first, *further = converter.operations
+    if isinstance(first, Concatenate) and not further:
+        sources = sorted(of_one_name, key=lambda source: converter.source_patterns.index(source.pattern))
+        sizes = [source.size(partition.dim) for source in sources]
+        start = sum(sizes[: sources.index(entry)])
+        return partition.within(start, start + entry.size(partition.dim))
+    if isinstance(first, Chunk | Split) and not further:
+        targets = converter.target_patterns
+        names = [entry.name.replace(targets[0], target) for target in targets]
+        return joined([partitions[name] for name in names])
+    if all(isinstance(operation, MergeModulelist | Concatenate) for operation in converter.operations):
+        return partition
+    raise ValueError(f"{key}: a weight that {converter.operations} convert cannot be loaded in parts")

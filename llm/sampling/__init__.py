@@ -1,0 +1,1 @@
+"""From logits to token ids: penalties, truncation, draws, log-probabilities, and answers of a given form."""

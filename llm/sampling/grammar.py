@@ -1,0 +1,172 @@
+"""Structured output: masks of the tokens that may come next in an answer, by the grammar that its request asks for.
+
+The library (llguidance) matches bytes, so any tokenizer of the `tokenizers` library works, and a token may span
+several terminals. The library computes each mask only when it is asked for, and so compiles in milliseconds. A mask may
+take longer than a step of the model. So separate threads compute it, from the moment the token before it is known.
+"""
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+
+from raylens.llm.byte_tokenizer import ByteTokenizer
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampling.grammar_check import NICENESS, GrammarCheck
+from raylens.llm.sampling.grammar_source import GrammarError, check, make_matcher
+from raylens.llm.sampling.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+MAX_CACHED_GRAMMARS = 256
+# The masks of so many answers may be slow before those of other answers have to wait for a thread.
+_NUM_MASK_THREADS = 4
+_BITS_PER_WORD = 32
+
+
+class GrammarMatcher:
+    """Follows one answer through its grammar. It belongs to one sequence, and only one thread may call it."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
+        self._matcher = matcher
+        self._threads = threads
+        self._words = torch.empty(-(-vocab_size // _BITS_PER_WORD), dtype=torch.int32)
+        self._computing = threads.submit(self._compute_mask)
+        self.is_complete = False
+        """Whether only an end token can follow."""
+        self.failure: str | None = None
+
+    @property
+    def is_mask_ready(self) -> bool:
+        return self._computing.done()
+
+    def mask(self) -> torch.Tensor:
+        """Waits for the mask of the tokens that may come next and returns it: (ceil(vocab / 32),), int32, on the CPU.
+        Token i is bit i % 32 of word i // 32.
+
+        Once the grammar is complete and cannot go on, the mask allows the model's end tokens only. A grammar that turns
+        out on the way to be too complex allows no token at all, and `failure` says why.
+        """
+        try:
+            self._computing.result()
+        except GrammarError as error:
+            self._words.zero_()
+            self._fail(error)
+        return self._words
+
+    def advance(self, token_id: int) -> bool:
+        """Consumes a token that the mask allowed. Returns False where the grammar fails, and `failure` then says why.
+
+        The grammar fails for example where the only text that may follow is one that the tokenizer takes for a special
+        token.
+        """
+        self.mask()  # until it returns, another thread may use the matcher
+        self._matcher.consume_token(token_id)
+        try:
+            check(self._matcher)
+        except GrammarError as error:
+            self._fail(error)
+            return False
+        self.is_complete = self._matcher.is_stopped()
+        self._computing = self._threads.submit(self._compute_mask)
+        return True
+
+    def _compute_mask(self) -> None:
+        words = self._words
+        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), len(words) * words.element_size())
+        check(self._matcher)
+
+    def _fail(self, error: GrammarError) -> None:
+        logger.warning("a grammar failed on the way: %s", error)
+        self.failure = str(error)
+
+    @staticmethod
+    def wait_for(matchers: "Iterable[GrammarMatcher]", timeout_s: float, *, for_all: bool) -> None:
+        """Waits until the masks of all matchers, or of any, are ready, but at most `timeout_s`."""
+        computing = [matcher._computing for matcher in matchers]
+        wait(computing, timeout_s) if for_all else wait(computing, timeout_s, FIRST_COMPLETED)
+
+
+class CompiledGrammar:
+    """One compiled grammar. It never changes, and any number of requests may share it."""
+
+    def __init__(self, start: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
+        self._start = start
+        self._vocab_size = vocab_size
+        self._threads = threads
+
+    def new_matcher(self) -> GrammarMatcher:
+        return GrammarMatcher(self._start.deep_copy(), self._vocab_size, self._threads)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model and keeps those that were asked for last. Any thread may use it."""
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._check = GrammarCheck(tokenizer.arguments)
+        self._threads = ThreadPoolExecutor(_NUM_MASK_THREADS, "grammar-mask", initializer=os.nice, initargs=(NICENESS,))
+        self._lock = threading.Lock()
+        self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
+
+    def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
+        """Returns the compiled grammar of `wanted`.
+
+        This takes milliseconds for most grammars, about a second for the first, and at most some seconds, see
+        `grammar_check`. Raises InvalidRequestError that names the field of `wanted`.
+        """
+        for text in wanted.choice or ():
+            if special := [token for token in self._tokenizer.special_tokens if token in text]:
+                reason = f"must be without the model's special tokens, got {special[0]}"
+                raise InvalidRequestError(reason, field="choice")
+        outcome = self._outcome(*wanted.specification)
+        if isinstance(outcome, str):
+            raise InvalidRequestError(outcome, field=wanted.specification[0])
+        return outcome
+
+    def _outcome(self, field: str, text: str) -> CompiledGrammar | str:
+        """Returns the compiled grammar, or the reason why it is refused. Threads that ask for the same grammar share
+        one compilation."""
+        with self._lock:
+            known = self._outcomes.get((field, text))
+            outcome = self._outcomes.setdefault((field, text), Future())
+            self._outcomes.move_to_end((field, text))
+            if len(self._outcomes) > MAX_CACHED_GRAMMARS:
+                self._outcomes.popitem(last=False)
+        if known is None:
+            try:
+                outcome.set_result(self._compile_anew(field, text))
+            except BaseException as error:
+                with self._lock:
+                    self._outcomes.pop((field, text), None)
+                outcome.set_exception(error)
+        return outcome.result()
+
+    def _compile_anew(self, field: str, text: str) -> CompiledGrammar | str:
+        try:
+            matching = self._tokenizer.matching()
+        except ValueError:
+            return f"must be absent: {self._tokenizer.name}, the model's tokenizer, does not support it"
+        if reason := self._check.reason_against(field, text):
+            return reason
+        return CompiledGrammar(make_matcher(matching, field, text), matching.vocab_size, self._threads)
+
+
+def plan_bitmask(values: HostValues, rows: list[int], matchers: list[GrammarMatcher]) -> Callable[[torch.Tensor], None]:
+    """Adds the matchers' masks to `values`. Returns what sets to -inf, in place, the tokens of logits, (any number,
+    vocab), that the grammars do not allow. `rows` are those that have the `matchers`."""
+    masks, index = values.add(np.stack([matcher.mask().numpy() for matcher in matchers])), values.add(np.array(rows))
+
+    def apply(logits: torch.Tensor) -> None:
+        bits = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)
+        is_allowed = (values[masks][:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits[values[index]] = logits[values[index]].masked_fill(~is_allowed, -torch.inf)
+
+    return apply

@@ -1,0 +1,155 @@
+"""Checks in a child process whether a grammar can be compiled and followed within bounds.
+
+A grammar of a few hundred bytes can take minutes to compile, use up all memory, or overflow the stack, and nothing can
+end a thread that compiles it. So a child process compiles each new grammar first. The kernel bounds the child's time
+and memory, and a child that ends at these bounds is replaced for the next grammar. The child imports neither torch nor
+transformers, and so starts fast.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from raylens.llm.sampling.grammar_source import GrammarError, check, make_matcher
+
+MAX_SECONDS = 2.0
+MAX_MEMORY_BYTES = 1 << 30
+NUM_TOKENS = 64
+"""The number of tokens for which the check follows a grammar. Some grammars fail, or show what they cost, only after
+several tokens."""
+
+# Lets decoding go first where both need a processor.
+NICENESS = 5
+_TOO_LONG = f"must be simpler: to compile and follow it for {NUM_TOKENS} tokens took more than {MAX_SECONDS:g} s"
+_TOO_LARGE = f"must be simpler: to compile it took more than {MAX_MEMORY_BYTES >> 20} MiB, or is nested too deeply"
+_REASONS = {signal.SIGPROF: _TOO_LONG, signal.SIGABRT: _TOO_LARGE, signal.SIGSEGV: _TOO_LARGE}
+
+
+class GrammarCheck:
+    """Checks grammars for one tokenizer. Any thread may use it; it checks one grammar at a time."""
+
+    def __init__(self, tokenizer: Callable[[], Mapping[str, Any]]) -> None:
+        """`tokenizer`: returns what `ByteTokenizer.arguments` does. It is called for each child anew, because its
+        result may take megabytes."""
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+
+    def reason_against(self, field: str, text: str) -> str | None:
+        """Returns why this `StructuredOutput.specification` is refused, or None where it is not.
+
+        Raises what the tokenizer raises, and RuntimeError when the child ends for a reason that has nothing to do with
+        the grammar.
+        """
+        with self._lock:
+            if self._child is None:
+                self._child = self._start()
+            reply = _ask(self._child, [field, text])
+            if reply is not None:
+                reason: str | None = json.loads(reply)
+                return reason
+            status = self._child.wait()
+            self._child = None
+        if -status not in _REASONS:
+            raise RuntimeError(f"the process that checks grammars ended with status {status}")
+        return _REASONS[signal.Signals(-status)]
+
+    def _start(self) -> subprocess.Popen[str]:
+        tokenizer = self._tokenizer()
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "raylens.llm.sampling.grammar_check"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what the library prints when it aborts, which quotes the client's grammar
+            text=True,
+        )
+        weakref.finalize(self, _end, child)
+        if _ask(child, tokenizer) is None:
+            raise RuntimeError(f"the process that checks grammars could not start: status {child.wait()}")
+        return child
+
+
+def _ask(child: "subprocess.Popen[str]", question: object) -> str | None:
+    """Sends the child a line of JSON and returns the line that it answers, or None when it has ended."""
+    assert child.stdin is not None, "a pipe"
+    assert child.stdout is not None, "a pipe"
+    try:
+        child.stdin.write(json.dumps(question) + "\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        return None
+    return child.stdout.readline() or None
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    child.kill()
+    child.communicate()
+
+
+def main() -> None:
+    """Runs the child. It reads a tokenizer and then grammars from standard input, a line of JSON each, and answers each
+    with a line of JSON."""
+    os.nice(NICENESS)
+    tokenizer = LLTokenizer(**json.loads(sys.stdin.readline()))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MAX_MEMORY_BYTES,) * 2)
+    print("null", flush=True)
+    for line in sys.stdin:
+        # The timer counts this process's CPU time, whatever else runs on the machine. Its signal ends the process.
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+        reason = _reason_against(tokenizer, *json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(reason), flush=True)
+
+
+def _reason_against(tokenizer: LLTokenizer, field: str, text: str) -> str | None:
+    try:
+        _follow(make_matcher(tokenizer, field, text), tokenizer.eos_tokens)
+    except GrammarError as error:
+        return f"must be one that can be compiled and followed, got: {error}"
+    except MemoryError:
+        return _TOO_LARGE
+    return None
+
+
+def _follow(matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
+    """Consumes up to `NUM_TOKENS` allowed tokens, drawn with a fixed seed, until only an end token may follow. Raises
+    GrammarError where the grammar fails."""
+    chance = random.Random(0)
+    for _ in range(NUM_TOKENS):
+        mask = bytearray(matcher.compute_bitmask())
+        check(matcher)
+        for token_id in eos_tokens:
+            mask[token_id // 8] &= ~(1 << token_id % 8)
+        if not any(mask):
+            return
+        matcher.consume_token(_some_token(mask, chance))
+        check(matcher)
+
+
+def _some_token(mask: bytearray, chance: random.Random) -> int:
+    """Returns a random token whose bit in `mask` is set. Token i is bit i % 8 of byte i // 8; at least one bit is
+    set."""
+    start = chance.randrange(len(mask))
+    byte = next(place % len(mask) for place in range(start, start + len(mask)) if mask[place % len(mask)])
+    return 8 * byte + chance.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
+
+
+def _address_space() -> int:
+    """Returns the size of this process's address space in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

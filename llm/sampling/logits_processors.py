@@ -1,0 +1,126 @@
+"""Changes logits before a token is chosen, greedily or not: grammar, exclusions, `min_tokens`, bias and penalties.
+
+Most edits work on all rows that need them at once, and touch only the tokens that they are about.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampling.excluded_tokens import IntArray
+from raylens.llm.sampling.grammar import plan_bitmask
+from raylens.llm.sampling.sampler_state import FloatArray, SamplerState
+from raylens.llm.sampling.truncation import Edit
+
+Rows = list[tuple[int, SamplerState]]
+"""Row numbers of the logits, each with the row's state."""
+Places = tuple[int, int]
+"""Of places in the logits, which name none twice: the indexes in the HostValues of their rows and of their columns."""
+
+
+def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]:
+    """Adds to `values` what each row's settings need. Returns what changes logits, (len(states), vocab), by them. Apply
+    the edits in order once the values are on the device. They are vLLM's, in its order:
+
+    1. structured output: every token that the grammar does not allow gets -inf
+    2. `allowed_token_ids`: every other token gets -inf
+    3. `bad_words`: the last token of a word gets -inf where the output ends in the tokens before it. This is skipped
+       for a row in which no other token would be left
+    4. `min_tokens`: the tokens that would end the output get -inf. This is skipped for a row in which no other token
+       would be left, as when the grammar is complete: the form of the answer takes precedence over its length
+    5. `logit_bias`: is added
+    6. `repetition_penalty`: multiplies a negative logit of a token of prompt or output, and divides any other, like
+       transformers' RepetitionPenaltyLogitsProcessor
+    7. `frequency_penalty` times the token's count in the output, and `presence_penalty` once for a token of the output:
+       are subtracted, as OpenAI defines it
+    """
+    rows = [(row, state) for row, state in enumerate(states) if state.edits_logits]
+    edits: list[Edit] = []
+    if constrained := [(row, state.matcher) for row, state in rows if state.matcher is not None]:
+        edits.append(plan_bitmask(values, [row for row, _ in constrained], [matcher for _, matcher in constrained]))
+    for row, state in rows:
+        if state.allowed_token_ids is not None:
+            edits.append(_keep(values, row, state.allowed_token_ids))
+    if bad := [(row, state) for row, state in rows if len(state.bad_token_ids)]:
+        edits.append(_ban(values, bad, lambda state: state.bad_token_ids))
+    if early := [(row, state) for row, state in rows if len(state.banned_token_ids)]:
+        edits.append(_ban(values, early, lambda state: state.banned_token_ids))
+    if biased := [(row, state) for row, state in rows if len(state.biases)]:
+        edits.append(_bias(values, biased))
+    if penalized := [(row, state) for row, state in rows if state.seen is not None and len(state.seen.token_ids)]:
+        edits.append(_penalize(values, penalized))
+    return edits
+
+
+def _keep(values: HostValues, row: int, token_ids: IntArray) -> Edit:
+    columns = values.add(token_ids)
+
+    def keep(logits: torch.Tensor) -> None:
+        own, kept = logits[row], values[columns]
+        allowed = own[kept]
+        own.fill_(-torch.inf)
+        own[kept] = allowed
+
+    return keep
+
+
+def _ban(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Edit:
+    """Sets each row's `token_ids` to -inf, but leaves a row unchanged in which no other token would be left."""
+    row_of_each, columns = _places(values, rows, token_ids)
+
+    def ban(logits: torch.Tensor) -> None:
+        places = values[row_of_each], values[columns]
+        allowed = logits[places]
+        logits.index_put_(places, logits.new_full((), -torch.inf))
+        is_emptied = logits.amax(dim=-1) == -torch.inf
+        logits[places] = torch.where(is_emptied[places[0]], allowed, -torch.inf)
+
+    return ban
+
+
+def _bias(values: HostValues, rows: Rows) -> Edit:
+    row_of_each, columns = _places(values, rows, lambda state: state.biased_token_ids)
+    biases = values.add(np.concatenate([state.biases for _, state in rows]))
+
+    def bias(logits: torch.Tensor) -> None:
+        logits[values[row_of_each], values[columns]] += values[biases]
+
+    return bias
+
+
+def _penalize(values: HostValues, rows: Rows) -> Edit:
+    row_of_each, columns = _places(values, rows, lambda state: _seen(state)[0])
+    settings = [
+        np.repeat(
+            np.array([[state.repetition_penalty, state.params.frequency_penalty, state.params.presence_penalty]]),
+            len(_seen(state)[0]),
+            axis=0,
+        )
+        for _, state in rows
+    ]
+    penalties = values.add(np.concatenate(settings).astype(np.float32).T)
+    output_counts = values.add(np.concatenate([_seen(state)[1] for _, state in rows]))
+
+    def penalize(logits: torch.Tensor) -> None:
+        places, counts = (values[row_of_each], values[columns]), values[output_counts]
+        repetition, frequency, presence = values[penalties]
+        own = logits[places]
+        own = torch.where(own < 0, own * repetition, own / repetition)
+        own -= frequency * counts
+        own -= presence * (counts > 0)
+        logits[places] = own
+
+    return penalize
+
+
+def _seen(state: SamplerState) -> tuple[IntArray, FloatArray]:
+    assert state.seen is not None, "rows without penalties are left out"
+    return state.seen.token_ids, state.seen.output_counts
+
+
+def _places(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Places:
+    columns = [token_ids(state) for _, state in rows]
+    row_of_each = np.repeat([row for row, _ in rows], [len(own) for own in columns])
+    return values.add(row_of_each), values.add(np.concatenate(columns))

@@ -1,0 +1,139 @@
+"""The sampling parameters of one request: how its tokens are chosen and when its output ends."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from annotated_types import Interval
+
+from raylens.llm.sampling import bounds
+from raylens.llm.sampling.structured_output import StructuredOutput
+from raylens.preprocess.schema import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The sampling parameters of one request. For `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
+    `min_tokens` None stands for the model's own default (`generation_defaults`). All others are off unless they are
+    set.
+
+    - `max_tokens`: None runs to the end of the context, 0 computes the prompt only
+    - `min_tokens`: before so many tokens no end token, no token of `stop_token_ids` and no stop string ends the output
+    - `temperature`: 0 is greedy
+    - `top_k` (0 and -1 are off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.plan_truncation`
+    - `repetition_penalty` (1 is off), on tokens of prompt and output; `presence_penalty`, `frequency_penalty` (0 is
+      off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.plan_edits`
+    - `allowed_token_ids`: no other token comes; `bad_words`: none of these texts comes, at least not in its usual
+      tokens: see `logits_processors.plan_edits`
+    - `seed`: gives the same tokens each time, whatever else is running
+    - `stop`: texts that end the output and are not part of it; `stop_token_ids`: tokens that end it, as end tokens do;
+      `include_stop_str_in_output`: the stop string that ended the output is part of it
+    - `skip_special_tokens`: special tokens are no part of the output's text
+    - `ignore_eos`: the model's end tokens are tokens like any other
+    - `logprobs`, `prompt_logprobs`: how many of the likeliest tokens to name at each position of the output and of
+      the prompt, beside the token at that position; None gives no log-probabilities
+    - `n`: how many answers the request gets to its prompt
+    - `structured_output`: the form of the answer
+
+    Raises InvalidRequestError that names the field, its limit and its value.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_output: StructuredOutput | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choice_of_tokens()
+        self._check_end()
+        for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check_bounds(name, number, bounds.NUM_LOGPROBS)
+        _check_bounds("n", self.n, bounds.NUM_ANSWERS)
+
+    def _check_choice_of_tokens(self) -> None:
+        _check_bounds("temperature", self.temperature, bounds.TEMPERATURE)
+        _check_bounds("top_p", self.top_p, bounds.TOP_P)
+        _check_bounds("top_k", self.top_k, bounds.TOP_K)
+        _check_bounds("min_p", self.min_p, bounds.MIN_P)
+        _check_bounds("repetition_penalty", self.repetition_penalty, bounds.REPETITION_PENALTY)
+        _check_bounds("presence_penalty", self.presence_penalty, bounds.PENALTY)
+        _check_bounds("frequency_penalty", self.frequency_penalty, bounds.PENALTY)
+        count = len(self.logit_bias)
+        _check(count <= bounds.MAX_BIASED_TOKENS, "logit_bias", f"of at most {bounds.MAX_BIASED_TOKENS} tokens", count)
+        for bias in self.logit_bias.values():
+            _check_bounds("logit_bias", bias, bounds.LOGIT_BIAS)
+        _check_bounds("seed", self.seed, bounds.SEED)
+        self._check_exclusions()
+
+    def _check_exclusions(self) -> None:
+        if self.allowed_token_ids is not None:
+            _check(len(self.allowed_token_ids) > 0, "allowed_token_ids", "of at least one token", 0)
+            # The grammar may reach a point where it allows none of these tokens.
+            is_free = self.structured_output is None
+            _check(is_free, "allowed_token_ids", "absent where structured_output is set", len(self.allowed_token_ids))
+        count = len(self.bad_words)
+        _check(count <= bounds.MAX_BAD_WORDS, "bad_words", f"at most {bounds.MAX_BAD_WORDS} texts", count)
+        for word in self.bad_words:
+            limit = f"texts of 1 to {bounds.MAX_BAD_WORD_CHARS} characters, not all blank"
+            _check(word.strip() != "" and len(word) <= bounds.MAX_BAD_WORD_CHARS, "bad_words", limit, len(word))
+
+    def _check_end(self) -> None:
+        if self.max_tokens is not None:
+            _check(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
+        if self.min_tokens is not None:
+            _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
+        if self.max_tokens is not None and self.min_tokens is not None:
+            _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)
+        _check(
+            len(self.stop) <= bounds.MAX_STOP_STRINGS,
+            "stop",
+            f"at most {bounds.MAX_STOP_STRINGS} strings",
+            len(self.stop),
+        )
+        for text in self.stop:
+            limit = f"strings of 1 to {bounds.MAX_STOP_CHARS} characters"
+            _check(0 < len(text) <= bounds.MAX_STOP_CHARS, "stop", limit, len(text))
+        count = len(self.stop_token_ids)
+        _check(
+            count <= bounds.MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {bounds.MAX_STOP_TOKEN_IDS} tokens", count
+        )
+        # Once the form is complete, only an end token may follow.
+        is_endless = self.ignore_eos and self.structured_output is not None
+        _check(not is_endless, "ignore_eos", "false where structured_output is set", self.ignore_eos)
+
+
+def _check_bounds(field: str, value: float | None, allowed: Interval) -> None:
+    if value is None:
+        return
+    sides: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [
+        ("at least", allowed.ge, operator.ge),
+        ("above", allowed.gt, operator.gt),
+        ("at most", allowed.le, operator.le),
+    ]
+    closed = [side for side in sides if side[1] is not None]
+    holds = all(compare(value, bound) for _, bound, compare in closed)
+    _check(holds, field, " and ".join(f"{words} {bound}" for words, bound, _ in closed), value)
+
+
+def _check(holds: bool, field: str, limit: str, value: object) -> None:
+    if not holds:
+        raise InvalidRequestError(f"must be {limit}, got {value}", field=field)

@@ -1,0 +1,180 @@
+"""Turns logits into token ids, each row of a batch by its own sampling parameters."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from raylens.cpu_kernels.library import kernel_library
+from raylens.llm.host_values import HostCopy, HostValues, send
+from raylens.llm.sampling.kernel_sampler import choose_by_kernels
+from raylens.llm.sampling.logits_processors import plan_edits
+from raylens.llm.sampling.logprobs import LogprobsCopy, TokenLogprobs
+from raylens.llm.sampling.sampler_state import SamplerState
+from raylens.llm.sampling.truncation import plan_truncation
+
+_TOKENS_PER_GROUP = 128
+
+
+@dataclass(slots=True)  # not frozen: to freeze it would cost a microsecond for each token
+class SampledToken:
+    """The token chosen for one row, with its `logprobs` where the row's parameters ask for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class _Choice(Protocol):
+    """What has been chosen for each row."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Token ids (num_rows,), int64, where the logits are. A row without a token has any id of the vocabulary."""
+
+    def read(self) -> list[int | None]:
+        """Returns the tokens, or None for a row whose highest logit is not finite, before its settings or behind
+        them."""
+
+
+class ChosenTokens:
+    """The next token of each row, as the device chooses it. The next step can take the tokens by `token_ids` before the
+    host knows them. `read` tells the host, once."""
+
+    def __init__(self, states: Sequence[SamplerState], choice: _Choice, logprobs: LogprobsCopy | None) -> None:
+        """`logprobs`: of the rows that ask for them, in order."""
+        self._states = states
+        self._choice = choice
+        self._logprobs = logprobs
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return self._choice.token_ids
+
+    def read(self) -> list[SampledToken | None]:
+        """Waits for the tokens, appends each to its row's state, and returns them.
+
+        Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails: such a failure
+        concerns the row's sequence alone."""
+        sampled = [
+            None if token_id is None or not state.append(token_id) else SampledToken(token_id)
+            for state, token_id in zip(self._states, self._choice.read(), strict=True)
+        ]
+        if self._logprobs is not None:
+            for row, logprobs in zip(_wanting_logprobs(self._states), self._logprobs.read(), strict=True):
+                if (token := sampled[row]) is not None:
+                    token.logprobs = logprobs
+        return sampled
+
+
+def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens:
+    """Has one token chosen for each row of `logits` (len(states), vocab), float32.
+
+    Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. Then a greedy row takes its
+    likeliest token. For any other row the temperature, `plan_truncation` and a draw follow. May overwrite `logits`.
+
+    The host does not wait for the device, but for rows that `waits_for_device` names.
+    """
+    wanting = _wanting_logprobs(states)
+    rows = send(np.array(wanting), logits.device) if wanting else None
+    raw = None if rows is None else logits[rows]
+    library = kernel_library() if logits.device.type == "cpu" else None
+    choice: _Choice = (
+        _choose(logits, states) if library is None else _ChosenByKernels(choose_by_kernels(library, logits, states))
+    )
+    if rows is None or raw is None:
+        return ChosenTokens(states, choice, None)
+    num_top = [states[row].params.logprobs or 0 for row in wanting]
+    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids[rows], num_top))
+
+
+def _wanting_logprobs(states: Sequence[SamplerState]) -> list[int]:
+    return [row for row, state in enumerate(states) if state.params.logprobs is not None]
+
+
+class _ChosenByKernels:
+    """A choice that the host has made."""
+
+    def __init__(self, tokens: list[int | None]) -> None:
+        self._tokens = tokens
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return torch.tensor([token_id or 0 for token_id in self._tokens])
+
+    def read(self) -> list[int | None]:
+        return self._tokens
+
+
+class _ChosenByDevice:
+    """A choice on its way to the host. `is_finite` (num_rows,): which rows have a token."""
+
+    def __init__(self, token_ids: torch.Tensor, is_finite: torch.Tensor) -> None:
+        self.token_ids = token_ids
+        self._told = HostCopy(torch.stack([token_ids, is_finite.long()]))
+
+    def read(self) -> list[int | None]:
+        told = zip(*self._told.read(), strict=True)
+        return [token_id if is_finite else None for token_id, is_finite in told]
+
+
+def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDevice:
+    """Does what `choose` does by PyTorch. The host sends one array to the device, and gets one."""
+    values = HostValues(logits.device)
+    edits = plan_edits(values, states)
+    drawing = [row for row, state in enumerate(states) if not state.is_greedy]
+    draw = _plan_draw(values, drawing, [states[row] for row in drawing]) if drawing else None
+    values.upload()
+    is_finite = logits.amax(dim=-1).isfinite()  # a NaN counts as the highest
+    for edit in edits:
+        edit(logits)
+    highest, token_ids = logits.max(dim=-1)
+    is_finite &= highest.isfinite()
+    if draw is not None:
+        draw(logits, token_ids)
+    return _ChosenByDevice(token_ids, is_finite)
+
+
+def _plan_draw(
+    values: HostValues, rows: list[int], states: Sequence[SamplerState]
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Returns what draws from the truncated softmax(logits / temperature) of each of the `rows`, and puts what it draws
+    into the token ids of all rows."""
+    index = values.add(np.array(rows))
+    own_temperatures = [state.params.temperature or 0.0 for state in states]
+    temperatures = values.add(np.array(own_temperatures, dtype=np.float32)[:, None])
+    uniforms = values.add(np.array([state.draw_uniform() for state in states]))
+    cuts = plan_truncation(values, states)
+
+    def draw(all_logits: torch.Tensor, token_ids: torch.Tensor) -> None:
+        logits = all_logits[values[index]]
+        logits /= values[temperatures]
+        logits -= logits.amax(dim=-1, keepdim=True)
+        for cut in cuts:
+            cut(logits)
+        token_ids[values[index]] = _invert_cdf(logits.exp_(), values[uniforms])
+
+    return draw
+
+
+def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Returns the token of each row at which the cumulative sum of the row's `weights` (rows, vocab) passes the share
+    `uniforms` (rows,), float64, of their sum.
+
+    One float64 decides for each row. Rounding may change with the batch, but it moves the bounds between tokens by
+    1e-16 or so, which hardly ever changes a token. The search first finds a group of tokens and then the token inside
+    the group, because a cumulative sum costs much more than a sum.
+    """
+    padding = -weights.shape[1] % _TOKENS_PER_GROUP
+    groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
+    cumulative = groups.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    targets = (uniforms[:, None] * cumulative[:, -1:]).contiguous()
+    # Where a row has no finite logit, nothing is drawn, but no index may leave its bounds.
+    group = torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[1] - 1)
+    rest = targets - cumulative.gather(1, (group - 1).clamp_(min=0)).masked_fill_(group == 0, 0.0)
+    inside = groups[torch.arange(len(groups), device=groups.device), group[:, 0]].cumsum(dim=-1, dtype=torch.float64)
+    # The two sums of a group may differ in their last bits. The bound keeps the token within the group.
+    rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros_like(rest)))
+    token_ids = group * _TOKENS_PER_GROUP + torch.searchsorted(inside, rest, right=True)
+    return token_ids[:, 0].clamp_(max=weights.shape[1] - 1)

@@ -1,0 +1,165 @@
+"""What the choice of a sequence's next token depends on beside the logits: parameters, past tokens, random numbers and
+the grammar."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from raylens.cpu_kernels.sampler import RowSettings
+from raylens.llm.request_checks import check_vocabulary
+from raylens.llm.sampling.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
+from raylens.llm.sampling.grammar import CompiledGrammar
+from raylens.llm.sampling.params import SamplingParams
+from raylens.preprocess.schema import InvalidRequestError
+
+FloatArray = npt.NDArray[np.float32]
+
+# At such a temperature or a lower one the softmax is an argmax, and the division by it could overflow.
+_GREEDY_TEMPERATURE = 1e-4
+
+_NOTHING_EXCLUDED = ExcludedTokens()
+
+
+class SeenTokens:
+    """The distinct tokens of a sequence, and how often each occurs in its output. To append a token takes O(1)."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._slots = {token_id: slot for slot, token_id in enumerate(dict.fromkeys(token_ids))}
+        self._token_ids = np.fromiter(self._slots, dtype=np.int64, count=len(self._slots))
+        self._output_counts = np.zeros(len(self._slots), dtype=np.float32)
+
+    def append(self, token_id: int) -> None:
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._token_ids):
+            self._token_ids = np.resize(self._token_ids, 2 * slot + 16)
+            self._output_counts = np.concatenate([self._output_counts, np.zeros(slot + 16, dtype=np.float32)])
+        self._token_ids[slot] = token_id
+        self._output_counts[slot] += 1
+
+    @property
+    def token_ids(self) -> IntArray:
+        return self._token_ids[: len(self._slots)]
+
+    @property
+    def output_counts(self) -> FloatArray:
+        return self._output_counts[: len(self._slots)]
+
+
+class SamplerState:
+    """The state of the sampler for one sequence. `sampler.choose` reads it. The token that it chooses is appended when
+    the host reads it, before the next one is chosen."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        grammar: CompiledGrammar | None = None,
+        excluded: ExcludedTokens = _NOTHING_EXCLUDED,
+        index: int = 0,
+    ) -> None:
+        """`vocab_size`: the width of the model's logits.
+        `eos_token_ids`: the model's end tokens.
+        `grammar`: the compiled `params.structured_output`.
+        `excluded`: what `params.allowed_token_ids`, `params.bad_words` and the model exclude.
+        `index`: which of the request's `params.n` answers this is. Each has its own stream of random numbers, also
+        with one seed.
+
+        Raises InvalidRequestError that names the field, for tokens outside the vocabulary.
+        """
+        if (grammar is None) != (params.structured_output is None):
+            raise ValueError("a grammar has to be given exactly where params.structured_output is set")
+        check_vocabulary("logit_bias", params.logit_bias, vocab_size)
+        check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+        self.params = params
+        self.vocab_size = vocab_size
+        self.num_output_tokens = 0
+        self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        self.matcher = None if grammar is None else grammar.new_matcher()
+        self.repetition_penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
+        self.seen = _seen_tokens(params, self.repetition_penalty, prompt_token_ids, vocab_size)
+        self.allowed_token_ids = excluded.allowed
+        self._excluded = excluded
+        self._last_token_ids: deque[int] = deque(maxlen=excluded.num_deciding)
+        self.biased_token_ids = np.fromiter(params.logit_bias, dtype=np.int64)
+        self.biases = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        stop_token_ids = sorted(token_id for token_id in self.stop_token_ids if token_id < vocab_size)
+        self._early_stop_token_ids = np.array(stop_token_ids, dtype=np.int64)
+        self._random = _random_stream(params.seed, index)
+        self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
+        self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
+        self.row_settings: RowSettings | None = None
+        """What `kernel_sampler` keeps from token to token."""
+        is_free = self.matcher is None and self.seen is None and not len(self.biases)
+        self._always_edits = not is_free or excluded.excludes_some
+
+    @property
+    def bad_token_ids(self) -> IntArray:
+        """Returns the tokens that must not come next because they would complete a bad word."""
+        return self._excluded.completing(self._last_token_ids)
+
+    @property
+    def banned_token_ids(self) -> IntArray:
+        """Returns the tokens that must not come next because they would end the output before `min_tokens`."""
+        return self._early_stop_token_ids if self.num_output_tokens < self._min_tokens else NO_TOKENS
+
+    @property
+    def edits_logits(self) -> bool:
+        """Returns whether `plan_edits` may change the next row of logits."""
+        return self._always_edits or self.num_output_tokens < self._min_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether the answer is complete in the form that the request asks for: only an end token can
+        follow."""
+        return self.matcher is not None and self.matcher.is_complete
+
+    @property
+    def is_ready(self) -> bool:
+        """Returns whether the next token can be chosen without waiting for the grammar's mask."""
+        return self.matcher is None or self.matcher.is_mask_ready
+
+    @property
+    def failure(self) -> InvalidRequestError | None:
+        """Returns why the answer cannot go on in the form that the request asks for, or None where it can."""
+        wanted = self.params.structured_output
+        if wanted is None or self.matcher is None or self.matcher.failure is None:
+            return None
+        reason = f"must be one that can be followed to its end, got: {self.matcher.failure}"
+        return InvalidRequestError(reason, field=wanted.specification[0])
+
+    def draw_uniform(self) -> float:
+        """Returns the sequence's next random number in [0, 1), a multiple of 2**-53. Each drawn token uses one."""
+        return self._random.random()
+
+    def append(self, token_id: int) -> bool:
+        """Appends the next token of the output. Returns False when the grammar cannot go on from there."""
+        self.num_output_tokens += 1
+        self._last_token_ids.append(token_id)
+        if self.seen is not None:
+            self.seen.append(token_id)
+        return self.matcher is None or self.matcher.advance(token_id)
+
+
+def _seen_tokens(
+    params: SamplingParams, repetition_penalty: float, prompt_token_ids: Sequence[int], vocab_size: int
+) -> SeenTokens | None:
+    """Returns the tokens that the penalties need, or None where there are no penalties. The prompt's tokens are among
+    them only where there is a repetition penalty."""
+    if repetition_penalty != 1:
+        # A placeholder's id may lie outside the vocabulary.
+        return SeenTokens(token_id for token_id in prompt_token_ids if 0 <= token_id < vocab_size)
+    if params.presence_penalty or params.frequency_penalty:
+        return SeenTokens(())
+    return None
+
+
+def _random_stream(seed: int | None, index: int) -> np.random.Generator:
+    """Returns the random numbers of one sequence. They come from the CPU, and no other row, batch or device changes
+    them."""
+    entropy = None if seed is None else seed % 2**64
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))

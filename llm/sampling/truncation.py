@@ -1,0 +1,125 @@
+"""Applies `min_p`, `top_k` and `top_p`, which limit the tokens that may be drawn.
+
+A row is cut at a threshold on its logits, never at a place in an order. So tokens of equal logits are kept or cut
+together, and no other row of the batch changes the result.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from raylens.llm.host_values import HostValues
+from raylens.llm.sampling.sampler_state import SamplerState
+
+# Most rows have their nucleus among so many of their likeliest tokens. Only the other rows are sorted in full.
+NUCLEUS_PREFIX = 1024
+
+Edit = Callable[[torch.Tensor], None]
+"""Changes logits, (rows, vocab), float32, in place."""
+
+
+def plan_truncation(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]:
+    """Adds to `values` what the cuts need. Returns the cuts, which set to -inf the tokens of logits, (len(states),
+    vocab), that may not be drawn. Apply them in order once the values are on the device. The logits are already divided
+    by the temperature, and each row's highest is 0.
+
+    The settings apply in vLLM's order, each to the tokens that the one before has left. They cut:
+
+    1. `min_p`: tokens less likely than `min_p` times the likeliest, as transformers' MinPLogitsWarper does
+    2. `top_k`: tokens less likely than the k-th, as transformers' TopKLogitsWarper does
+    3. `top_p`: tokens that are not needed for a mass of at least `top_p`, likeliest first, as transformers'
+       TopPLogitsWarper does. The likeliest token always stays.
+    """
+    by_share = [row for row, state in enumerate(states) if state.params.min_p]
+    by_rank = [row for row, state in enumerate(states) if _is_cut_by_rank(state)]
+    by_mass = [row for row, state in enumerate(states) if not _is_cut_by_rank(state) and _top_p(state) < 1]
+    plans = [(_cut_by_share, by_share), (_cut_by_rank, by_rank), (_cut_by_mass, by_mass)]
+    return [plan(values, rows, [states[row] for row in rows]) for plan, rows in plans if rows]
+
+
+def waits_for_device(state: SamplerState) -> bool:
+    """Returns whether the host may look at the row's logits to decide how to cut them, and waits for them."""
+    return _top_p(state) < 1 and not _is_cut_by_rank(state) and state.vocab_size > NUCLEUS_PREFIX
+
+
+def _is_cut_by_rank(state: SamplerState) -> bool:
+    return 0 < _top_k(state) < state.vocab_size
+
+
+def _top_k(state: SamplerState) -> int:
+    return state.params.top_k or 0
+
+
+def _top_p(state: SamplerState) -> float:
+    """Returns the row's `top_p`, or infinity where it is off: no mass is ever enough then, even where rounding keeps
+    the last tokens from adding to the cumulative mass."""
+    top_p = state.params.top_p
+    return math.inf if top_p is None or top_p == 1 else top_p
+
+
+def _top_ps(states: Sequence[SamplerState]) -> npt.NDArray[np.float64]:
+    return np.array([_top_p(state) for state in states])[:, None]
+
+
+def _cut_by_share(values: HostValues, rows: list[int], states: Sequence[SamplerState]) -> Edit:
+    index = values.add(np.array(rows))
+    min_p = values.add(np.array([state.params.min_p for state in states], dtype=np.float32))
+    return lambda logits: _cut(logits, values[index], values[min_p].log())
+
+
+def _cut_by_rank(values: HostValues, rows: list[int], states: Sequence[SamplerState]) -> Edit:
+    own = [_top_k(state) for state in states]
+    highest = max(own)
+    index, top_k, top_p = values.add(np.array(rows)), values.add(np.array(own)[:, None]), values.add(_top_ps(states))
+
+    def cut(logits: torch.Tensor) -> None:
+        ordered = logits[values[index]].topk(highest, dim=-1).values
+        _cut(logits, values[index], _rank_threshold(ordered, values[top_k], values[top_p]))
+
+    return cut
+
+
+def _cut_by_mass(values: HostValues, rows: list[int], states: Sequence[SamplerState]) -> Edit:
+    index, top_p = values.add(np.array(rows)), values.add(_top_ps(states))
+    return lambda logits: _cut(logits, values[index], _mass_threshold(logits[values[index]], values[top_p]))
+
+
+def _cut(logits: torch.Tensor, rows: torch.Tensor, lowest: torch.Tensor) -> None:
+    """Sets to -inf the logits that are below the lowest one that their row keeps; `lowest` is (len(rows),)."""
+    kept = logits[rows]
+    logits[rows] = kept.masked_fill_(kept < lowest[:, None], -torch.inf)
+
+
+def _rank_threshold(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Returns the lowest logit that `top_k`, then `top_p`, both (rows, 1), keep in each row: (rows,). `ordered`: the
+    highest logits, highest first."""
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)
+    cumulative = ordered.exp().masked_fill_(ranks >= top_k, 0.0).cumsum(dim=-1, dtype=torch.float64)
+    num_kept = _nucleus_size(cumulative, cumulative[:, -1:], top_p)
+    return ordered.gather(1, torch.minimum(num_kept, top_k) - 1)[:, 0]
+
+
+def _mass_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Returns the lowest logit that `top_p`, (rows, 1), keeps in each row: (rows,)."""
+    total = logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    ordered = logits.topk(min(NUCLEUS_PREFIX, logits.shape[1]), dim=-1).values
+    cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
+    num_kept = _nucleus_size(cumulative, total, top_p)
+    lowest = ordered.gather(1, num_kept - 1)[:, 0]
+    # Rows that need the whole prefix may need more tokens than that.
+    is_wide = (num_kept[:, 0] == ordered.shape[1]) if ordered.shape[1] < logits.shape[1] else None
+    if is_wide is not None and bool(is_wide.any()):
+        ordered = logits[is_wide].sort(dim=-1, descending=True).values
+        cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
+        num_kept = _nucleus_size(cumulative, total[is_wide], top_p[is_wide])
+        lowest[is_wide] = ordered.gather(1, num_kept - 1)[:, 0]
+    return lowest
+
+
+def _nucleus_size(cumulative: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Returns how many of the likeliest tokens make up `top_p` of the `total` mass, both (rows, 1): (rows, 1).
+    `cumulative` is the mass of the likeliest tokens up to each."""
+    return ((cumulative < top_p * total).sum(dim=-1, keepdim=True) + 1).clamp_(max=cumulative.shape[1])

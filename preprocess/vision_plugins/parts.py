@@ -1,0 +1,48 @@
+"""The tower and the projector of the pipelines here: each on a device of its own, in as many bits as is asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from raylens.modeling.quantized_linear import quantize_linear_layers
+from raylens.preprocess.vision_plugins.interface import PipelineError
+
+
+class PlacedPart:
+    """A loaded module on its device and in its dtype, in evaluation mode. What it is called with goes there, too."""
+
+    def __init__(self, module: nn.Module, device: str, bits: int) -> None:
+        """Changes `module` in place. 32 `bits` are float32. 16 are bfloat16, on GPUs float16. 8 are linear layers of
+        int8, and all else in 16. Raises PipelineError for other numbers of bits."""
+        if bits not in (32, 16, 8):
+            raise PipelineError(f"the parts of a multimodal pipeline have 32, 16 or 8 bits, not {bits}")
+        half = torch.float16 if torch.device(device).type == "cuda" else torch.bfloat16
+        self._device, self._dtype = device, torch.float32 if bits == 32 else half
+        module.to(self._device, self._dtype)
+        if bits == 8:
+            quantize_linear_layers(module)
+        self._module = module.eval().requires_grad_(False)
+
+    def __call__(self, inputs: torch.Tensor, **options: Any) -> Any:
+        return self._module(inputs.to(self._device, self._dtype), **options)
+
+
+def read_weights(place: str, name: str) -> dict[str, Any]:
+    """Returns the tensors of the file `name` in a folder or a repository of the hub, or of the file that `place` is.
+
+    Only tensors are read: a pickle with anything else in it raises PipelineError, and so does a file that is not there.
+    """
+    try:
+        file = Path(place)
+        if not file.exists():
+            from huggingface_hub import hf_hub_download
+
+            file = Path(hf_hub_download(place, name))
+        elif file.is_dir():
+            file /= name
+        weights: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise PipelineError(f"the weights {name} of {place} cannot be read: {error}") from error
+    return weights

@@ -1,0 +1,115 @@
+"""This ingress' connection to a shard outlives whatever the shard says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from raylens.deployments.item_store import client as shards
+from raylens.deployments.item_store.client import ShardConnection, ShardLostError, Shards
+from raylens.deployments.item_store.codec import pack, read
+from raylens.deployments.item_store.messages import FROM_INGRESS, Call, Grant, Result
+from raylens.deployments.item_store.weight import Weight
+from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer, frame
+from tests.waiting import until
+
+RUBBISH = {
+    "not a message": frame(b"rubbish"),
+    "a message of 4294967295 bytes": b"\xff\xff\xff\xff",
+    "a Call, which this end is not sent": pack(Call(0, "file", [])),
+}
+GRANT_OF_NOBODY = pack(Grant(10**9, {"nothing": Weight(requests=1)}))
+
+
+class Shard:
+    """Answers each call of its first connections with `rubbish`, of all others with the call's own arguments."""
+
+    def __init__(self, rubbish: Sequence[bytes]) -> None:
+        self._rubbish = list(rubbish)
+        self.num_connections = 0
+        self.port = PrivatePort(self._serve)
+
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
+        number, self.num_connections = self.num_connections, self.num_connections + 1
+        while True:
+            message = await read(reader, FROM_INGRESS)
+            if isinstance(message, Call):
+                answer = pack(Result(message.number, message.arguments))
+                writer.write(self._rubbish[number] if number < len(self._rubbish) else answer)
+
+
+class Handle:
+    """As much of a handle of Serve as is used."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    @property
+    def address(self) -> "Handle":
+        return self
+
+    async def remote(self) -> PortAddress:
+        return self._shard.port.address
+
+
+@asynccontextmanager
+async def connected(*rubbish: bytes) -> AsyncIterator[tuple[Shard, Shards]]:
+    shard = Shard(rubbish)
+    await shard.port.open()
+    found = Shards([Handle(shard)])
+    found.open()
+    try:
+        yield shard, found
+    finally:
+        await found.close()
+        await shard.port.close()
+
+
+async def ask(connection: ShardConnection, argument: Any) -> Any:
+    with ExitStack() as pins:
+        return await connection.ask(lambda number: Call(number, "file", [argument]), pins)
+
+
+@pytest.mark.parametrize(("reason", "rubbish"), RUBBISH.items(), ids=RUBBISH)
+async def test_a_shard_that_sends_rubbish_is_connected_again(
+    rubbish: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(rubbish, rubbish) as (shard, found):
+        for _ in range(2):
+            with pytest.raises(ShardLostError):
+                await asyncio.wait_for(ask(await found.nearest("key"), 1), 10)
+        assert await asyncio.wait_for(ask(await found.nearest("key"), 2), 10) == [2]
+        assert shard.num_connections == 3
+    told = [one.message for one in caplog.records if "closed the connection to shard 0" in one.message]
+    assert len(told) == 2, "one line for each connection"
+    assert all(reason in line for line in told)
+
+
+async def test_an_error_in_what_a_message_does_is_logged_and_ends_its_connection_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(GRANT_OF_NOBODY) as (_, found):
+
+        def fail(message: object) -> None:
+            raise KeyError("a fault of ours")
+
+        monkeypatch.setattr(found.leases, "receive", fail)
+        with pytest.raises(ShardLostError):
+            await asyncio.wait_for(ask(await found.nearest("key"), 1), 10)
+        assert await asyncio.wait_for(ask(await found.nearest("key"), 2), 10) == [2]
+    assert "a fault of ours" in caplog.text
+
+
+async def test_a_shard_that_sends_nothing_but_rubbish_is_not_asked_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "_PAUSE_SECONDS", 0.2)
+    async with connected(*[RUBBISH["not a message"]] * 1000) as (shard, found):
+        deadline = asyncio.get_running_loop().time() + 1
+        while asyncio.get_running_loop().time() < deadline:
+            with pytest.raises(ShardLostError):
+                await ask(await found.nearest("key"), 1)
+        assert 2 <= shard.num_connections <= 7
+        await until(lambda: bool(found._connections))
