@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-BUNDLED_MODEL = Path(__file__).parent / "shapes"
-PICTURES = Path(__file__).parent / "pictures"
+BUNDLED_MODEL = Path(__file__).resolve().parent / "shapes"
+PICTURES = Path(__file__).resolve().parent / "pictures"

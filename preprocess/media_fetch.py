@@ -5,7 +5,6 @@ Redirects are followed by hand, and each target is checked again. The size limit
 """
 
 import asyncio
-import importlib.metadata
 import re
 from types import TracebackType
 from typing import Annotated
@@ -17,6 +16,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from yarl import URL
 
+import raylens
 from raylens.preprocess.media import MediaLimits, check_size, too_large
 from raylens.preprocess.public_addresses import (
     ForbiddenAddressError,
@@ -69,7 +69,7 @@ class MediaFetcher:
             # A compressed body could unpack to far more bytes than the size limit.
             "Accept-Encoding": "identity",
             # Some hosts refuse clients without a name, or without the address of somebody to ask.
-            "User-Agent": f"Raylens/{importlib.metadata.version('raylens')}{contact}",
+            "User-Agent": f"Raylens/{raylens.__version__}{contact}",
         }
         self._domains = tuple(_canonical_host(domain) for domain in policy.allowed_domains)
         self._resolver = resolver or SystemResolver()

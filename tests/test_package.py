@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import raylens
 from raylens.cpu_kernels.library import BUILDS
 
 ROOT = Path(__file__).parent.parent
@@ -70,11 +72,20 @@ def test_what_is_no_module_is_in_it(wheel: Path) -> None:
 
 def run_unpacked(folder: Path, code: str) -> str:
     """Runs code away from the checkout, with the libraries of this environment, and returns what it prints."""
-    path = f"import sys; sys.path[:] = [{str(folder)!r}, *{sys.path[1:]!r}]"
+    libraries = [one for one in sys.path if one not in ("", str(ROOT))]
+    path = f"import sys; sys.path[:] = {[str(folder), *libraries]!r}"
     result = subprocess.run(
         [sys.executable, "-S", "-c", f"{path}\n{code}"], cwd=folder, capture_output=True, text=True, check=True
     )
     return result.stdout
+
+
+def test_it_and_the_program_llm_start_in_one_environment(wheel: Path, tmp_path: Path) -> None:
+    """Simon Willison's, of PyPI, whose package has the name of one of ours."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    start = "import runpy; sys.argv[1:] = ['--version']; runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
+    assert run_unpacked(tmp_path, start.format("raylens")) == f"raylens {raylens.__version__}\n"
+    assert run_unpacked(tmp_path, start.format("llm")).endswith(f"llm, version {version('llm')}\n")
 
 
 def libraries(wheel: Path) -> set[str]:

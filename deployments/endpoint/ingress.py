@@ -1,7 +1,6 @@
 """The HTTP endpoint: which routes there are, and what they share."""
 
 import asyncio
-import importlib.metadata
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -13,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from ray.serve.handle import DeploymentHandle
 
+import raylens
 from raylens.deployments.api.models import Health, ModelCard, ModelList, Version
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.access_log import AccessLog
@@ -201,4 +201,4 @@ class Ingress(Replica):
 
     async def version(self) -> Version:
         """Returns the version of this server's software."""
-        return Version(version=importlib.metadata.version("raylens"))
+        return Version(version=raylens.__version__)

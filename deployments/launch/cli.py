@@ -1,7 +1,6 @@
 """The command line: `raylens serve`, `demo`, `top`, `trace`, `plan`, `node`, `deploy`, `key` and `convert`."""
 
 import argparse
-import importlib.metadata
 import math
 import os
 import shlex
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import raylens
 from raylens.checkpoints import PICTURES
 from raylens.deployments import server_log
 from raylens.deployments.cluster.late_signals import STOP_SIGNALS
@@ -219,8 +219,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="raylens", description=__doc__)
-    version = importlib.metadata.version("raylens")
-    parser.add_argument("--version", action="version", version=f"raylens {version}")
+    parser.add_argument("--version", action="version", version=f"raylens {raylens.__version__}")
     parser.set_defaults(when_stopped=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     style = argparse.RawDescriptionHelpFormatter

@@ -3,13 +3,13 @@
 A metric that means what one of vLLM's metrics means has the same name, so that dashboards carry over. All are exported
 with `raylens_` in front."""
 
-import importlib.metadata
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+import raylens
 from raylens.deployments.metrics.instruments import Counter, Gauge, Histogram
 from raylens.preprocess.cache import ItemCache
 
@@ -73,7 +73,7 @@ class ReplicaMetrics:
     def report_start(self) -> None:
         self.starts.inc()
         self.start_time.set(time.time())
-        self.build_info.set(1, version=importlib.metadata.version("raylens"), ray_version=ray.__version__)
+        self.build_info.set(1, version=raylens.__version__, ray_version=ray.__version__)
 
 
 class RequestTimes:

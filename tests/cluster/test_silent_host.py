@@ -21,7 +21,7 @@ LOST_SECONDS = 6.0
 GIVEN_UP_SECONDS = 7.5
 LISTENS = """
 import asyncio, base64, sys
-from raylens.deployments.stages import private_port
+from raylens.deployments.wire import private_port
 from raylens.deployments.wire.private_port import PrivatePort
 
 private_port.get_node_ip_address = lambda: sys.argv[1]

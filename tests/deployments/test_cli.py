@@ -22,13 +22,11 @@ from tests.listening import server_folder
 from tests.otlp_collector import collecting
 
 ROOT = Path(__file__).parent.parent.parent
-RAYLENS = [sys.executable, "-m", "raylens"]
+RAYLENS = Path(sys.executable).with_name("raylens")
 
 
 def run(*arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RAYLENS, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    return subprocess.run([RAYLENS, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def test_help_teaches() -> None:
@@ -118,11 +116,11 @@ def test_progress_is_told_at_once_also_into_a_pipe() -> None:
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`raylens serve`, as shells start what runs in the background."""
+def started(*arguments: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
+    """`raylens serve` in the folder, as shells start what runs in the background."""
     with subprocess.Popen(
-        [*RAYLENS, "serve", "--port", "0", *arguments],
-        cwd=ROOT,
+        [RAYLENS, "serve", "--port", "0", *arguments],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -151,7 +149,7 @@ def test_to_be_stopped_during_the_start_is_one_line(last: str) -> None:
 def test_to_be_stopped_inside_code_that_is_compiled_on_the_way_is_no_failure(tmp_path: Path) -> None:
     """As imports have it; Python would end with the signal's status after a plain KeyboardInterrupt."""
     (tmp_path / "stopped.py").write_text(
-        "from raylens.deployments import cli\n"
+        "from raylens.deployments.launch import cli\n"
         "cli._demo = lambda args: exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\n"
         "raise SystemExit(cli.main(['demo']))\n"
     )
@@ -166,12 +164,18 @@ def test_to_be_stopped_inside_code_that_is_compiled_on_the_way_is_no_failure(tmp
     assert (result.returncode, result.stderr) == (0, "raylens: stopped\n")
 
 
-def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(
+    shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder whose modules have the names of some that the server imports."""
+    for name in ("deployments", "encoder", "json", "llm", "numpy", "ray", "raylens", "torch", "transformers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('{name} of the working folder')")
     port = free_port()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")  # so that spans are sent at the end
     flags = ("--api-key", "it's a key", "--served-model-name", "forms", "--max-model-len", "700")
-    with collecting(port) as collector, started(shapes, *flags) as server:
+    with collecting(port) as collector, started(shapes, *flags, folder=tmp_path) as server:
         assert server.stdout is not None
         curl = next(line for line in iter(server.stdout.readline, "") if line.startswith("curl "))
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -48,6 +48,7 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
         server.stdout.read()
     *told, last = log.read_text().splitlines()
     assert last == "raylens: stopped", "the command's own last word"
+    assert [line for line in told if not line.startswith("{")] == []
     lines = [json.loads(line) for line in told]
     about = [line for line in lines if line.get("request_id") == "r-1"]
     assert {line["process"].partition("#")[0] for line in about} == STAGES

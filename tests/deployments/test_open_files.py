@@ -12,7 +12,7 @@ from raylens.deployments.cluster.haproxy import ConnectionLimits
 ROOT = Path(__file__).parents[2]
 START = """
 import resource
-from raylens.deployments import cluster_node, local_cluster
+from raylens.deployments.launch import local_cluster, node
 
 class Started(Exception):
     pass
@@ -23,15 +23,15 @@ def start(command, *others):
     print("may open", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     raise Started
 
-local_cluster.worker_template = cluster_node._ray = start
-cluster_node._ray_runs = lambda: False
+local_cluster.worker_template = node._ray = start
+node._ray_runs = lambda: False
 try:
     {start}
 except Started:
     pass
 """
 OF_ONE_MACHINE = "local_cluster.local_ray(host='127.0.0.1', port=1, num_cpus=1).__enter__()"
-OF_A_NODE = "cluster_node.start_node([])"
+OF_A_NODE = "node.start_node([])"
 
 
 def said_at_start(start: str, soft: int, hard: int, home: Path) -> str:

@@ -94,7 +94,7 @@ def test_native_threads_that_are_left_are_known_to_be_harmless(left_over: dict[s
 def test_sessions_are_started_nowhere_else() -> None:
     sources = (path for folder in ("deployments", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
     starting = [path for path in sources if re.search(r"\bray\.init\(", path.read_text())]
-    assert starting == [ROOT / "deployments" / "ray_session.py"]
+    assert starting == [ROOT / "deployments" / "cluster" / "ray_session.py"]
 
 
 def test_a_ray_that_does_not_start_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

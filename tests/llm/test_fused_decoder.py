@@ -53,7 +53,7 @@ def requests_of(engine: LLMEngine) -> list[Request]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_plain_decoders_run_in_one_call(variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="llm"):
+    with caplog.at_level(logging.INFO, logger="raylens.llm"):
         fused = make_engine(variant, tmp_path)._runner.forward.fused
     said = [record.getMessage() for record in caplog.records if "one by one" in record.getMessage()]
     if variant in LAYER_BY_LAYER:

@@ -21,7 +21,7 @@ def test_the_table_names_every_family_that_a_stage_declares(stage: Stage) -> Non
     named = [load_family(stage, model_type) for model_type in known_to(stage)]
     assert all(isinstance(family, CLASSES[stage]) for family in named)
     for file in (ROOT / stage / "models").glob("*.py"):
-        module = importlib.import_module(f"{stage}.models.{file.stem}")
+        module = importlib.import_module(f"raylens.{stage}.models.{file.stem}")
         declared = [one for one in vars(module).values() if isinstance(one, CLASSES[stage])]
         assert all(any(one is family for family in named) for one in declared), file
 

@@ -1,7 +1,6 @@
 """Media by URL, against a real server on loopback: what is fetched, and what never is."""
 
 import asyncio
-import importlib.metadata
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from urllib.parse import quote
@@ -13,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import raylens
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.media_fetch import FetchPolicy, MediaFetcher
 from raylens.preprocess.schema import InvalidRequestError
@@ -130,7 +130,7 @@ async def test_fetching_can_be_switched_off(server: TestServer) -> None:
 
 
 async def test_a_media_host_is_told_who_asks(server: TestServer) -> None:
-    version = importlib.metadata.version("raylens")
+    version = raylens.__version__
     assert await fetch(str(server.make_url("/agent")), OPEN) == f"Raylens/{version}".encode()
     policy = replace(OPEN, contact="mailto:ops@example.com")
     assert await fetch(str(server.make_url("/agent")), policy) == f"Raylens/{version} (mailto:ops@example.com)".encode()

@@ -1,10 +1,15 @@
 """Clients beside the official one, as their users use them."""
 
 import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import pytest
+import yaml
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
@@ -67,6 +72,24 @@ def test_langchain_completes(app_url: str) -> None:
     key = SecretStr("unused")
     completions = OpenAI(model="shapes", base_url=f"{app_url}/v1", api_key=key, max_retries=0, max_tokens=20)
     assert completions.invoke("USER: Who are you? ASSISTANT:").strip()
+
+
+def test_the_program_llm_asks_about_a_picture(app_url: str, tmp_path: Path) -> None:
+    """Simon Willison's, of PyPI. Its package has the name of one of ours."""
+    models = [{"model_id": "ours", "model_name": "shapes", "api_base": f"{app_url}/v1", "vision": True}]
+    (tmp_path / "extra-openai-models.yaml").write_text(yaml.safe_dump(models))
+    (tmp_path / "picture.png").write_bytes(RED)
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "llm", "-m", "ours", "-a", "picture.png", "What colour is the circle?"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": "", "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "unused"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert asked.stdout == "red\n"
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -279,7 +279,7 @@ def test_refusals_of_the_gate_count_too() -> None:
 
 
 def test_the_log_names_fields_that_were_left_unread(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ray.serve.deployments.endpoint.access_log")
+    caplog.set_level(logging.INFO, "ray.serve.raylens.deployments.endpoint.access_log")
     sent = client()
     answer = sent.post("/detokenize", json={"tokens": [1], "wizardry": 5, "a\nb": 6})
     assert answer.headers["x-raylens-ignored-fields"] == "wizardry, a%0Ab"
@@ -290,7 +290,7 @@ def test_the_log_names_fields_that_were_left_unread(caplog: pytest.LogCaptureFix
 
 
 def test_the_log_has_no_line_for_who_waits_for_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ray.serve.deployments.endpoint.access_log")
+    caplog.set_level(logging.INFO, "ray.serve.raylens.deployments.endpoint.access_log")
     sent = client()
     assert sent.get("/ping?states=ready,starting").status_code == 503
     assert caplog.records == []
@@ -300,7 +300,7 @@ def test_the_log_has_no_line_for_who_waits_for_the_start(caplog: pytest.LogCaptu
 
 
 def test_the_log_has_a_line_for_each_request_and_a_cause_for_each_failure(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ray.serve.deployments.endpoint.access_log")
+    caplog.set_level(logging.INFO, "ray.serve.raylens.deployments.endpoint.access_log")
     sent = client()
     sent.post("/detokenize", json={"tokens": [1]}, headers={"x-request-id": "my-id"})
     sent.get("/health")
