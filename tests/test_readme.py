@@ -1,4 +1,4 @@
-"""The README tells the truth about the files and the commands."""
+"""The documentation tells the truth about the files and the commands."""
 
 import ast
 import re
@@ -7,33 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PACKAGES = (
-    "benchmarks",
-    "checkpoints",
-    "cpu_kernels",
-    "dashboards",
-    "deployments",
-    "encoder",
-    "llm",
-    "modeling",
-    "planning",
-    "preprocess",
-)
-FILES_ONLY = ("clusters", "kubernetes")
-"""Folders without modules."""
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("[!.]*/__init__.py") if path.parent.name != "raylens")
 
 
-def test_the_tree_names_every_package() -> None:
-    tree = README[README.index("deployments/      ") : README.rindex("```")]
-    assert {line.split()[0].rstrip("/") for line in tree.splitlines() if "/ " in line and line[0] != " "} == {
-        *PACKAGES,
-        *FILES_ONLY,
-        "tests",
-    }
-    rooms = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
-    assert rooms == {path.parent.name for path in (ROOT / "deployments").glob("*/__init__.py")}
+def test_the_architecture_names_every_package_and_every_room() -> None:
+    folders = {name for row in re.findall(r"^\| (`.*?`) \|", ARCHITECTURE, re.MULTILINE) for name in named(row)}
+    assert {*PACKAGES, *(path.parent.name for path in (ROOT / "deployments").glob("*/__init__.py"))} <= folders
+
+
+def named(row: str) -> list[str]:
+    return re.findall(r"`(\w+)/`", row)
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "tests"])
@@ -42,14 +27,13 @@ def test_every_module_says_what_it_is_for(package: str) -> None:
     assert [str(path) for path in files if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
-def test_every_make_target_named_exists() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_and_path_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"make ([a-z-]+)\b", README)) - {"it"} <= targets
-
-
-def test_every_path_named_in_the_architecture_exists() -> None:
-    paths = re.findall(
-        r"`((?:deployments|preprocess|encoder|llm|modeling|tests|checkpoints)/[\w/]+\.py)`", ARCHITECTURE
-    )
-    assert len(paths) > 20
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)\b", text, re.MULTILINE)) <= targets
+    tops = "|".join([*PACKAGES, "tests"])
+    paths = re.findall(rf"`((?:{tops})/[\w./-]+\.\w+)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    modules = re.findall(r"python -m ((?:benchmarks|dashboards|tests)\.\w+)", text)
+    assert [name for name in modules if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()] == []
