@@ -16,7 +16,7 @@ from tests.replicas import parent, worker_pids
 
 _DOCUMENT = Path(__file__).parent.parent / "docs" / "security.md"
 _LISTEN = "0A"
-_NOBODY = 65534
+NOBODY = 65534
 
 
 @dataclass(frozen=True, order=True)
@@ -84,8 +84,8 @@ def server_folder(driver: int | None = None) -> Path:
 def become_nobody() -> None:
     """Makes this process the user `nobody`'s. Only root may."""
     os.setgroups([])
-    os.setgid(_NOBODY)
-    os.setuid(_NOBODY)
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
 
 
 def is_refused_to_nobody(act: Callable[[], object]) -> bool:

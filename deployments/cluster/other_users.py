@@ -79,16 +79,14 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
 def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
     """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`: the users
     and ports that the log has already. Raises OSError where this process may not."""
-    excess = set[int]()
-    for (user, port), inodes in _many_inodes(public_port).items():
-        excess.update(sorted(inodes)[MOST:])
-        if (user, port) not in told:
+    many = _many_inodes(public_port)
+    excess = {inode for inodes in many.values() for inode in sorted(inodes)[MOST:]}
+    closed = {inode for pid in (pids_of(folder) if excess else ()) for inode in _shut_down(pid, excess)}
+    for (user, port), inodes in many.items():
+        if (user, port) not in told and not closed.isdisjoint(inodes):  # else the port is another program's
             told.add((user, port))
             message = "user %d has opened %d connections to port %d, the limit is %d"
             logger.warning(message, user, len(inodes), port, MOST)
-    if excess:
-        for pid in pids_of(folder):
-            _shut_down(pid, excess)
 
 
 def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
@@ -132,17 +130,20 @@ def _host(family: int, host: bytes) -> bytes:
     return host[:4] if family == socket.AF_INET else host.removeprefix(_IPV4_IN_IPV6)
 
 
-def _shut_down(pid: int, inodes: set[int]) -> None:
-    """Shuts down the process' sockets with these inodes."""
+def _shut_down(pid: int, inodes: set[int]) -> set[int]:
+    """Shuts down the process' sockets with these inodes. Returns the inodes that it had."""
+    found = set[int]()
     with suppress(FileNotFoundError, ProcessLookupError):  # it ends, or closes one of them
         pidfd = os.pidfd_open(pid)
         try:
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with suppress(FileNotFoundError):
-                    if _inode(os.readlink(entry.path)) in inodes:
+                    if (inode := _inode(os.readlink(entry.path))) in inodes:
                         _shut_down_copy(pidfd, int(entry.name), inodes)
+                        found.add(inode)
         finally:
             os.close(pidfd)
+    return found
 
 
 def _inode(link: str) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 
 from raylens.deployments.cluster.other_users import MOST, close_excess
 from raylens.deployments.cluster.server_processes import marked, owned_processes
-from tests.listening import connections_of_nobody
+from tests.listening import NOBODY, connections_of_nobody
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -62,16 +62,17 @@ def test_a_hundred_of_another_user_stay(folder: Path, host: str, family: socket.
             own.enter_context(closing(socket.create_connection(("127.0.0.1", server.port))))
         with connections_of_nobody([server.port] * NUM_FOREIGN) as num_closed:
             wait_until(lambda: server.ends() == NUM_OWN + NUM_FOREIGN)
-            close_excess(folder, public_port=server.port, told=set())
-            close_excess(folder / "another", public_port=0, told=set())
-            assert num_closed() == 0
+            told = set[tuple[int, int]]()
+            close_excess(folder, public_port=server.port, told=told)
+            close_excess(folder / "another", public_port=0, told=told)
+            assert (num_closed(), told) == (0, set())
 
             def have_been_closed() -> bool:
                 """A table may lack a row that is there (proc(5) has no snapshot), so one look may find too few."""
-                close_excess(folder, public_port=0, told=set())
+                close_excess(folder, public_port=0, told=told)
                 return num_closed() >= NUM_FOREIGN - MOST
 
             wait_until(have_been_closed)
-            assert num_closed() == NUM_FOREIGN - MOST
+            assert (num_closed(), told) == (NUM_FOREIGN - MOST, {(NOBODY, server.port)})
             close_excess(folder, public_port=0, told=set())
             assert num_closed() == NUM_FOREIGN - MOST
