@@ -108,6 +108,7 @@ def endure(checkpoint: str, num_requests: int, is_ahead: bool) -> None:
         block_size=4,
         max_num_seqs=24,
         max_num_batched_tokens=128,
+        max_decode_slowdown=None,  # else how many run at once, and so how many are preempted, depends on the machine
         kv_cache_bytes=2**16,
         async_scheduling=is_ahead,
         prompt_lookup=not is_ahead,
