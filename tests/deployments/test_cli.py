@@ -16,6 +16,7 @@ import pytest
 
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.cpu_kernels.library import VARIABLE
+from raylens.deployments.cluster.server_processes import pids_of
 from raylens.deployments.launch.cli import main
 from raylens.deployments.launch.local_cluster import free_port
 from tests.listening import server_folder
@@ -183,7 +184,11 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(
         found = re.search(r"http://[^/]+", curl)
         assert found is not None
         url = found.group()
-        assert (folder := server_folder(server.pid)).is_dir()
+        folder = server_folder(server.pid)
+        assert folder.is_dir()
+        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids_of(folder)]
+        assert environments
+        assert all(b"PYTHONSAFEPATH=1" in variables for variables in environments)
         assert httpx.get(f"{url}/v1/models").status_code == 401
         headers = {"authorization": "Bearer it's a key", "x-request-id": "mine"}
         (model,) = httpx.get(f"{url}/v1/models", headers=headers).json()["data"]
