@@ -127,7 +127,10 @@ def started(*arguments: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[s
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     ) as server:
-        yield server
+        try:
+            yield server
+        finally:
+            server.kill()  # if the test has failed
 
 
 @pytest.mark.parametrize(
