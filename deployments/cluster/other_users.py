@@ -93,10 +93,11 @@ def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
     """Returns the inodes of this user's ends of connections, by the other end's user and this end's port, where they
     are more than `MOST`."""
     ends = [end for family in (socket.AF_INET, socket.AF_INET6) for end in _established(family)]
-    users = {(end.remote, end.local): end.user for end in ends if end.user not in (_ROOT, os.geteuid())}
+    own = os.geteuid()
+    users = {(end.remote, end.local): end.user for end in ends if end.user not in (_ROOT, own)}
     found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for end in ends:
-        if (user := users.get((end.local, end.remote))) is not None and end.local[1] != public_port:
+        if end.user == own and end.local[1] != public_port and (user := users.get((end.local, end.remote))) is not None:
             found[user, end.local[1]].append(end.inode)
     return {one: inodes for one, inodes in found.items() if len(inodes) > MOST}
 
