@@ -143,7 +143,7 @@ def process_name(pid: int) -> str:
     if arguments[0].startswith("ray::"):
         return arguments[0].removeprefix("ray::").partition(".")[0]  # without the method that runs just now
     for module, name in (
-        ("deployments", "raylens serve"),
+        ("raylens", "raylens serve"),
         ("raylens.deployments.cluster.worker_template", "worker template"),
     ):
         if module in arguments:

@@ -20,8 +20,7 @@ class _Choice:
 
 
 class CompletionAnswer(Chunks):
-    """See `Answer`. `echoes`: the text of each prompt, if the client wants it before the
-    answers."""
+    """See `Answer`. `echoes`: the text of each prompt, if the client wants it before the answers."""
 
     def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:
         self._body = body

@@ -28,8 +28,7 @@ from raylens.preprocess.schema import ToolCallFormat
 
 
 class ResponseAnswer:
-    """See `Answer`. `tool_calls`: the form of tool calls in the text, or None if there can
-    be none."""
+    """See `Answer`. `tool_calls`: the form of tool calls in the text, or None if there can be none."""
 
     def __init__(self, body: ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
         self._body = body

@@ -11,8 +11,7 @@ from raylens.deployments.stages.object_contents import received, sent
 
 
 class SharedUploads:
-    """See `Uploads`. Each method raises StageUnavailableError, too, where the tenant's shard
-    is away."""
+    """See `Uploads`. Each method raises StageUnavailableError, too, where the tenant's shard is away."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards

@@ -130,7 +130,7 @@ def _code_files(root: Path) -> list[Path]:
 
 
 def _stay_beside_ray(folder: Path) -> None:
-    command = [sys.executable, "-m", "raylens.deployments.launch.node", str(folder)]
+    command = [sys.executable, "-P", "-m", "raylens.deployments.launch.node", str(folder)]
     nowhere = subprocess.DEVNULL
     subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 

@@ -34,8 +34,8 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 class DecodeGraphs:
     """Runs `forward` for steps in which all sequences decode.
 
-    `capture` records a function and returns its replay, see `CudaCapture`. `max_length` bounds the
-    positions of a sequence.
+    `capture` records a function and returns its replay, see `CudaCapture`. `max_length` bounds the positions of
+    a sequence.
     """
 
     def __init__(
