@@ -115,10 +115,10 @@ def _join() -> None:
     this raises RuntimeError."""
     import ray
 
-    from raylens.deployments.cluster.job_config import job_config
+    from raylens.deployments.cluster.driver_job import DriverJob
 
     try:
-        ray.init(address="auto", job_config=job_config(), log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="auto", job_config=DriverJob(), log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise RuntimeError("no Ray runs on this node: `raylens node` starts it") from error
     except Exception as error:
@@ -130,14 +130,14 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
     RuntimeError."""
     import ray
 
-    from raylens.deployments.cluster.job_config import job_config
+    from raylens.deployments.cluster.driver_job import DriverJob
     from raylens.deployments.cluster.ray_node import one_machine
 
     try:
         with one_machine():
             ray.init(
                 address="local",
-                job_config=job_config(),
+                job_config=DriverJob(),
                 num_cpus=num_cpus,
                 include_dashboard=dashboard,
                 log_to_driver=False,

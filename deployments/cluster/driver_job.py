@@ -1,20 +1,15 @@
-"""From where workers of Ray import modules."""
+"""From where Ray's workers import modules: from no folder of the driver."""
 
 from typing import Any
 
 from ray.job_config import JobConfig
 
 
-def job_config() -> JobConfig:
-    """Returns a configuration of a driver whose workers import nothing from its folders.
-
-    Ray appends the working folder of a driver, and the folder of its script, to a list in the configuration. Its
+class DriverJob(JobConfig):
+    """Ray appends the working folder of a driver, and the folder of its script, to a list in this configuration. Its
     workers look into these folders before all others, so a folder `torch` in the working folder would be imported in
-    the place of PyTorch."""
-    return _WithoutFolders()
+    the place of PyTorch. This list stays empty."""
 
-
-class _WithoutFolders(JobConfig):
     @property
     def _py_driver_sys_path(self) -> list[str]:
         return []
