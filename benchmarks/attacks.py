@@ -173,12 +173,11 @@ def malformed_messages(target: Target, stop: Event) -> None:
 
 async def _send_malformed(shard: "PortAddress", stop: Event) -> None:
     from raylens.deployments.item_store.codec import pack
-    from raylens.deployments.item_store.messages import Lack, Need
-    from raylens.deployments.item_store.weight import Weight
+    from raylens.deployments.item_store.messages import Remember
     from raylens.deployments.wire.private_port import connect, frame
 
     chance = random.Random(0)
-    good = pack(Lack(1, [Need("budget", Weight(1, 2, 3, 4), Weight())]))[4:]
+    good = pack(Remember("tenant", "name", "hash"))[4:]
     while not stop.is_set():
         with suppress(OSError):
             reader, writer = await connect(shard)

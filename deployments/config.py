@@ -60,8 +60,8 @@ class Budget(Settings):
 
 
 class AdmissionConfig(Settings):
-    """The requests that may be in work at once, by all replicas of the ingress together. A request that finds no room
-    waits, and is refused with 429 and Retry-After if it waits too long."""
+    """The requests that may be in work at once. Each running replica of the ingress admits an equal share of both
+    budgets. A request that finds no room waits, and is refused with 429 and Retry-After if it waits too long."""
 
     total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
     per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
@@ -146,7 +146,7 @@ class IngressConfig(ScaledConfig):
 
 class SharedConfig(Settings):
     """What all replicas of the ingress share: the pictures and videos of all requests, in two caches, the names that
-    clients gave to them, uploaded files, and the budgets of admission."""
+    clients gave to them, and uploaded files."""
 
     shards: int = Field(1, ge=1, description="processes among which it is divided; on a cluster about one per node")
     num_cpus: float = Field(0.25, ge=0, description="CPUs reserved per shard")

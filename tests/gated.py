@@ -17,7 +17,6 @@ from raylens.deployments.endpoint.request_traces import RequestTraces
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.tracing.spans import Spans
-from tests.local_ledger import LocalLedger
 
 
 class GatedClient(TestClient):
@@ -36,7 +35,7 @@ def gated(
     api.add_middleware(
         Gate,
         keys=ApiKeys(keys_file, environment or {}),
-        admission=Admission(config, LocalLedger().leases(), lambda reason: None),
+        admission=Admission(config, lambda reason: None),
         config=config,
         origins=["https://known.example"],
         hosts=["raylens.example"],

@@ -28,11 +28,10 @@ read_precomputed(b'no tensors', {}, limits=MediaLimits())""",
 from raylens.deployments.api.prompts import prompt_and_media
 prompt_and_media('<img src="data:image/png;base64,AA==">', {"image": "https://example.com"}, "prompt")""",
     "weight": """
-import asyncio
 from raylens.deployments.endpoint.admission import *
 from raylens.deployments.config import AdmissionConfig
-with Admission(AdmissionConfig(), Leases(print), print).ticket(Caller(None, "")) as ticket:
-    asyncio.run(ticket.take(Weight(bytes=2**40)))""",
+with Admission(AdmissionConfig(), print).ticket(Caller(None, "")) as ticket:
+    ticket.take(Weight(bytes=2**40))""",
 }
 BODIES = {
     "tools of a chat": """

@@ -1,32 +1,23 @@
 """Admission: which requests start, which wait and which are refused, by weight, before anything of them is decoded.
 
 A request takes its weight (requests, bytes of body and media, pixels, tokens) from two budgets: its API key's, and the
-total of all keys. All replicas of the ingress share both; each has leases (`deployments/item_store/leases.py`). A
-request that finds no room waits. Waiting requests of one replica start in the order of their priority, then of how
-little work their key has, then of arrival. Admission refuses a request when too many wait, or when it has waited too
-long. A request does not wait for bytes to be free, because its bytes are in memory already: it is refused."""
+total of all keys. Of several ingresses, each admits its share of both budgets. A request that finds no room waits.
+Waiting requests start in the order of their priority, then of how little work their key has, then of arrival. Admission
+refuses a request when too many wait, or when it has waited too long. A request never waits for bytes, because its bytes
+are in memory already: it is refused at once."""
 
 import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from raylens.deployments.config import AdmissionConfig, Budget
 from raylens.deployments.endpoint.api_keys import Caller
-from raylens.deployments.item_store.leases import Lease, Leases
-from raylens.deployments.item_store.weight import Weight
+from raylens.deployments.item_store.weight import RESOURCES, Weight
 from raylens.preprocess.schema import InvalidRequestError
 
-_TOTAL, _KEY = "total", "key "
-"""The names of budgets: of the one of all requests, and what those of keys begin with."""
-_MAX_IDLE_KEYS = 1000
-"""Keys whose leases are kept without requests of theirs, so that the next one need not ask for a lease."""
-_ANSWER_SECONDS = 0.1
-"""How long the ledger takes at most to grant what is free. Who waits longer is in the queue."""
-_GROW_SECONDS = 2.0
-"""How long a body waits for what other replicas of the ingress leave."""
 _MAX_RETRY_SECONDS = 60.0
 _NEWEST_SHARE = 0.1
 """The weight of the newest request in the running mean of the time that a request takes."""
@@ -43,12 +34,21 @@ class OverloadedError(RuntimeError):
 
 
 class _Quota:
-    """This replica's lease of a budget, and how many of its tickets take from it."""
+    """A budget. `limit`: all of it; `share`: this ingress' part; `used`: what the requests of this ingress take."""
 
-    def __init__(self, owner: str, lease: Lease) -> None:
+    def __init__(self, owner: str) -> None:
         self.owner = owner
-        self.lease = lease
+        self.limit = self.share = self.used = Weight()
         self.num_tickets = 0
+
+    def lacking(self, weight: Weight, held: Weight) -> str | None:
+        """Returns the first resource that has no room for `weight`, None if all have. A request that holds all that is
+        used of a resource, `held`, may exceed the share: else a request larger than the share would never start."""
+        for name in RESOURCES:
+            more, used = getattr(weight, name), getattr(self.used, name)
+            if more and used + more > getattr(self.share, name) and used > getattr(held, name):
+                return name
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class _Waiter:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        return self.priority, self.ticket.quotas[0].lease.used.requests, self.number
+        return self.priority, self.ticket.quotas[0].used.requests, self.number
 
 
 class Ticket:
@@ -77,11 +77,14 @@ class Ticket:
         self._admission = admission
         self.quotas = quotas
 
-    async def take(self, weight: Weight) -> None:
-        """Takes more. Raises OverloadedError if there is no room now, InvalidRequestError if there can never be room
-        for this together with what the ticket already holds."""
+    def take(self, weight: Weight) -> None:
+        """Takes more at once. Raises OverloadedError if there is no room now, InvalidRequestError if there can never be
+        room for this together with what the ticket already holds."""
         self._admission.check_size(self, weight)
-        await self._admission.take(self, weight)
+        for quota in self.quotas:
+            if lacking := quota.lacking(weight, self.held):
+                raise self._admission.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
+        self.add(weight)
 
     async def enter(self, weight: Weight, priority: int) -> None:
         """Waits for room. Raises OverloadedError if room does not come soon enough, InvalidRequestError if it can never
@@ -92,29 +95,37 @@ class Ticket:
     def add(self, weight: Weight) -> None:
         """Counts what there is room for."""
         self.held += weight
-        self._admission.leases.take(weight, self.leases)
+        for quota in self.quotas:
+            quota.used += weight
 
-    @property
-    def leases(self) -> list[Lease]:
-        return [quota.lease for quota in self.quotas]
+    def release(self) -> None:
+        for quota in self.quotas:
+            quota.used -= self.held
 
 
 class Admission:
     """The admission of one endpoint, on one event loop. It calls `on_refusal(reason)` for each request that it refuses
     for want of room."""
 
-    def __init__(self, config: AdmissionConfig, leases: Leases, on_refusal: Callable[[str], None]) -> None:
+    def __init__(self, config: AdmissionConfig, on_refusal: Callable[[str], None]) -> None:
         self._config = config
-        self.leases = leases
         self._on_refusal = on_refusal
-        self._all = _Quota("all requests", leases.of(_TOTAL, weight_of(config.total)))
+        self._num_ingresses = 1
+        self._all = _Quota("all requests")
         self._by_key: dict[str, _Quota] = {}
         self._waiting: list[_Waiter] = []
-        self._asking: set[_Waiter] = set()
-        self._has_grown = asyncio.Event()
         self._numbers = itertools.count()
         self._mean_seconds = 1.0
-        leases.on_grant = self._use_grant
+        self._set_limit(self._all, weight_of(config.total))
+
+    def divide(self, num_ingresses: int) -> None:
+        """Admits no more than this ingress' share of each budget from now on."""
+        if num_ingresses == self._num_ingresses:
+            return
+        self._num_ingresses = num_ingresses
+        for quota in (self._all, *self._by_key.values()):
+            self._set_limit(quota, quota.limit)
+        self._let_in()
 
     @contextmanager
     def ticket(self, caller: Caller) -> Iterator[Ticket]:
@@ -127,8 +138,10 @@ class Admission:
         finally:
             if ticket.held.requests:
                 self._mean_seconds += _NEWEST_SHARE * (time.monotonic() - started - self._mean_seconds)
-            self.leases.give(ticket.held, ticket.leases)
+            ticket.release()
             quotas[0].num_tickets -= 1
+            if caller.name is not None and not quotas[0].num_tickets:
+                del self._by_key[caller.name]  # keys come and go
             self._let_in()
 
     @property
@@ -137,48 +150,29 @@ class Admission:
 
     @property
     def used(self) -> Weight:
-        """Returns what the requests of this replica take of the budget of all requests."""
-        return self._all.lease.used
+        """Returns what the requests of this ingress take of the budget of all requests."""
+        return self._all.used
 
     @property
     def limit(self) -> Weight:
-        """Returns the budget of all requests, which all replicas share."""
-        return self._all.lease.limit
+        """Returns the budget of all requests at all ingresses."""
+        return self._all.limit
 
     def check_size(self, ticket: Ticket, weight: Weight) -> None:
         """Raises InvalidRequestError if a budget is too small for the request, however long it waits."""
         total = ticket.held + weight
         for quota in ticket.quotas:
-            if lacking := total.exceeded_resource(quota.lease.limit):
-                size, limit = getattr(total, lacking), getattr(quota.lease.limit, lacking)
+            if lacking := total.exceeded_resource(quota.limit):
+                size, limit = getattr(total, lacking), getattr(quota.limit, lacking)
                 reason = f"the request weighs {size} {lacking}, the limit of {quota.owner} together is {limit}"
                 raise InvalidRequestError(reason, field="body", code="request_too_large", status=413)
 
     def refusal(self, reason: str, message: str) -> OverloadedError:
         """Counts a refused request and returns its error."""
         self._on_refusal(reason)
-        turns = (len(self._waiting) + 1) / max(1, self._all.lease.used.requests)
+        turns = (len(self._waiting) + 1) / max(1, self._all.used.requests)
         seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
         return OverloadedError(f"{message}, try again in {seconds:.0f} s", reason=reason, retry_after_s=seconds)
-
-    async def take(self, ticket: Ticket, weight: Weight) -> None:
-        """See `Ticket.take`. Waits until this replica's leases have room, if the others may leave some."""
-        deadline = time.monotonic() + _GROW_SECONDS
-        try:
-            while full := [quota for quota in ticket.quotas if quota.lease.missing_for(weight)]:
-                hopeless = [quota for quota in full if not quota.lease.may_come(weight)]
-                if hopeless or time.monotonic() >= deadline:
-                    quota = (hopeless or full)[0]
-                    lacking = quota.lease.missing_for(weight).exceeded_resource(Weight()) or ""
-                    raise self.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
-                self._has_grown.clear()
-                self.leases.want(ticket, weight, ticket.leases)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(deadline - time.monotonic()):
-                        await self._has_grown.wait()
-            ticket.add(weight)
-        finally:
-            self.leases.leave(ticket)
 
     async def wait(self, ticket: Ticket, weight: Weight, priority: int) -> None:
         """See `Ticket.enter`."""
@@ -187,8 +181,6 @@ class Admission:
         self._waiting.append(waiter)
         self._let_in()
         try:
-            if not turn.done() and any(lease.can_grow for lease in ticket.leases):
-                await asyncio.wait([turn], timeout=_ANSWER_SECONDS)
             if not turn.done():
                 self._check_queue(waiter)
                 async with asyncio.timeout(self._config.max_queue_seconds):
@@ -214,63 +206,40 @@ class Admission:
     def _let_in(self) -> None:
         """Lets in all requests for which there is room, in order. A request that its own key's budget has no room for
         lets others pass."""
-        while True:
-            waiter, blocked = self._next()
-            if waiter is None:
-                break
+        while (waiter := self._next()) is not None:
             self._waiting.remove(waiter)
             waiter.ticket.add(waiter.weight)
             waiter.turn.set_result(None)
-            self._ask_for(self._asking - {waiter})  # now, since it has taken what it asked for
-        self._ask_for(blocked)
 
-    def _next(self) -> tuple[_Waiter | None, set[_Waiter]]:
-        """Returns who is to be let in, and of those before them for whom there is no room the first of each budget."""
-        blocked: dict[str, _Waiter] = {}
-        known: set[tuple[_Quota, Weight]] = set()
+    def _next(self) -> _Waiter | None:
+        refused: set[tuple[_Quota, Weight]] = set()
+        closed: set[_Quota] = set()
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
-            kind = (waiter.ticket.quotas[0], waiter.weight)
-            if waiter.turn.done() or kind in known:  # there is no room for its like, which comes before it
+            own, weight = waiter.ticket.quotas[0], waiter.weight
+            if waiter.turn.done() or own in closed or (own, weight) in refused:
                 continue
-            known.add(kind)
-            leases = waiter.ticket.leases
-            full = next((one for one in leases if not one.has_place or one.missing_for(waiter.weight)), None)
+            full = next((quota for quota in waiter.ticket.quotas if quota.lacking(weight, waiter.ticket.held)), None)
             if full is None:
-                return waiter, set(blocked.values())
-            blocked.setdefault(full.name, waiter)
-            if full is self._all.lease:
+                return waiter
+            if full is self._all:
                 break  # otherwise small requests would pass a heavy one for ever
-        return None, set(blocked.values())
-
-    def _ask_for(self, waiting: set[_Waiter]) -> None:
-        """Asks the ledger for what these lack, and for nothing else any more."""
-        for waiter in self._asking - waiting:
-            self.leases.leave(waiter)
-        self._asking = waiting
-        for waiter in waiting:
-            self.leases.want(waiter, waiter.weight, waiter.ticket.leases)
-
-    def _use_grant(self) -> None:
-        self._has_grown.set()
-        self._let_in()
+            refused.add((own, weight))
+            if weight.exceeded_resource(own.share):  # it starts only once none of its key's requests is in work
+                closed.add(own)
+        return None
 
     def _quotas_of(self, caller: Caller) -> list[_Quota]:
         """Returns the budget of the caller's key, or none if anybody may call."""
         if caller.name is None:
             return []
+        quota = self._by_key.setdefault(caller.name, _Quota("this API key"))
         # The file of keys may have changed while the key has requests in work.
         limit = weight_of(self._config.per_key)
-        limit = limit if caller.max_requests is None else replace(limit, requests=caller.max_requests)
-        lease = self.leases.of(f"{_KEY}{caller.name}", limit)
-        if caller.name not in self._by_key and len(self._by_key) >= _MAX_IDLE_KEYS:
-            self._drop_idle_keys()
-        return [self._by_key.setdefault(caller.name, _Quota("this API key", lease))]
+        self._set_limit(quota, limit if caller.max_requests is None else replace(limit, requests=caller.max_requests))
+        return [quota]
 
-    def _drop_idle_keys(self) -> None:
-        """Keys come and go."""
-        for name in [name for name, quota in self._by_key.items() if not quota.num_tickets]:
-            del self._by_key[name]
-            self.leases.drop(f"{_KEY}{name}")
+    def _set_limit(self, quota: _Quota, limit: Weight) -> None:
+        quota.limit, quota.share = limit, limit // self._num_ingresses
 
 
 def weight_of(budget: Budget) -> Weight:

@@ -181,7 +181,7 @@ class Gate:
                     chunk, is_last = message.get("body", b""), not message.get("more_body", False)
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
-                    await ticket.take(Weight(bytes=len(chunk)))
+                    ticket.take(Weight(bytes=len(chunk)))
                     work = len(chunk) // _BODY_BYTES_PER_PIECE_BYTE + is_last * _REQUEST_PIECE_BYTES
                     await self._turns.take(ticket.caller.cache_salt, work)
                     if is_json:

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 import raylens
@@ -44,7 +45,7 @@ from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.stages.garbage_collection import skip_startup_objects
-from raylens.deployments.stages.stage_calls import route_on_this_loop
+from raylens.deployments.stages.stage_calls import num_running_replicas, route_on_this_loop
 from raylens.deployments.stages.stage_handles import StageHandles
 
 REQUESTS = "requests"
@@ -74,6 +75,7 @@ class Ingress(Replica):
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
         self._turns = Turns()
+        self._ingresses = _own_handle() if config.ingress.max_replicas > 1 else None
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
@@ -138,7 +140,7 @@ class Ingress(Replica):
         chat_page().add_to(api, "/")
         examples().add_to(api, "/examples")
         add_error_handlers(api)
-        self._admission = Admission(self._config.admission, self._shards.leases, self._metrics.count_rejection)
+        self._admission = Admission(self._config.admission, self._metrics.count_rejection)
         origins = self._config.ingress.cors_origins
         api.add_middleware(
             Gate,
@@ -177,6 +179,8 @@ class Ingress(Replica):
 
     async def _report_forever(self) -> None:
         while True:
+            if self._ingresses is not None:
+                self._admission.divide(max(1, num_running_replicas(self._ingresses)))
             self._metrics.state.report_load(self._open_requests.amount, self._admission.num_waiting)
             self._metrics.state.report_budget(self._admission.used, self._admission.limit)
             for model, stage, is_ready, age_s in self._models.stage_states():
@@ -202,3 +206,11 @@ class Ingress(Replica):
     async def version(self) -> Version:
         """Returns the version of this server's software."""
         return Version(version=raylens.__version__)
+
+
+def _own_handle() -> DeploymentHandle[Any]:
+    """Returns a handle of this replica's deployment, which Ray Serve tells of every replica."""
+    own = serve.get_replica_context()
+    handle = serve.get_deployment_handle(own.deployment, own.app_name)
+    route_on_this_loop(handle)
+    return handle

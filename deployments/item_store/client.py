@@ -13,16 +13,13 @@ from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_states import OnPending
-from raylens.deployments.item_store.leases import Leases
 from raylens.deployments.item_store.messages import (
     FROM_SHARD,
     Close,
     Failed,
     FromIngress,
     FromShard,
-    Grant,
     Pending,
-    Recall,
     Result,
 )
 from raylens.deployments.routing.room_router import rank
@@ -35,8 +32,6 @@ _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _AWAY_SECONDS = 10.0
 """How long a request waits for a shard to come back."""
-_LEDGER = "0"
-"""The shard with the ledger."""
 
 
 class ShardLostError(Exception):
@@ -51,7 +46,6 @@ class Shards:
         self._connections: dict[str, ShardConnection] = {}
         self._has_connection = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.leases = Leases(self._send_to_ledger)
 
     def open(self) -> None:
         """Begins to keep a connection to each shard."""
@@ -82,10 +76,6 @@ class Shards:
         for connection in self._connections.values():
             connection.send(message)
 
-    def _send_to_ledger(self, message: FromIngress) -> None:
-        if (connection := self._connections.get(_LEDGER)) is not None:  # else it is told when it comes
-            connection.send(message)
-
     def _nearest(self, key: str) -> "ShardConnection | None":
         ranked = rank(key, self._connections)
         return self._connections[ranked[0]] if ranked else None
@@ -108,10 +98,8 @@ class Shards:
             except Exception:  # the shard is not there, for whatever reason
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            connection = self._connections[shard] = ShardConnection(shard, writer, self.leases)
+            connection = self._connections[shard] = ShardConnection(shard, writer)
             self._has_connection.set()
-            if shard == _LEDGER:
-                self.leases.restate()
             try:
                 await connection.run(reader)
             finally:
@@ -122,10 +110,9 @@ class Shards:
 class ShardConnection:
     """A connection to one shard, and what was asked on it and is not closed yet."""
 
-    def __init__(self, shard: str, writer: Writer, leases: Leases) -> None:
+    def __init__(self, shard: str, writer: Writer) -> None:
         self._shard = shard
         self._writer = writer
-        self._leases = leases
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._listeners: dict[int, OnPending] = {}
@@ -168,8 +155,6 @@ class ShardConnection:
 
     def _take(self, message: FromShard) -> None:
         match message:
-            case Grant() | Recall():
-                self._leases.receive(message)
             case Pending(number, item) if self._is_awaited(number):
                 self._listeners[number](item)
             case Result(number, value) if self._is_awaited(number):

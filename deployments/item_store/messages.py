@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, get_args
 from ray import ObjectRef
 
 from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, PendingItem
-from raylens.deployments.item_store.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,58 +85,8 @@ class Failed:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Restate:
-    """An ingress tells a new ledger what it has of a budget."""
-
-    budget: str
-    limit: Weight
-    held: Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """How large an ingress' lease of a budget has to be for a wish. The budget is `limit` as a whole."""
-
-    budget: str
-    limit: Weight
-    lease: Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """An ingress needs these leases for its wish `number`. See `Ledger.lack`."""
-
-    number: int
-    needs: list[Need]
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """An ingress gives back what it does not use of a budget."""
-
-    budget: str
-    amounts: Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """An ingress gets more of some budgets, by their names, for its wish `number`."""
-
-    number: int
-    amounts: dict[str, Weight]
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """From now on another ingress lacks what this one does not use, or no longer does."""
-
-    budget: str
-    is_wanted: bool
-
-
-FromIngress: TypeAlias = Ask | Call | Close | Forget | Remember | KeepTrace | Restate | Lack | GiveBack
-FromShard: TypeAlias = Pending | Result | Failed | Grant | Recall
+FromIngress: TypeAlias = Ask | Call | Close | Forget | Remember | KeepTrace
+FromShard: TypeAlias = Pending | Result | Failed
 Message: TypeAlias = FromIngress | FromShard
 FROM_INGRESS: tuple[type[Any], ...] = get_args(FromIngress)
 FROM_SHARD: tuple[type[Any], ...] = get_args(FromShard)

@@ -1,8 +1,8 @@
 """The SharedState deployment: a plain class, wrapped by `deployments/app.py`. Its replica is one shard.
 
 The replicas of the ingress have no state of their own. What they share is here, divided among the shards by hashes: the
-items and their caches, the names that clients gave to items, uploaded files, and the ledger of the budgets, which is in
-the first shard. An ingress keeps a connection to each shard open (`deployments/item_store/client.py`)."""
+items and their caches, the names that clients gave to items, and uploaded files. An ingress keeps a connection to each
+shard open (`deployments/item_store/client.py`)."""
 
 import asyncio
 import logging
@@ -15,7 +15,6 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.item_store.item_states import ContentMissingError, PendingItem
-from raylens.deployments.item_store.ledger import Ledger
 from raylens.deployments.item_store.messages import (
     FROM_INGRESS,
     Ask,
@@ -24,13 +23,10 @@ from raylens.deployments.item_store.messages import (
     Failed,
     Forget,
     FromIngress,
-    GiveBack,
     KeepTrace,
-    Lack,
     Message,
     Pending,
     Remember,
-    Restate,
     Result,
 )
 from raylens.deployments.item_store.named_contents import NamedContents
@@ -64,7 +60,6 @@ class SharedState(Replica):
         self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
         self.traces = RecentTraces(config.shared.max_traces // config.shared.shards)
-        self.ledger = Ledger()
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,
@@ -79,7 +74,6 @@ class SharedState(Replica):
         loop = asyncio.get_running_loop()
         self._opened = loop.create_task(self._port.open())
         self._reporter = loop.create_task(self._report_forever())
-        loop.call_later(self.ledger.PATIENCE_SECONDS, self.ledger.open)
         skip_startup_objects()
 
     async def address(self) -> PortAddress:
@@ -126,35 +120,25 @@ class _Customer:
         self._work: dict[int, _Work] = {}
 
     async def serve(self) -> None:
-        ledger = self._state.ledger
-        ledger.join(self._send)
         try:
             while True:
                 self._take(await read(self._reader, FROM_INGRESS))
         finally:
-            ledger.leave(self._send)
             for number in list(self._work):
                 self._work.pop(number).close()
 
     def _take(self, message: FromIngress) -> None:
-        maker, ledger = self._state.maker, self._state.ledger
         match message:
             case Ask(number) | Call(number):
                 self._work[number] = _Work(self._state, message, self._send)
             case Close(number) if number in self._work:
                 self._work.pop(number).close()
             case Forget(mm_hash, lost):
-                maker.forget(mm_hash, lost)
+                self._state.maker.forget(mm_hash, lost)
             case Remember(tenant, name, hashed_content):
                 self._state.names.remember(tenant, name, hashed_content)
             case KeepTrace(tenant, request_id, record):
                 self._state.traces.keep(tenant, request_id, record)
-            case Restate(budget, limit, held):
-                ledger.restate(self._send, budget, limit, held)
-            case Lack(number, needs):
-                ledger.lack(self._send, number, needs)
-            case GiveBack(budget, amounts):
-                ledger.give_back(self._send, budget, amounts)
 
     def _send(self, message: Message) -> None:
         if not self._writer.is_closing():

@@ -162,7 +162,7 @@ class EndpointState:
             "admission_used", "of the resource", "What requests of this replica take of the budget", "resource"
         )
         self.admission_limit = Gauge(
-            "admission_limit", "of the resource", "The budget of all replicas together", "resource"
+            "admission_limit", "of the resource", "The budget that the replicas divide", "resource"
         )
         self.stage_ready = Gauge("stage_ready", "1 or 0", "Whether a stage is ready", "model", "stage")
         self.stage_heartbeat_age = Gauge(

@@ -170,7 +170,7 @@ class MediaItems:
         except InvalidRequestError as error:
             raise _of_item(error, request, source) from error
         num_pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
-        await request.on_fetched(len(content), num_pixels)
+        request.on_fetched(len(content), num_pixels)
         return content, num_pixels
 
     async def _hashed(

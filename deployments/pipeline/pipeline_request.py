@@ -1,6 +1,6 @@
 """One prompt of a client's request: what is asked of the pipeline, and what happened on its way."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +45,6 @@ def seconds_by_stage(times: Iterable[StageTime]) -> dict[str, float]:
     return seconds
 
 
-async def _ignore(num_bytes: int, num_pixels: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineRequest:
     """What is asked. `context`: of the client's request, which may bring several of these.
@@ -74,7 +70,7 @@ class PipelineRequest:
     priority: int = 0
     truncation: PromptTruncation | None = None
     returns_prompt_ids: bool = False
-    on_fetched: Callable[[int, int], Awaitable[None]] = _ignore
+    on_fetched: Callable[[int, int], None] = lambda num_bytes, num_pixels: None
     context: RequestContext = NO_REQUEST
     trace: RequestTrace = field(default_factory=RequestTrace)
 

@@ -155,10 +155,15 @@ def route_on_this_loop(*handles: DeploymentHandle[Any]) -> None:
 
 
 def has_running_replica(handle: DeploymentHandle[Any]) -> bool:
-    """Returns whether a replica of the deployment runs, as far as this process has heard. Ray Serve's controller tells
+    """See `num_running_replicas`."""
+    return num_running_replicas(handle) > 0
+
+
+def num_running_replicas(handle: DeploymentHandle[Any]) -> int:
+    """Returns how many replicas of the deployment run, as far as this process has heard. Ray Serve's controller tells
     every router at once, and `route_on_this_loop` is called before."""
     router = handle._router._asyncio_router.request_router
-    return router is not None and bool(router.curr_replicas)
+    return 0 if router is None else len(router.curr_replicas)
 
 
 async def objects_of(

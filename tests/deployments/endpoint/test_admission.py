@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylens.deployments.config import AdmissionConfig, Budget
-from raylens.deployments.endpoint import admission
 from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from raylens.deployments.endpoint.api_keys import Caller
 from raylens.deployments.item_store.weight import Weight
 from raylens.preprocess.schema import InvalidRequestError
-from tests.local_ledger import LocalLedger
 
 ONE = Weight(requests=1)
 
@@ -30,21 +28,13 @@ def caller(name: str | None, max_requests: int | None = None) -> Caller:
 class Desk:
     """An admission with what it refused, and requests that come and go by name."""
 
-    def __init__(self, ledger: LocalLedger | None = None, **settings: object) -> None:
+    def __init__(self, **settings: object) -> None:
         self.refused: list[str] = []
-        self.leases = (ledger or LocalLedger()).leases()
         config = AdmissionConfig.model_validate({"total": budget(), "per_key": budget(2), **settings})
-        self.admission = Admission(config, self.leases, self.refused.append)
+        self.admission = Admission(config, self.refused.append)
         self.order: list[str] = []
         self._stacks: dict[str, ExitStack] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    async def know(self, *callers: Caller) -> None:
-        """Lets the callers come and go, so that there are leases of their budgets."""
-        for who in callers:
-            await self.come("known", who)
-            await self.go("known")
-        self.order.clear()
 
     def open(self, name: str, who: Caller) -> Ticket:
         self._stacks[name] = ExitStack()
@@ -109,7 +99,6 @@ async def test_who_leaves_in_the_moment_in_which_room_comes_keeps_nobody_from_it
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by() -> None:
     desk = Desk()
-    await desk.know(*map(caller, "ab"))
     for index in range(4):
         desk.come(f"a{index}", caller("a"))
     desk.come("b0", caller("b"))
@@ -121,7 +110,6 @@ async def test_a_key_that_has_spent_its_budget_lets_others_by() -> None:
 
 async def test_a_key_with_less_in_work_goes_first() -> None:
     desk = Desk(total=budget(2), per_key=budget(2))
-    await desk.know(*map(caller, "abc"))
     desk.come("a0", caller("a"))
     desk.come("b0", caller("b"))
     desk.come("a1", caller("a"))
@@ -152,24 +140,24 @@ async def test_more_than_the_budget_is_refused_at_once_by_name_and_size() -> Non
         await ticket.enter(Weight(requests=1, pixels=101), 0)
     assert one.value.status == 413
     with pytest.raises(InvalidRequestError, match="101 bytes"):
-        await ticket.take(Weight(bytes=101))
+        ticket.take(Weight(bytes=101))
     assert desk.refused == []
 
 
 async def test_bytes_are_not_waited_for() -> None:
     desk = Desk(per_key=budget(4, num_bytes=60))
     first, second = desk.open("first", caller("a")), desk.open("second", caller("a"))
-    await first.take(Weight(bytes=50))
+    first.take(Weight(bytes=50))
     with pytest.raises(OverloadedError, match="no room for more bytes of this API key now") as caught:
-        await second.take(Weight(bytes=20))
+        second.take(Weight(bytes=20))
     assert caught.value.reason == "bytes"
     assert caught.value.retry_after_s >= 1
-    await desk.open("other", caller("b")).take(Weight(bytes=50))
+    desk.open("other", caller("b")).take(Weight(bytes=50))
     with pytest.raises(OverloadedError, match="of all requests"):
-        await desk.open("third", caller("c")).take(Weight(bytes=50))
+        desk.open("third", caller("c")).take(Weight(bytes=50))
     assert desk.refused == ["bytes", "bytes"]
     desk._stacks["first"].close()
-    await second.take(Weight(bytes=20))
+    second.take(Weight(bytes=20))
 
 
 async def test_the_queue_has_an_end_in_all_and_for_each_key() -> None:
@@ -222,38 +210,50 @@ REQUESTS = st.lists(
 )
 
 
-@given(requests=REQUESTS, seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_budgets_hold_whoever_comes_goes_or_gives_up(requests: list[Request], seed: int) -> None:
-    asyncio.run(_come_and_go(requests, random.Random(seed)))
+@given(requests=REQUESTS, num_ingresses=st.integers(1, 3), seed=st.integers(0, 1000))
+@settings(max_examples=100, deadline=None)
+def test_budgets_hold_whoever_comes_goes_or_gives_up(requests: list[Request], num_ingresses: int, seed: int) -> None:
+    asyncio.run(_come_and_go(requests, num_ingresses, random.Random(seed)))
 
 
-async def _come_and_go(requests: list[Request], chance: random.Random) -> None:
+async def _come_and_go(requests: list[Request], num_ingresses: int, chance: random.Random) -> None:
     desk = Desk(total=budget(3), per_key=budget(2, pixels=80))
-    admission, inside = desk.admission, 0
+    admission = desk.admission
+    admission.divide(num_ingresses)
+    inside: list[Request] = []
+    num_bytes: dict[Ticket, int] = {}
+
+    def check(taken: list[int], limit: int) -> None:
+        """One alone may have more than this ingress' share."""
+        assert sum(taken) <= (limit if sum(map(bool, taken)) <= 1 else limit // num_ingresses)
 
     async def run(request: Request) -> None:
-        nonlocal inside
         with admission.ticket(caller(request.who)) as ticket:
             try:
+                for size in [chance.randrange(40) for _ in range(chance.randrange(3))]:
+                    ticket.take(Weight(bytes=size))
+                    num_bytes[ticket] = ticket.held.bytes
+                    check([*num_bytes.values()], 100)
                 await ticket.enter(request.weight, request.priority)
-            except InvalidRequestError:
-                assert request.weight.pixels > 80
-                return
-            inside += 1
-            used = admission.used
-            assert inside <= used.requests <= 3
-            assert used.pixels <= 100
-            assert used.tokens <= 100
-            try:
+                inside.append(request)
+                for who, limit, pixels in ((None, 3, 100), ("a", 2, 80), ("b", 2, 80)):
+                    own = [one.weight for one in inside if who in (None, one.who)]
+                    check([one.requests for one in own], limit)
+                    check([one.pixels for one in own], pixels)
+                    check([one.tokens for one in own], 100)
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
+            except InvalidRequestError:
+                assert request.weight.pixels > 80
+            except OverloadedError:
+                assert num_bytes, "bytes alone are refused at once, beside those of others"
             finally:
-                inside -= 1
+                num_bytes.pop(ticket, None)
+                if request in inside:
+                    inside.remove(request)
 
     await _all_end([asyncio.create_task(run(request)) for request in requests], chance)
-    assert (admission.used, admission.num_waiting) == (Weight(), 0)
-    assert all(quota.num_tickets == 0 for quota in admission._by_key.values())
+    assert (admission.used, admission.num_waiting, admission._by_key) == (Weight(), 0, {})
 
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by_where_all_have_little_left() -> None:
@@ -271,16 +271,16 @@ async def test_a_keys_budget_counts_all_its_open_requests() -> None:
     slow = [desk.open(f"slow {n}", caller("a")) for n in range(3)]  # of which nothing has come yet
     desk.open("short", caller("a"))
     desk._stacks["short"].close()
-    await slow[0].take(Weight(bytes=6))
+    slow[0].take(Weight(bytes=6))
     with pytest.raises(OverloadedError, match="bytes of this API key"):
-        await slow[1].take(Weight(bytes=6))
+        slow[1].take(Weight(bytes=6))
 
 
 async def test_what_never_fits_in_parts_is_refused_for_good() -> None:
     ticket = Desk().open("x", caller(None))
-    await ticket.take(Weight(bytes=60))
+    ticket.take(Weight(bytes=60))
     with pytest.raises(InvalidRequestError, match="weighs 120 bytes, the limit of all requests together is 100"):
-        await ticket.take(Weight(bytes=60))
+        ticket.take(Weight(bytes=60))
 
 
 async def test_a_changed_limit_of_a_key_counts_while_it_is_busy() -> None:
@@ -291,115 +291,77 @@ async def test_a_changed_limit_of_a_key_counts_while_it_is_busy() -> None:
     assert desk.order == ["first", "second"]
 
 
-def two_desks(**settings: object) -> tuple[Desk, Desk]:
-    """Of two replicas of the ingress."""
-    ledger = LocalLedger()
-    return Desk(ledger, **settings), Desk(ledger, **settings)
+async def test_each_of_two_ingresses_admits_half() -> None:
+    desks = Desk(), Desk()
+    for desk in desks:
+        desk.admission.divide(2)
+        for index in range(3):
+            desk.come(f"{index}", caller(None))
+    await settle()
+    assert [desk.order for desk in desks] == [["0", "1"]] * 2
+    assert {desk.admission.limit.requests for desk in desks} == {4}
 
 
-async def test_replicas_share_a_budget_whoever_gets_the_requests() -> None:
-    busy, other = two_desks(per_key=budget(4))
+async def test_a_second_ingress_halves_the_budgets_and_gives_them_back() -> None:
+    desk = Desk(per_key=budget(4))
     for index in range(5):
-        busy.come(f"{index}", caller("a"))
+        desk.come(f"{index}", caller("a"))
     await settle()
-    assert busy.order == ["0", "1", "2", "3"]
-    other.come("elsewhere", caller("a"))
+    assert desk.order == ["0", "1", "2", "3"]
+    desk.admission.divide(2)
+    for name in ("0", "1", "2"):
+        await desk.go(name)
+    assert desk.order[4:] == ["4"], "only once fewer than two are in work"
+    desk.come("5", caller("a"))
     await settle()
-    assert other.order == []
-    await busy.go("0")
+    assert desk.order[5:] == []
+    desk.admission.divide(1)
     await settle()
-    assert (busy.order[4:], other.order) == (["4"], []), "who came first is first"
-    await busy.go("1")
-    await settle()
-    assert other.order == ["elsewhere"]
+    assert desk.order[5:] == ["5"]
 
 
-async def test_what_one_replica_does_not_use_another_gets_for_a_body() -> None:
-    idle, busy = two_desks()
-    idle.come("short", caller(None))
+@pytest.mark.parametrize("who", [None, "a"])
+async def test_a_request_larger_than_the_share_starts_alone(who: str | None) -> None:
+    """The share is 2 requests and 50 pixels."""
+    desk = Desk(per_key=budget())
+    desk.admission.divide(2)
+    desk.come("in work", caller(who), Weight(requests=1, pixels=10))
+    desk.come("large", caller(who), Weight(requests=1, pixels=90))
+    desk.come("small", caller(who), Weight(requests=1, pixels=10))
     await settle()
-    await idle.go("short")  # but its lease stays
-    ticket = busy.open("long", caller(None))
-    await ticket.take(Weight(bytes=90))
-    with pytest.raises(OverloadedError, match="no room for more bytes of all requests now"):
-        await idle.open("too much", caller(None)).take(Weight(bytes=20))
+    assert desk.order == ["in work"], "small ones do not pass it for ever"
+    await desk.go("in work")
+    assert desk.order == ["in work", "large"]
+    await desk.go("large")
+    assert desk.order == ["in work", "large", "small"]
 
 
-async def test_a_body_gets_what_another_replica_gives_back() -> None:
-    one, other = two_desks()
-    await one.open("first", caller(None)).take(Weight(bytes=60))
-    waiting = asyncio.create_task(other.open("second", caller(None)).take(Weight(bytes=50)))
-    await settle()
-    third = asyncio.create_task(one.open("third", caller(None)).take(Weight(bytes=40)))
-    await settle()
-    assert not waiting.done()
-    assert not third.done()
-    one.close("first")
-    await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(third, 1)
+async def test_a_body_larger_than_the_share_is_taken_alone() -> None:
+    desk = Desk()
+    desk.admission.divide(2)
+    large, other = desk.open("large", caller("a")), desk.open("other", caller("a"))
+    for _ in range(2):
+        large.take(Weight(bytes=45))
+    with pytest.raises(OverloadedError, match="bytes of this API key"):
+        other.take(Weight(bytes=1))
+    desk.close("large")
+    other.take(Weight(bytes=10))
+    with pytest.raises(OverloadedError, match="bytes of this API key"):
+        desk.open("large again", caller("a")).take(Weight(bytes=45))
 
 
-async def test_the_leases_of_keys_that_have_gone_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_MAX_IDLE_KEYS", 2)
-    ledger = LocalLedger()
-    desk = Desk(ledger)
-    busy = desk.open("busy", caller("busy"))
-    await busy.enter(ONE, 0)
-    await desk.know(*map(caller, "abc"))
+async def test_more_ingresses_than_the_budget_has_requests_admit_one_each() -> None:
+    desk = Desk(total=budget(1))
+    desk.admission.divide(3)
+    desk.come("first", caller(None))
+    desk.come("second", caller(None))
     await settle()
-    assert {name for name in ledger.ledger._accounts if name.startswith("key")} == {"key busy", "key c"}
+    assert desk.order == ["first"]
 
 
 async def test_a_queue_that_allows_nobody_lets_in_whom_there_is_room_for() -> None:
     desk = Desk(max_queued_requests=0)
     await desk.come("at once", caller("a"))
-
-
-@given(requests=st.lists(REQUESTS, min_size=2, max_size=3), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
-def test_budgets_of_all_replicas_hold_and_nobody_waits_for_ever(requests: list[list[Request]], seed: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(admission, "_GROW_SECONDS", 0.02)
-        asyncio.run(_come_and_go_everywhere(requests, random.Random(seed)))
-
-
-async def _come_and_go_everywhere(requests: list[list[Request]], chance: random.Random) -> None:
-    ledger = LocalLedger()
-    desks = [Desk(ledger, total=budget(3), per_key=budget(2, pixels=80)) for _ in requests]
-    inside: list[tuple[str | None, Weight]] = []
-    num_bytes = 0
-
-    async def run(desk: Desk, request: Request) -> None:
-        nonlocal num_bytes
-        with desk.admission.ticket(caller(request.who)) as ticket, ExitStack() as taken:
-            try:
-                for size in [chance.randrange(40) for _ in range(chance.randrange(3))]:
-                    await ticket.take(Weight(bytes=size))
-                    num_bytes += size
-                    taken.callback(give_back, size)
-                    assert num_bytes <= 100
-                await ticket.enter(request.weight, request.priority)
-            except (InvalidRequestError, OverloadedError):
-                return
-            entry = (request.who, request.weight)
-            inside.append(entry)
-            for who, most in ((None, 100), ("a", 80), ("b", 80)):
-                own = [weight for name, weight in inside if who in (None, name)]
-                assert len(own) <= (3 if who is None else 2)
-                assert sum(weight.pixels for weight in own) <= most
-            try:
-                for _ in range(chance.randrange(4)):
-                    await asyncio.sleep(0)
-            finally:
-                inside.remove(entry)
-
-    def give_back(size: int) -> None:
-        nonlocal num_bytes
-        num_bytes -= size
-
-    await _all_end(
-        [asyncio.create_task(run(desk, one)) for desk, own in zip(desks, requests, strict=True) for one in own], chance
-    )
 
 
 async def _all_end(tasks: "list[asyncio.Task[None]]", chance: random.Random) -> None:

@@ -17,7 +17,6 @@ from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
-from tests.local_ledger import LocalLedger
 from tests.pictures import encoded
 
 LIMITS = MediaLimits()
@@ -26,7 +25,7 @@ TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
 
 
 def admission() -> Admission:
-    return Admission(AdmissionConfig(), LocalLedger().leases(), lambda reason: None)
+    return Admission(AdmissionConfig(), lambda reason: None)
 
 
 def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
@@ -84,13 +83,13 @@ def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest
     assert weight(TextPrompt(""), data_url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
 
 
-async def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
+def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
     with admission().ticket(Caller(None, "salt")) as ticket:
         source = MediaSource("https://example.com/a.jpg", "f")
         request = WeighedRequests(LIMITS)(
             Call("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
         )
-        await request.on_fetched(1000, 60_000)
+        request.on_fetched(1000, 60_000)
         assert ticket.held == Weight(bytes=1000, pixels=60_000)
 
 

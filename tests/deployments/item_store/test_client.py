@@ -5,14 +5,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raylens.deployments.item_store import client as shards
 from raylens.deployments.item_store.client import ShardConnection, ShardLostError, Shards
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.messages import FROM_INGRESS, Call, Grant, Result
-from raylens.deployments.item_store.weight import Weight
+from raylens.deployments.item_store.item_states import OnPending, PendingItem
+from raylens.deployments.item_store.messages import FROM_INGRESS, Call, Pending, Result
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer, frame
+from raylens.preprocess.schema import ItemExpansion, ItemInfo, PlaceholderRange
 from tests.waiting import until
 
 RUBBISH = {
@@ -20,7 +22,9 @@ RUBBISH = {
     "a message of 4294967295 bytes": b"\xff\xff\xff\xff",
     "a Call, which this end is not sent": pack(Call(0, "file", [])),
 }
-GRANT_OF_NOBODY = pack(Grant(10**9, {"nothing": Weight(requests=1)}))
+PENDING_ITEM = PendingItem(
+    ItemInfo("image", ItemExpansion(np.arange(1, dtype=np.int32), PlaceholderRange(0, 1), "", ""), 0), None
+)
 
 
 class Shard:
@@ -67,9 +71,9 @@ async def connected(*rubbish: bytes) -> AsyncIterator[tuple[Shard, Shards]]:
         await shard.port.close()
 
 
-async def ask(connection: ShardConnection, argument: Any) -> Any:
+async def ask(connection: ShardConnection, argument: Any, on_pending: OnPending = lambda pending: None) -> Any:
     with ExitStack() as pins:
-        return await connection.ask(lambda number: Call(number, "file", [argument]), pins)
+        return await connection.ask(lambda number: Call(number, "file", [argument]), pins, on_pending)
 
 
 @pytest.mark.parametrize(("reason", "rubbish"), RUBBISH.items(), ids=RUBBISH)
@@ -88,16 +92,14 @@ async def test_a_shard_that_sends_rubbish_is_connected_again(
 
 
 async def test_an_error_in_what_a_message_does_is_logged_and_ends_its_connection_only(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with connected(GRANT_OF_NOBODY) as (_, found):
+    def fail(item: object) -> None:
+        raise KeyError("a fault of ours")
 
-        def fail(message: object) -> None:
-            raise KeyError("a fault of ours")
-
-        monkeypatch.setattr(found.leases, "receive", fail)
+    async with connected(pack(Pending(0, PENDING_ITEM))) as (_, found):
         with pytest.raises(ShardLostError):
-            await asyncio.wait_for(ask(await found.nearest("key"), 1), 10)
+            await asyncio.wait_for(ask(await found.nearest("key"), 1, on_pending=fail), 10)
         assert await asyncio.wait_for(ask(await found.nearest("key"), 2), 10) == [2]
     assert "a fault of ours" in caplog.text
 

@@ -1,7 +1,7 @@
 """What an ingress and a shard tell each other arrives as it was sent, and nothing else can."""
 
 import asyncio
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import msgpack
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, PendingItem
+from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, PendingItem
 from raylens.deployments.item_store.messages import (
     FROM_INGRESS,
     FROM_SHARD,
@@ -19,19 +19,12 @@ from raylens.deployments.item_store.messages import (
     Call,
     Close,
     Failed,
-    GiveBack,
-    Grant,
     KeepTrace,
-    Lack,
-    Need,
     Pending,
-    Recall,
     Remember,
-    Restate,
     Result,
 )
 from raylens.deployments.item_store.uploads import Upload
-from raylens.deployments.item_store.weight import Weight
 from raylens.deployments.request_context import RequestContext
 from raylens.deployments.stages.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, frame
@@ -44,7 +37,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-WEIGHTS = st.builds(Weight, *[NUMBERS] * 4)
 TEXTS = st.text(max_size=20)
 ORDERS = st.builds(
     ItemOrder,
@@ -80,11 +72,6 @@ PLAIN_MESSAGES = st.one_of(
     st.builds(Close, NUMBERS),
     st.builds(Remember, TEXTS, TEXTS, TEXTS),
     st.builds(KeepTrace, TEXTS, TEXTS, st.binary(max_size=20)),
-    st.builds(Restate, TEXTS, WEIGHTS, WEIGHTS),
-    st.builds(Lack, NUMBERS, st.lists(st.builds(Need, TEXTS, WEIGHTS, WEIGHTS), max_size=3)),
-    st.builds(GiveBack, TEXTS, WEIGHTS),
-    st.builds(Grant, NUMBERS, st.dictionaries(TEXTS, WEIGHTS, max_size=3)),
-    st.builds(Recall, TEXTS, st.booleans()),
     st.builds(Result, NUMBERS, st.lists(st.builds(Upload, TEXTS, TEXTS, TEXTS, *[NUMBERS] * 3), max_size=2)),
 )
 MESSAGES = PLAIN_MESSAGES | st.one_of(
@@ -93,6 +80,7 @@ MESSAGES = PLAIN_MESSAGES | st.one_of(
 )
 """Of every kind, but for references, which need Ray."""
 TUPLE = 2
+EXPANSION = ItemExpansion(np.arange(3, dtype=np.int32), PlaceholderRange(0, 3), "before", "after")
 
 
 def sent(message: Any) -> Any:
@@ -124,7 +112,7 @@ def test_messages_arrive_as_they_were_sent(message: Any) -> None:
 
 @pytest.mark.parametrize("is_embed", [None, (True, False, True)])
 def test_metadata_of_an_item_arrives_with_its_arrays(is_embed: tuple[bool, ...] | None) -> None:
-    expansion = ItemExpansion(np.arange(3, dtype=np.int32), PlaceholderRange(0, 3, is_embed), "before", "after")
+    expansion = replace(EXPANSION, features=PlaceholderRange(0, 3, is_embed))
     inputs = {"image_grid_thw": np.array([[1, 2, 3]]), "scale": np.array(0.5, np.float32)}
     message = Pending(
         7, PendingItem(ItemInfo("image", expansion, 12, False, inputs, (StageTime("processor", 1.5, 0.5),)), None)
@@ -221,17 +209,17 @@ def test_a_message_of_another_kind_is_not_read(body: bytes) -> None:
         read_bytes(body)
 
 
-WRONG: Any = "of another type"
+WRONG: Any = ["of another type"]
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Lack(1, [WRONG]),
-        Lack(1, [Need("budget", Weight(), WRONG)]),
-        Restate("budget", Weight(requests=WRONG), Weight()),
-        Restate([WRONG], Weight(), Weight()),  # type: ignore[arg-type]
-        Grant(1, {"budget": WRONG}),
+        Close(WRONG),
+        Result(1, ItemTrace([WRONG])),
+        Result(1, PlaceholderRange(0, 1, (WRONG,))),
+        Result(1, RequestContext("id", WRONG, "")),
+        Result(1, ItemInfo("image", EXPANSION, 0, False, {"image_grid_thw": WRONG})),
         Failed(1, WRONG),
         Pending(1, WRONG),
         Ask(WRONG, True, WRONG),

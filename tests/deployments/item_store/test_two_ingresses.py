@@ -170,20 +170,41 @@ def status_of(door: Door, num_bytes: int) -> tuple[int, str]:
     return answer.status_code, answer.json().get("error", {}).get("code", "")
 
 
-def has_room(door: Door) -> bool:
-    return status_of(door, 15_000_000)[0] != 429
+def has_room(door: Door, num_bytes: int) -> bool:
+    return status_of(door, num_bytes) != (429, "overloaded_bytes")
 
 
-TOO_MANY = (429, "overloaded_bytes")
+def has_share(door: Door, num_bytes: int) -> bool:
+    """Whether it admits so many bytes at once, and no more."""
+    with half_sent(door, 5_000_000):
+        return has_room(door, num_bytes - 6_000_000) and not has_room(door, num_bytes - 4_000_000)
 
 
-def test_both_doors_together_let_in_no_more_than_the_budget(doors: list[Door]) -> None:
-    """Whichever of them gets the requests: each can have all of it while the other has none."""
-    for one, other in (doors, doors[::-1]):
-        with half_sent(one, 30_000_000):
-            assert status_of(other, 15_000_000) == TOO_MANY
-            assert status_of(other, 5_000_000)[0] != 429
-        wait_until(partial(has_room, other))
+def has_half(door: Door) -> bool:
+    return has_share(door, MOST_BYTES // 2)
+
+
+def test_both_doors_together_admit_the_budget(doors: list[Door]) -> None:
+    for door in doors:
+        wait_until(partial(has_half, door), 30)
+    with half_sent(doors[0], 18_000_000), half_sent(doors[1], 18_000_000):
+        for door in doors:
+            assert has_room(door, 1_500_000)
+            assert not has_room(door, 4_000_000)
+
+
+def test_a_request_larger_than_a_doors_share_is_admitted_alone(doors: list[Door]) -> None:
+    for door in doors:
+        wait_until(partial(has_half, door), 30)
+        assert has_room(door, 38_000_000)
+
+
+def test_a_second_door_halves_the_share_of_the_first(doors: list[Door]) -> None:
+    """The second starts while the first has all."""
+    os.kill(doors[0].pid, signal.SIGKILL)
+    wait_until(partial(has_share, doors[1], MOST_BYTES), 30)
+    wait_until(lambda: len(doors_now()) == 2, 60)
+    wait_until(partial(has_half, doors[1]), 30)
 
 
 def long_stream(door: Door, number: int) -> Any:
@@ -280,16 +301,3 @@ def test_a_dead_shards_items_are_made_anew_and_no_request_fails(doors: list[Door
     assert sum(found) > 0, "the other shard still has its own"
     for file in files:
         assert doors[1].client.files.content(file).read() == b"content"
-
-
-def test_the_budget_holds_when_the_ledger_has_died(doors: list[Door]) -> None:
-    with half_sent(doors[0], 18_000_000), half_sent(doors[1], 18_000_000):
-        (pid,) = replica_pids(SHARDS[0])
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: replica_pids(SHARDS[0]) not in ([], [pid]), 60)
-        time.sleep(2)  # until both have told the new one what they have
-        for door in doors:
-            assert status_of(door, 6_000_000) == TOO_MANY
-            assert status_of(door, 2_000_000)[0] != 429
-    for door in doors:
-        wait_until(partial(has_room, door))

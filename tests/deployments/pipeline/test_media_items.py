@@ -181,7 +181,7 @@ async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(
         MediaSource(RED, "f", num_pixels=7),  # the ingress has read this one's when it weighed the request
     ]
 
-    async def note(*weight: int) -> None:
+    def note(*weight: int) -> None:
         fetched.append(weight)
 
     sent = PipelineRequest("r", ChatPrompt([]), sources, SamplingParams(), on_fetched=note)
