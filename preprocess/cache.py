@@ -52,7 +52,7 @@ class ItemCache(Generic[V, EarlyT]):
         self._flights: dict[str, _Flight[V, EarlyT]] = {}
 
     @property
-    def num_in_the_making(self) -> int:
+    def num_pending(self) -> int:
         """Returns how many values are being computed."""
         return len(self._flights)
 

@@ -27,11 +27,11 @@ read_precomputed(b'no tensors', {}, limits=MediaLimits())""",
     "prompt": """
 from raylens.deployments.api.prompts import prompt_and_media
 prompt_and_media('<img src="data:image/png;base64,AA==">', {"image": "https://example.com"}, "prompt")""",
-    "weight": """
+    "cost": """
 from raylens.deployments.endpoint.admission import *
 from raylens.deployments.config import AdmissionConfig
 with Admission(AdmissionConfig(), print).ticket(Caller(None, "")) as ticket:
-    ticket.take(Weight(bytes=2**40))""",
+    ticket.take(RequestCost(bytes=2**40))""",
 }
 BODIES = {
     "tools of a chat": """

@@ -1,7 +1,7 @@
-"""Admission: which requests start, which wait and which are refused, by weight, before anything of them is decoded.
+"""Admission: which requests start, which wait and which are refused, before anything of them is decoded.
 
-A request takes its weight (requests, bytes of body and media, pixels, tokens) from two budgets: its API key's, and the
-total of all keys. Of several ingresses, each admits its share of both budgets. A request that finds no room waits.
+Two budgets bound the cost of all requests in work (requests, bytes of body and media, pixels, tokens): one of each API
+key, and one of all keys. Each of several ingresses admits an equal share of both. A request that finds no room waits.
 Waiting requests start in the order of their priority, then of how little work their key has, then of arrival. Admission
 refuses a request when too many wait, or when it has waited too long. A request never waits for bytes, because its bytes
 are in memory already: it is refused at once."""
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from raylens.deployments.config import AdmissionConfig, Budget
 from raylens.deployments.endpoint.api_keys import Caller
-from raylens.deployments.item_store.weight import RESOURCES, Weight
+from raylens.deployments.endpoint.request_cost import RESOURCES, RequestCost
 from raylens.preprocess.schema import InvalidRequestError
 
 _MAX_RETRY_SECONDS = 60.0
@@ -38,14 +38,14 @@ class _Quota:
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
-        self.limit = self.share = self.used = Weight()
+        self.limit = self.share = self.used = RequestCost()
         self.num_tickets = 0
 
-    def lacking(self, weight: Weight, held: Weight) -> str | None:
-        """Returns the first resource that has no room for `weight`, None if all have. A request that holds all that is
+    def lacking(self, cost: RequestCost, held: RequestCost) -> str | None:
+        """Returns the first resource that has no room for `cost`, None if all have. A request that holds all that is
         used of a resource, `held`, may exceed the share: else a request larger than the share would never start."""
         for name in RESOURCES:
-            more, used = getattr(weight, name), getattr(self.used, name)
+            more, used = getattr(cost, name), getattr(self.used, name)
             if more and used + more > getattr(self.share, name) and used > getattr(held, name):
                 return name
         return None
@@ -54,7 +54,7 @@ class _Quota:
 @dataclass(eq=False, slots=True)
 class _Waiter:
     ticket: "Ticket"
-    weight: Weight
+    cost: RequestCost
     priority: int
     number: int
     turn: asyncio.Future[None]
@@ -73,30 +73,30 @@ class Ticket:
 
     def __init__(self, admission: "Admission", caller: Caller, quotas: list[_Quota]) -> None:
         self.caller = caller
-        self.held = Weight()
+        self.held = RequestCost()
         self._admission = admission
         self.quotas = quotas
 
-    def take(self, weight: Weight) -> None:
+    def take(self, cost: RequestCost) -> None:
         """Takes more at once. Raises OverloadedError if there is no room now, InvalidRequestError if there can never be
         room for this together with what the ticket already holds."""
-        self._admission.check_size(self, weight)
+        self._admission.check_size(self, cost)
         for quota in self.quotas:
-            if lacking := quota.lacking(weight, self.held):
+            if lacking := quota.lacking(cost, self.held):
                 raise self._admission.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
-        self.add(weight)
+        self.add(cost)
 
-    async def enter(self, weight: Weight, priority: int) -> None:
+    async def enter(self, cost: RequestCost, priority: int) -> None:
         """Waits for room. Raises OverloadedError if room does not come soon enough, InvalidRequestError if it can never
         come."""
-        self._admission.check_size(self, weight)
-        await self._admission.wait(self, weight, priority)
+        self._admission.check_size(self, cost)
+        await self._admission.wait(self, cost, priority)
 
-    def add(self, weight: Weight) -> None:
+    def add(self, cost: RequestCost) -> None:
         """Counts what there is room for."""
-        self.held += weight
+        self.held += cost
         for quota in self.quotas:
-            quota.used += weight
+            quota.used += cost
 
     def release(self) -> None:
         for quota in self.quotas:
@@ -116,7 +116,7 @@ class Admission:
         self._waiting: list[_Waiter] = []
         self._numbers = itertools.count()
         self._mean_seconds = 1.0
-        self._set_limit(self._all, weight_of(config.total))
+        self._set_limit(self._all, _cost_of(config.total))
 
     def divide(self, num_ingresses: int) -> None:
         """Admits no more than this ingress' share of each budget from now on."""
@@ -149,22 +149,22 @@ class Admission:
         return len(self._waiting)
 
     @property
-    def used(self) -> Weight:
+    def used(self) -> RequestCost:
         """Returns what the requests of this ingress take of the budget of all requests."""
         return self._all.used
 
     @property
-    def limit(self) -> Weight:
+    def limit(self) -> RequestCost:
         """Returns the budget of all requests at all ingresses."""
         return self._all.limit
 
-    def check_size(self, ticket: Ticket, weight: Weight) -> None:
+    def check_size(self, ticket: Ticket, cost: RequestCost) -> None:
         """Raises InvalidRequestError if a budget is too small for the request, however long it waits."""
-        total = ticket.held + weight
+        total = ticket.held + cost
         for quota in ticket.quotas:
             if lacking := total.exceeded_resource(quota.limit):
                 size, limit = getattr(total, lacking), getattr(quota.limit, lacking)
-                reason = f"the request weighs {size} {lacking}, the limit of {quota.owner} together is {limit}"
+                reason = f"the request needs {size} {lacking}, the limit of {quota.owner} together is {limit}"
                 raise InvalidRequestError(reason, field="body", code="request_too_large", status=413)
 
     def refusal(self, reason: str, message: str) -> OverloadedError:
@@ -174,10 +174,10 @@ class Admission:
         seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
         return OverloadedError(f"{message}, try again in {seconds:.0f} s", reason=reason, retry_after_s=seconds)
 
-    async def wait(self, ticket: Ticket, weight: Weight, priority: int) -> None:
+    async def wait(self, ticket: Ticket, cost: RequestCost, priority: int) -> None:
         """See `Ticket.enter`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(ticket, weight, priority, next(self._numbers), turn)
+        waiter = _Waiter(ticket, cost, priority, next(self._numbers), turn)
         self._waiting.append(waiter)
         self._let_in()
         try:
@@ -208,23 +208,23 @@ class Admission:
         lets others pass."""
         while (waiter := self._next()) is not None:
             self._waiting.remove(waiter)
-            waiter.ticket.add(waiter.weight)
+            waiter.ticket.add(waiter.cost)
             waiter.turn.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        refused: set[tuple[_Quota, Weight]] = set()
+        refused: set[tuple[_Quota, RequestCost]] = set()
         closed: set[_Quota] = set()
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
-            own, weight = waiter.ticket.quotas[0], waiter.weight
-            if waiter.turn.done() or own in closed or (own, weight) in refused:
+            own, cost = waiter.ticket.quotas[0], waiter.cost
+            if waiter.turn.done() or own in closed or (own, cost) in refused:
                 continue
-            full = next((quota for quota in waiter.ticket.quotas if quota.lacking(weight, waiter.ticket.held)), None)
+            full = next((quota for quota in waiter.ticket.quotas if quota.lacking(cost, waiter.ticket.held)), None)
             if full is None:
                 return waiter
             if full is self._all:
                 break  # otherwise small requests would pass a heavy one for ever
-            refused.add((own, weight))
-            if weight.exceeded_resource(own.share):  # it starts only once none of its key's requests is in work
+            refused.add((own, cost))
+            if cost.exceeded_resource(own.share):  # it starts only once none of its key's requests is in work
                 closed.add(own)
         return None
 
@@ -234,13 +234,13 @@ class Admission:
             return []
         quota = self._by_key.setdefault(caller.name, _Quota("this API key"))
         # The file of keys may have changed while the key has requests in work.
-        limit = weight_of(self._config.per_key)
+        limit = _cost_of(self._config.per_key)
         self._set_limit(quota, limit if caller.max_requests is None else replace(limit, requests=caller.max_requests))
         return [quota]
 
-    def _set_limit(self, quota: _Quota, limit: Weight) -> None:
+    def _set_limit(self, quota: _Quota, limit: RequestCost) -> None:
         quota.limit, quota.share = limit, limit // self._num_ingresses
 
 
-def weight_of(budget: Budget) -> Weight:
-    return Weight(budget.requests, budget.bytes, budget.pixels, budget.tokens)
+def _cost_of(budget: Budget) -> RequestCost:
+    return RequestCost(budget.requests, budget.bytes, budget.pixels, budget.tokens)

@@ -18,7 +18,7 @@ from raylens.preprocess.schema import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """What `deployments/endpoint/gate.py` knows of a request.
 
     `arrived_at`: when it came, in seconds of the event loop's clock. `timeout_s`: the seconds that its header gives it.
@@ -59,10 +59,10 @@ class Call:
         self.ignore(body.unknown_fields)
 
 
-async def _call_of(request: Request) -> Call:
+async def _call_of(request: Request) -> ApiCall:
     state = request.state
     note = partial(setattr, state)
-    return Call(
+    return ApiCall(
         state.request_id,
         state.ticket,
         state.arrived_at,
@@ -74,4 +74,5 @@ async def _call_of(request: Request) -> Call:
     )
 
 
-HttpCall = Annotated[Call, Depends(_call_of)]
+HttpCall = Annotated[ApiCall, Depends(_call_of)]
+"""The type of the argument by which a route gets its ApiCall."""

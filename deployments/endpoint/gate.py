@@ -18,9 +18,9 @@ from raylens.deployments.endpoint.access_log import AccessLog, listed
 from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from raylens.deployments.endpoint.api_keys import ApiKeys, Caller
 from raylens.deployments.endpoint.errors import AccessError, response_for
+from raylens.deployments.endpoint.request_cost import RequestCost
 from raylens.deployments.endpoint.request_headers import checked_request_id
 from raylens.deployments.endpoint.request_traces import RequestTraces
-from raylens.deployments.item_store.weight import Weight
 from raylens.deployments.pipeline.long_texts import LongTexts
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.routing.work_scaling import PendingWork
@@ -50,8 +50,8 @@ _IGNORED_HEADER = b"x-raylens-ignored-fields"
 
 
 class Gate:
-    """Stands before all routes. `scope["state"]` gets what `deployments/endpoint/call.py` makes a Call of. Errors leave
-    in OpenAI's form."""
+    """Stands before all routes. `scope["state"]` gets what `deployments/endpoint/call.py` makes an ApiCall of. Errors
+    leave in OpenAI's form."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Gate:
                     chunk, is_last = message.get("body", b""), not message.get("more_body", False)
                     num_bytes += len(chunk)
                     self._check_size(num_bytes)
-                    ticket.take(Weight(bytes=len(chunk)))
+                    ticket.take(RequestCost(bytes=len(chunk)))
                     work = len(chunk) // _BODY_BYTES_PER_PIECE_BYTE + is_last * _REQUEST_PIECE_BYTES
                     await self._turns.take(ticket.caller.cache_salt, work)
                     if is_json:

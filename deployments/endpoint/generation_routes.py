@@ -17,11 +17,12 @@ from raylens.deployments.api.responses import ResponseObject, ResponsesRequest
 from raylens.deployments.config import MetricsConfig
 from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.answer import Answer, Pieces
-from raylens.deployments.endpoint.call import Call, HttpCall
+from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.chat_answer import ChatAnswer
 from raylens.deployments.endpoint.completion_answer import CompletionAnswer
 from raylens.deployments.endpoint.deadline import Deadline, DeadlineError
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from raylens.deployments.endpoint.request_cost import cost_of
 from raylens.deployments.endpoint.response_answer import ResponseAnswer
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.tool_calls import forced_call
@@ -93,7 +94,7 @@ class GenerationRoutes:
     async def _converse(
         self,
         body: ConversationT,
-        call: Call,
+        call: ApiCall,
         id_prefix: str,
         make_answer: Callable[[ConversationT, RequestAccount, ToolCallFormat | None], Answer],
     ) -> Response:
@@ -112,30 +113,32 @@ class GenerationRoutes:
             await self._enter(model, call, body, account)
             return await self._answer(model, call, body, account, lambda: make_answer(body, account, form))
 
-    def _account(self, request_id: str, call: Call) -> RequestAccount:
+    def _account(self, request_id: str, call: ApiCall) -> RequestAccount:
         return RequestAccount(self._metrics, request_id, call.caller.name, self._goals)
 
-    async def _enter(self, model: ModelRoute, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
+    async def _enter(
+        self, model: ModelRoute, call: ApiCall, body: AnyGenerationFields, account: RequestAccount
+    ) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         model.status.ready_processor()  # before it waits
         call.traced.follow(account, name=body.request_id)
-        weight = model.weighed.weigh(account.requests, model.status.max_model_len)
+        cost = cost_of(account.requests, model.status.max_model_len)
         watch = Stopwatch()
         try:
-            await call.deadline(body.timeout_s).wait_for(call.ticket.enter(weight, _priority(call, body)))
+            await call.deadline(body.timeout_s).wait_for(call.ticket.enter(cost, _priority(call, body)))
         finally:
             account.times.append(watch.read("admission_queue", process_name()))
 
     def _request(
         self,
         model: ModelRoute,
-        call: Call,
+        call: ApiCall,
         request_id: str,
         body: AnyGenerationFields,
         params: SamplingParams,
         prompt_and_media: tuple[Prompt, list[MediaSource]],
     ) -> PipelineRequest:
-        return model.weighed(
+        return model.requests.make(
             call,
             request_id,
             body,
@@ -158,7 +161,7 @@ class GenerationRoutes:
     async def _answer(
         self,
         model: ModelRoute,
-        call: Call,
+        call: ApiCall,
         body: AnyGenerationFields,
         account: RequestAccount,
         make_answer: Callable[[], Answer],
@@ -208,7 +211,7 @@ class GenerationRoutes:
 
     async def _events(
         self,
-        call: Call,
+        call: ApiCall,
         body: AnyGenerationFields,
         account: RequestAccount,
         answer: Answer,
@@ -264,7 +267,7 @@ class _AccountedPieces:
         return ready
 
 
-def _priority(call: Call, body: AnyGenerationFields) -> int:
+def _priority(call: ApiCall, body: AnyGenerationFields) -> int:
     return body.priority + call.caller.priority
 
 

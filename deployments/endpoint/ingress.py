@@ -29,8 +29,8 @@ from raylens.deployments.endpoint.metrics_export import export_metrics
 from raylens.deployments.endpoint.model_status import ModelStatus
 from raylens.deployments.endpoint.operator_routes import OperatorRoutes
 from raylens.deployments.endpoint.page_route import chat_page, examples
+from raylens.deployments.endpoint.pipeline_requests import PipelineRequests
 from raylens.deployments.endpoint.request_traces import RequestTraces
-from raylens.deployments.endpoint.request_weight import WeighedRequests
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.endpoint.trace_routes import TraceRoutes
@@ -114,8 +114,8 @@ class Ingress(Replica):
             chooses_by_prefix=config.generate.max_replicas > 1,
         )
         adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
-        weighed = WeighedRequests(config.media.limits, adds_all_images=adds_all_images)
-        return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, weighed)
+        requests = PipelineRequests(config.media.limits, adds_all_images=adds_all_images)
+        return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, requests)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Returns the routes, bound to this object. Ray Serve calls this once the replica is made."""

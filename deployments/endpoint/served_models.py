@@ -8,7 +8,7 @@ from typing import TypeVar
 from raylens.deployments.api.models import Health, ModelCard
 from raylens.deployments.endpoint.health import StageMonitor
 from raylens.deployments.endpoint.model_status import ModelStatus
-from raylens.deployments.endpoint.request_weight import WeighedRequests
+from raylens.deployments.endpoint.pipeline_requests import PipelineRequests
 from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -26,7 +26,7 @@ class ModelRoute:
     status: ModelStatus
     monitor: StageMonitor
     pipeline: Pipeline
-    weighed: WeighedRequests
+    requests: PipelineRequests
 
 
 class ServedModels:

@@ -13,9 +13,8 @@ from raylens.deployments.api.tokens import (
 )
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES
-from raylens.deployments.endpoint.request_weight import weigh_text
+from raylens.deployments.endpoint.request_cost import RequestCost, cost_of, cost_of_text
 from raylens.deployments.endpoint.served_models import ServedModels
-from raylens.deployments.item_store.weight import Weight
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt
 
@@ -38,7 +37,7 @@ class TokenRoutes:
         model = self._models.of(body.model)
         prompt = body.to_prompt()
         num_chars = prompt.num_chars if isinstance(prompt, ChatPrompt) else len(prompt.text)
-        await call.ticket.enter(weigh_text(num_chars), call.caller.priority)
+        await call.ticket.enter(cost_of_text(num_chars), call.caller.priority)
         async with model.monitor.while_there(["preprocess"]):
             ids = await model.pipeline.tokenize(prompt, add_special_tokens=body.add_special_tokens)
         return TokenizeResponse(count=len(ids), max_model_len=model.status.max_model_len, tokens=ids)
@@ -47,7 +46,7 @@ class TokenRoutes:
         """Returns the text of token ids."""
         call.check_fields(body)
         model = self._models.of(body.model)
-        await call.ticket.enter(Weight(requests=1, tokens=len(body.tokens)), call.caller.priority)
+        await call.ticket.enter(RequestCost(requests=1, tokens=len(body.tokens)), call.caller.priority)
         async with model.monitor.while_there(["preprocess"]):
             return DetokenizeResponse(prompt=await model.pipeline.detokenize(body.tokens))
 
@@ -57,10 +56,10 @@ class TokenRoutes:
         call.check_fields(body)
         model = self._models.of(body.model)
         processor = model.status.ready_processor()
-        request = model.weighed(
+        request = model.requests.make(
             call, f"render-{call.request_id}", body, SamplingParams(max_tokens=body.max_tokens), body.to_prompt()
         )
-        await call.ticket.enter(model.weighed.weigh([request], model.status.max_model_len), call.caller.priority)
+        await call.ticket.enter(cost_of([request], model.status.max_model_len), call.caller.priority)
         async with model.monitor.while_there(["shared", "preprocess"]):
             rendered, modalities = await model.pipeline.render(request, processor)
         items = [

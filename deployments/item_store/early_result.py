@@ -1,4 +1,4 @@
-"""What a stage is making, to which other stages get a reference before it is there."""
+"""The result of a call, and the value that may stand in for it while a stage still computes it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,67 +6,67 @@ from typing import Any, Generic, TypeVar
 
 from raylens.deployments.stages.stage_calls import has_result
 
-PendingT = TypeVar("PendingT")
+EarlyT = TypeVar("EarlyT")
 ResultT = TypeVar("ResultT")
 
-Announce = Callable[[PendingT], None]
+Announce = Callable[[EarlyT], None]
 
 
-class InTheMaking(Generic[PendingT, ResultT]):
-    """The result of `make`, which starts at once, and what `make` announces before it returns.
+class EarlyResult(Generic[EarlyT, ResultT]):
+    """Runs `compute`, from now on. `compute` announces an early value, such as a reference to its result, once a
+    replica has taken its call, and again each time that another replica takes the call of one that died.
 
-    `make` announces what others may be given in the result's place, as soon as a replica has taken the call, and again
-    whenever another replica has taken it because the first one died. `announcement` tells what it would have announced
-    of a result that comes without, as from a cache. `on_known` hears of every announcement.
+    `early_of(result)`: the early value of a result that was never announced, such as a cache hit. `on_early` gets every
+    early value.
     """
 
-    latest: PendingT | None
-    """The last announcement."""
+    latest: EarlyT | None
+    """The last early value."""
     _task: asyncio.Task[ResultT]
 
     def __init__(
         self,
-        make: Callable[[Announce[PendingT]], Coroutine[Any, Any, ResultT]],
-        announcement: Callable[[ResultT], PendingT],
-        on_known: Announce[PendingT] = lambda _: None,
+        compute: Callable[[Announce[EarlyT]], Coroutine[Any, Any, ResultT]],
+        early_of: Callable[[ResultT], EarlyT],
+        on_early: Announce[EarlyT] = lambda _: None,
     ) -> None:
-        self._make = make
-        self._announcement = announcement
-        self._on_known = on_known
-        self._is_known = asyncio.Event()
+        self._compute = compute
+        self._early_of = early_of
+        self._on_early = on_early
+        self._has_early = asyncio.Event()
         self.start()
 
     def start(self) -> None:
-        """Also starts anew, when the result is lost."""
-        self._is_known.clear()
+        """Computes again, if the result is lost."""
+        self._has_early.clear()
         self.latest = None
-        self._task = asyncio.create_task(self._make(self._note))
+        self._task = asyncio.create_task(self._compute(self._announce))
         self._task.add_done_callback(self._end)
 
-    async def pending(self) -> PendingT:
-        """Returns the last announcement. Raises the failure of a `make` that fails before the first one."""
-        await self._is_known.wait()
-        return self._announcement(await self.finished()) if self.latest is None else self.latest
+    async def early(self) -> EarlyT:
+        """Waits for an early value and returns the last one. Raises what `compute` raises before the first one."""
+        await self._has_early.wait()
+        return self._early_of(await self.result()) if self.latest is None else self.latest
 
-    async def finished(self) -> ResultT:
-        """Raises what `make` raises."""
+    async def result(self) -> ResultT:
+        """Waits for the result. Raises what `compute` raises."""
         return await asyncio.shield(self._task)
 
-    def result_or(self, pending: PendingT) -> ResultT | PendingT:
-        """Returns the result if it is there, else `pending`."""
-        return self._task.result() if has_result(self._task) else pending
+    def result_or(self, early: EarlyT) -> ResultT | EarlyT:
+        """Returns the result if it is there, else `early`."""
+        return self._task.result() if has_result(self._task) else early
 
     async def aclose(self) -> None:
-        """Ends the making, unless it has ended."""
+        """Cancels `compute`, unless it has ended."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _note(self, pending: PendingT) -> None:
-        self.latest = pending
-        self._is_known.set()
-        self._on_known(pending)
+    def _announce(self, early: EarlyT) -> None:
+        self.latest = early
+        self._has_early.set()
+        self._on_early(early)
 
     def _end(self, task: asyncio.Task[ResultT]) -> None:
         if self.latest is None and has_result(task):
-            self._note(self._announcement(task.result()))
-        self._is_known.set()
+            self._announce(self._early_of(task.result()))
+        self._has_early.set()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ray import ObjectRef
 
 from raylens.deployments.config import SharedConfig
-from raylens.deployments.item_store.early_result import Announce, InTheMaking
+from raylens.deployments.item_store.early_result import Announce, EarlyResult
 from raylens.deployments.item_store.encoder_choice import cheapest, places_of
 from raylens.deployments.item_store.item_states import (
     ContentMissingError,
@@ -38,7 +38,7 @@ from raylens.preprocess.schema import ItemInfo, Stopwatch
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
-ItemProcessing = InTheMaking[PendingItem, StoredItem]
+ItemProcessing = EarlyResult[PendingItem, StoredItem]
 StoredItems = ItemCache[StoredItem, PendingItem]
 
 
@@ -135,7 +135,7 @@ class ItemMaker:
             lambda pending: announce(PendingItem(pending.info, None)),
         )
         async with aclosing(processing):
-            if order.is_precomputed and (processed := await processing.finished()).info.is_encoded:
+            if order.is_precomputed and (processed := await processing.result()).info.is_encoded:
                 return processed, processed.info.num_bytes
             return await self._encode_item(order, trace, processing, announce)
 
@@ -168,9 +168,9 @@ class ItemMaker:
         if missing is not None:
             raise missing
 
-    def forget(self, mm_hash: str, lost: ObjectRef) -> None:
-        """Drops an item from both caches, because the node that held its embeddings `lost` is gone. If it has been made
-        anew since, it stays."""
+    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
+        """Evicts an item from both caches, because the node that held its embeddings `lost` is gone. An item that has
+        been computed again since stays."""
         entry = self.embeddings.peek(mm_hash)
         if entry is None or entry.ref == lost:
             self.embeddings.discard(mm_hash)
@@ -241,7 +241,7 @@ class ItemMaker:
             announce(PendingItem(processing.latest.info, embeddings))
 
         async def tensors() -> ObjectRef:
-            ref = (await processing.pending()).ref
+            ref = (await processing.early()).ref
             assert ref is not None, "an item is processed once there are references to its metadata and its tensors"
             return ref
 
@@ -261,10 +261,10 @@ class ItemMaker:
             processing.start()
 
         embeddings, info = await self._calls.send(
-            "encode", lambda: with_pending(tensors, processing.finished, encode_tensors), process_again
+            "encode", lambda: with_pending(tensors, processing.result, encode_tensors), process_again
         )
         assert isinstance(info, EmbeddingInfo)
-        processed = await processing.finished()
+        processed = await processing.result()
         trace.times += info.times
         self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
         self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")

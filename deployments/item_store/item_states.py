@@ -46,8 +46,8 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """An item in the making. There may be nothing yet behind the references to its metadata, and to its tensors or its
-    embeddings. `ref` is None until a replica of Encode has taken the item."""
+    """An item that a stage still computes. The objects of the references, to its metadata and to its tensors or
+    embeddings, may not exist yet. `ref` is None until a replica of Encode has taken the item."""
 
     info: ItemInfo | ObjectRef
     ref: ObjectRef | None

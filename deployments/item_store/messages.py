@@ -20,7 +20,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallMethod:
     """A call of one of the shard's methods, see `SharedState`."""
 
     number: int
@@ -36,8 +36,8 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """The embeddings `lost` of an item are gone. See `ItemMaker.forget`."""
+class Evict:
+    """The embeddings `lost` of an item are gone. See `ItemMaker.evict`."""
 
     mm_hash: str
     lost: ObjectRef
@@ -63,7 +63,7 @@ class KeepTrace:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The item of an order is in the making."""
+    """A stage computes the item of an order."""
 
     number: int
     item: PendingItem
@@ -85,7 +85,7 @@ class Failed:
     error: Exception
 
 
-FromIngress: TypeAlias = Ask | Call | Close | Forget | Remember | KeepTrace
+FromIngress: TypeAlias = Ask | CallMethod | Close | Evict | Remember | KeepTrace
 FromShard: TypeAlias = Pending | Result | Failed
 Message: TypeAlias = FromIngress | FromShard
 FROM_INGRESS: tuple[type[Any], ...] = get_args(FromIngress)

@@ -10,7 +10,7 @@ from ray import ObjectRef
 
 from raylens.deployments.item_store.client import ShardLostError, Shards, unavailable
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
-from raylens.deployments.item_store.messages import Ask, Call, Forget, Remember
+from raylens.deployments.item_store.messages import Ask, CallMethod, Evict, Remember
 from raylens.deployments.metrics.instruments import Counter
 from raylens.deployments.stages.object_contents import IN_MESSAGE_BYTES, sent
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS
@@ -27,8 +27,8 @@ class ItemSource(Protocol):
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         """See `ItemMaker.processed_of`. Nothing keeps the tensors."""
 
-    def forget(self, mm_hash: str, lost: ObjectRef) -> None:
-        """See `ItemMaker.forget`."""
+    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
+        """See `ItemMaker.evict`."""
 
     def remember_name(self, tenant: str, name: str, hashed_content: str) -> None:
         """See `NamedContents.remember`."""
@@ -51,8 +51,8 @@ class SharedItems:
         with ExitStack() as pins:
             return await self._order(order, lambda pending: None, pins, is_encoded=False)
 
-    def forget(self, mm_hash: str, lost: ObjectRef) -> None:
-        self._shards.send_to_all(Forget(mm_hash, lost))
+    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
+        self._shards.send_to_all(Evict(mm_hash, lost))
 
     def remember_name(self, tenant: str, name: str, hashed_content: str) -> None:
         self._shards.send(_name_key(tenant, name), Remember(tenant, name, hashed_content))
@@ -61,7 +61,8 @@ class SharedItems:
         for _ in range(MAX_ATTEMPTS):
             shard = await self._shards.nearest(_name_key(tenant, name))
             with suppress(ShardLostError), ExitStack() as pins:
-                found: str | None = await shard.ask(partial(Call, method="find_name", arguments=[tenant, name]), pins)
+                ask = partial(CallMethod, method="find_name", arguments=[tenant, name])
+                found: str | None = await shard.ask(ask, pins)
                 return found
         raise unavailable()
 

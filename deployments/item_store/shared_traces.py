@@ -4,7 +4,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from raylens.deployments.item_store.client import ShardLostError, Shards, unavailable
-from raylens.deployments.item_store.messages import Call, KeepTrace
+from raylens.deployments.item_store.messages import CallMethod, KeepTrace
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS
 
 
@@ -22,7 +22,7 @@ class SharedTraces:
         for _ in range(MAX_ATTEMPTS):
             shard = await self._shards.nearest(_key(request_id))
             with suppress(ShardLostError), ExitStack() as pins:
-                ask = partial(Call, method="find_trace", arguments=[tenant, request_id])
+                ask = partial(CallMethod, method="find_trace", arguments=[tenant, request_id])
                 found: bytes | None = await shard.ask(ask, pins)
                 return found
         raise unavailable()

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from raylens.deployments.item_store.client import ShardLostError, Shards, unavailable
-from raylens.deployments.item_store.messages import Call
+from raylens.deployments.item_store.messages import CallMethod
 from raylens.deployments.item_store.uploads import Upload
 from raylens.deployments.stages.object_contents import received, sent
 
@@ -44,6 +44,6 @@ class SharedUploads:
     async def _ask(self, pins: ExitStack, method: str, tenant: str, *arguments: Any) -> Any:
         shard = await self._shards.owner(tenant)
         try:
-            return await shard.ask(partial(Call, method=method, arguments=[tenant, *arguments]), pins)
+            return await shard.ask(partial(CallMethod, method=method, arguments=[tenant, *arguments]), pins)
         except ShardLostError as error:
             raise unavailable() from error

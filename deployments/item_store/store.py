@@ -18,10 +18,10 @@ from raylens.deployments.item_store.item_states import ContentMissingError, Pend
 from raylens.deployments.item_store.messages import (
     FROM_INGRESS,
     Ask,
-    Call,
+    CallMethod,
     Close,
+    Evict,
     Failed,
-    Forget,
     FromIngress,
     KeepTrace,
     Message,
@@ -70,7 +70,7 @@ class SharedState(Replica):
             "read_file": self._read_file,
             "delete_file": self._uploads.delete,
         }
-        self._port = PrivatePort(lambda reader, writer: _Customer(self, reader, writer).serve())
+        self._port = PrivatePort(lambda reader, writer: _IngressConnection(self, reader, writer).serve())
         loop = asyncio.get_running_loop()
         self._opened = loop.create_task(self._port.open())
         self._reporter = loop.create_task(self._report_forever())
@@ -103,13 +103,13 @@ class SharedState(Replica):
             metrics, maker = self._metrics, self.maker
             metrics.mm_cache.report(maker.processed)
             metrics.encoder_cache.report(maker.embeddings)
-            metrics.items_in_progress.set(maker.processed.num_in_the_making + maker.embeddings.num_in_the_making)
+            metrics.items_in_progress.set(maker.processed.num_pending + maker.embeddings.num_pending)
             metrics.uploads_files.set(self._uploads.num_files)
             metrics.uploads_bytes.set(self._uploads.num_bytes)
             await asyncio.sleep(_REPORT_SECONDS)
 
 
-class _Customer:
+class _IngressConnection:
     """The connection of one ingress. What its open orders and calls refer to is kept until they are closed, or it is
     lost."""
 
@@ -129,12 +129,12 @@ class _Customer:
 
     def _take(self, message: FromIngress) -> None:
         match message:
-            case Ask(number) | Call(number):
+            case Ask(number) | CallMethod(number):
                 self._work[number] = _Work(self._state, message, self._send)
             case Close(number) if number in self._work:
                 self._work.pop(number).close()
-            case Forget(mm_hash, lost):
-                self._state.maker.forget(mm_hash, lost)
+            case Evict(mm_hash, lost):
+                self._state.maker.evict(mm_hash, lost)
             case Remember(tenant, name, hashed_content):
                 self._state.names.remember(tenant, name, hashed_content)
             case KeepTrace(tenant, request_id, record):
@@ -148,7 +148,7 @@ class _Customer:
 class _Work:
     """An order or a call that an ingress has not closed yet."""
 
-    def __init__(self, state: SharedState, message: Ask | Call, send: Callable[[Message], None]) -> None:
+    def __init__(self, state: SharedState, message: Ask | CallMethod, send: Callable[[Message], None]) -> None:
         self._state = state
         self._message = message
         self._send = send
@@ -179,7 +179,7 @@ class _Work:
                 return await self._state.maker.embeddings_of(order, self._tell)
             case Ask(_, False, order):
                 return await self._state.maker.processed_of(order)
-            case Call(_, method, arguments):
+            case CallMethod(_, method, arguments):
                 return await self._state.methods[method](*arguments)
 
     def _tell(self, pending: PendingItem) -> None:

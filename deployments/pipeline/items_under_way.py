@@ -105,7 +105,7 @@ class ItemsUnderWay:
         if [item.ref for item in self._items] == [item.ref for item in self._handed_over]:
             for loaded, item in zip(self._loaded, self._items, strict=True):
                 if item.ref is not None:
-                    self._media.forget(loaded, item.ref)
+                    self._media.evict(loaded, item.ref)
             self._start()
             await self._finished()
 

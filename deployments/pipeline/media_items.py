@@ -117,9 +117,9 @@ class MediaItems:
             self._items.remember_name(request.cache_salt, item.source.uuid, item.hashed_content)
         return made.stored
 
-    def forget(self, item: LoadedItem, lost: ObjectRef) -> None:
+    def evict(self, item: LoadedItem, lost: ObjectRef) -> None:
         """Drops an item whose embeddings are lost, because the node that held them is gone."""
-        self._items.forget(item.mm_hash, lost)
+        self._items.evict(item.mm_hash, lost)
 
     def _note(self, request: PipelineRequest, item: LoadedItem, trace: ItemTrace) -> None:
         request.trace.num_processor_cache_hits += trace.was_processed

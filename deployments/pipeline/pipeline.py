@@ -8,7 +8,7 @@ from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raylens.deployments.config import MediaConfig
-from raylens.deployments.item_store.early_result import Announce, InTheMaking
+from raylens.deployments.item_store.early_result import Announce, EarlyResult
 from raylens.deployments.item_store.shared_items import ItemSource
 from raylens.deployments.item_store.shared_uploads import SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
@@ -25,7 +25,7 @@ from raylens.deployments.wire.piece_connection import PieceAddress
 from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
-Rendering = InTheMaking[ProcessedPrompt | ObjectRef, ProcessedPrompt]
+Rendering = EarlyResult[ProcessedPrompt | ObjectRef, ProcessedPrompt]
 """A request's prompt, and before it is there a reference to it."""
 GivenPrompt: TypeAlias = UnrenderedPrompt | ProcessedPrompt | ObjectRef
 """What Generate may be given of a prompt."""
@@ -170,9 +170,9 @@ class Pipeline:
             # Again with the prompt itself: what the reference is to may have gone with its node.
             return await self._begin(request, items, under_way, lambda: rendering.result_or(prompt), opened)
 
-        async with _naming_item(items, rendering.finished):
-            begun = await under_way.meanwhile(with_pending(rendering.pending, rendering.finished, begin))
-            await rendering.finished()
+        async with _naming_item(items, rendering.result):
+            begun = await under_way.meanwhile(with_pending(rendering.early, rendering.result, begin))
+            await rendering.result()
             return begun
 
     async def _begin(

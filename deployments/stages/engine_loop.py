@@ -47,8 +47,8 @@ class EngineDiedError(RuntimeError):
     """The engine's thread ended; the replica has to be replaced."""
 
 
-class _Call(Generic[OutputT]):
-    """A request in the engine. `ended` has the failure, if there is one."""
+class _EngineRequest(Generic[OutputT]):
+    """`ended` is done once `receive` has got all outputs, or with the failure."""
 
     def __init__(self, receive: Callable[[list[OutputT]], bool]) -> None:
         self._receive = receive
@@ -91,7 +91,7 @@ class EngineLoop(Generic[OutputT]):
         self._step_timeout_s = step_timeout_s
         self._initializer = initializer
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calls: dict[str, _Call[OutputT]] = {}
+        self._requests: dict[str, _EngineRequest[OutputT]] = {}
         self._ready: deque[Sequence[OutputT]] = deque()
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
@@ -117,19 +117,19 @@ class EngineLoop(Generic[OutputT]):
         """
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
-        call = _Call(receive)
+        request = _EngineRequest(receive)
         engine_id = f"{request_id}#{next(self._numbers)}"
-        self._calls[engine_id] = call
+        self._requests[engine_id] = request
         self._submit(engine_id, add_request)
         adding = [asyncio.create_task(self._add_later(engine_id, addition)) for addition in additions]
         try:
-            await call.ended
+            await request.ended
         finally:
             for task in adding:
                 task.cancel()
-            if call.ended.done() and not call.ended.cancelled():
-                call.ended.exception()  # a caller that is cancelled now does not ask for it
-            del self._calls[engine_id]
+            if request.ended.done() and not request.ended.cancelled():
+                request.ended.exception()  # a caller that is cancelled now does not ask for it
+            del self._requests[engine_id]
             self._commands.put(lambda: self._engine.abort(engine_id))
 
     def check_health(self) -> None:
@@ -159,7 +159,7 @@ class EngineLoop(Generic[OutputT]):
     @property
     def num_requests(self) -> int:
         """The requests that `run` has not ended."""
-        return len(self._calls)
+        return len(self._requests)
 
     @property
     def heartbeat_age(self) -> float:
@@ -215,13 +215,13 @@ class EngineLoop(Generic[OutputT]):
             for output in self._ready.popleft():
                 ready.setdefault(output.request_id, []).append(output)
         for engine_id, outputs in ready.items():
-            if engine_id in self._calls:
-                self._calls[engine_id].give(outputs)
+            if engine_id in self._requests:
+                self._requests[engine_id].give(outputs)
 
     def _fail(self, engine_id: str, error: Exception) -> None:
-        if engine_id in self._calls:
-            self._calls[engine_id].fail(error)
+        if engine_id in self._requests:
+            self._requests[engine_id].fail(error)
 
     def _fail_all(self) -> None:
-        for call in self._calls.values():
-            call.fail(EngineDiedError("the engine has stopped"))
+        for request in self._requests.values():
+            request.fail(EngineDiedError("the engine has stopped"))

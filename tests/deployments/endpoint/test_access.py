@@ -342,7 +342,7 @@ def test_a_request_heavier_than_its_budget_is_refused_by_name(app_url: str) -> N
     response = httpx.post(f"{app_url}/v1/chat/completions", json=body, headers=bearer("carol"))
     assert response.status_code == 413
     message = response.json()["error"]["message"]
-    assert "weighs 200000000 pixels, the limit of this API key together is 100000000" in message
+    assert "needs 200000000 pixels, the limit of this API key together is 100000000" in message
     response = httpx.post(
         f"{app_url}/v1/chat/completions",
         json={"model": "shapes", "messages": [user_message("Hi")], "max_tokens": 10**6, "n": 2},

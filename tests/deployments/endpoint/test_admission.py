@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from raylens.deployments.config import AdmissionConfig, Budget
 from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from raylens.deployments.endpoint.api_keys import Caller
-from raylens.deployments.item_store.weight import Weight
+from raylens.deployments.endpoint.request_cost import RequestCost
 from raylens.preprocess.schema import InvalidRequestError
 
-ONE = Weight(requests=1)
+ONE = RequestCost(requests=1)
 
 
 def budget(requests: int = 4, num_bytes: int = 100, pixels: int = 100, tokens: int = 100) -> Budget:
@@ -40,9 +40,9 @@ class Desk:
         self._stacks[name] = ExitStack()
         return self._stacks[name].enter_context(self.admission.ticket(who))
 
-    def come(self, name: str, who: Caller, weight: Weight = ONE, priority: int = 0) -> "asyncio.Task[None]":
+    def come(self, name: str, who: Caller, cost: RequestCost = ONE, priority: int = 0) -> "asyncio.Task[None]":
         async def enter(ticket: Ticket) -> None:
-            await ticket.enter(weight, priority)
+            await ticket.enter(cost, priority)
             self.order.append(name)
 
         self._tasks[name] = asyncio.create_task(enter(self.open(name, who)))
@@ -122,9 +122,9 @@ async def test_a_key_with_less_in_work_goes_first() -> None:
 async def test_small_requests_do_not_pass_a_heavy_one_by_for_ever() -> None:
     desk = Desk()
     anybody = caller(None)
-    desk.come("half", anybody, Weight(requests=1, pixels=60))
-    desk.come("heavy", anybody, Weight(requests=1, pixels=90))
-    desk.come("light", anybody, Weight(requests=1, pixels=10))
+    desk.come("half", anybody, RequestCost(requests=1, pixels=60))
+    desk.come("heavy", anybody, RequestCost(requests=1, pixels=90))
+    desk.come("light", anybody, RequestCost(requests=1, pixels=10))
     await settle()
     assert desk.order == ["half"]
     await desk.go("half")
@@ -135,29 +135,29 @@ async def test_more_than_the_budget_is_refused_at_once_by_name_and_size() -> Non
     desk = Desk()
     ticket = desk.open("x", caller("a"))
     with pytest.raises(
-        InvalidRequestError, match=r"weighs 101 pixels, the limit of this API key together is 100"
+        InvalidRequestError, match=r"needs 101 pixels, the limit of this API key together is 100"
     ) as one:
-        await ticket.enter(Weight(requests=1, pixels=101), 0)
+        await ticket.enter(RequestCost(requests=1, pixels=101), 0)
     assert one.value.status == 413
     with pytest.raises(InvalidRequestError, match="101 bytes"):
-        ticket.take(Weight(bytes=101))
+        ticket.take(RequestCost(bytes=101))
     assert desk.refused == []
 
 
 async def test_bytes_are_not_waited_for() -> None:
     desk = Desk(per_key=budget(4, num_bytes=60))
     first, second = desk.open("first", caller("a")), desk.open("second", caller("a"))
-    first.take(Weight(bytes=50))
+    first.take(RequestCost(bytes=50))
     with pytest.raises(OverloadedError, match="no room for more bytes of this API key now") as caught:
-        second.take(Weight(bytes=20))
+        second.take(RequestCost(bytes=20))
     assert caught.value.reason == "bytes"
     assert caught.value.retry_after_s >= 1
-    desk.open("other", caller("b")).take(Weight(bytes=50))
+    desk.open("other", caller("b")).take(RequestCost(bytes=50))
     with pytest.raises(OverloadedError, match="of all requests"):
-        desk.open("third", caller("c")).take(Weight(bytes=50))
+        desk.open("third", caller("c")).take(RequestCost(bytes=50))
     assert desk.refused == ["bytes", "bytes"]
     desk._stacks["first"].close()
-    second.take(Weight(bytes=20))
+    second.take(RequestCost(bytes=20))
 
 
 async def test_the_queue_has_an_end_in_all_and_for_each_key() -> None:
@@ -194,15 +194,15 @@ async def test_a_keys_own_limit_of_requests_goes_before_the_general_one() -> Non
 
 
 class Request:
-    def __init__(self, who: str | None, weight: Weight, priority: int) -> None:
-        self.who, self.weight, self.priority = who, weight, priority
+    def __init__(self, who: str | None, cost: RequestCost, priority: int) -> None:
+        self.who, self.cost, self.priority = who, cost, priority
 
 
 REQUESTS = st.lists(
     st.builds(
         Request,
         st.sampled_from([None, "a", "b"]),
-        st.builds(Weight, st.just(1), st.just(0), st.integers(0, 110), st.integers(0, 60)),
+        st.builds(RequestCost, st.just(1), st.just(0), st.integers(0, 110), st.integers(0, 60)),
         st.integers(0, 2),
     ),
     min_size=1,
@@ -231,20 +231,20 @@ async def _come_and_go(requests: list[Request], num_ingresses: int, chance: rand
         with admission.ticket(caller(request.who)) as ticket:
             try:
                 for size in [chance.randrange(40) for _ in range(chance.randrange(3))]:
-                    ticket.take(Weight(bytes=size))
+                    ticket.take(RequestCost(bytes=size))
                     num_bytes[ticket] = ticket.held.bytes
                     check([*num_bytes.values()], 100)
-                await ticket.enter(request.weight, request.priority)
+                await ticket.enter(request.cost, request.priority)
                 inside.append(request)
                 for who, limit, pixels in ((None, 3, 100), ("a", 2, 80), ("b", 2, 80)):
-                    own = [one.weight for one in inside if who in (None, one.who)]
+                    own = [one.cost for one in inside if who in (None, one.who)]
                     check([one.requests for one in own], limit)
                     check([one.pixels for one in own], pixels)
                     check([one.tokens for one in own], 100)
                 for _ in range(chance.randrange(4)):
                     await asyncio.sleep(0)
             except InvalidRequestError:
-                assert request.weight.pixels > 80
+                assert request.cost.pixels > 80
             except OverloadedError:
                 assert num_bytes, "bytes alone are refused at once, beside those of others"
             finally:
@@ -253,15 +253,15 @@ async def _come_and_go(requests: list[Request], num_ingresses: int, chance: rand
                     inside.remove(request)
 
     await _all_end([asyncio.create_task(run(request)) for request in requests], chance)
-    assert (admission.used, admission.num_waiting, admission._by_key) == (Weight(), 0, {})
+    assert (admission.used, admission.num_waiting, admission._by_key) == (RequestCost(), 0, {})
 
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by_where_all_have_little_left() -> None:
     desk = Desk(per_key=budget(9, tokens=50), total=budget(9))
-    desk.come("a in work", caller("a"), Weight(requests=1, tokens=40))
-    desk.come("b in work", caller("b"), Weight(requests=1, tokens=30))
-    desk.come("a lacks of both", caller("a"), Weight(requests=1, tokens=45))
-    desk.come("b has room", caller("b"), Weight(requests=1, tokens=1), priority=1)
+    desk.come("a in work", caller("a"), RequestCost(requests=1, tokens=40))
+    desk.come("b in work", caller("b"), RequestCost(requests=1, tokens=30))
+    desk.come("a lacks of both", caller("a"), RequestCost(requests=1, tokens=45))
+    desk.come("b has room", caller("b"), RequestCost(requests=1, tokens=1), priority=1)
     await settle()
     assert desk.order == ["a in work", "b in work", "b has room"]
 
@@ -271,16 +271,16 @@ async def test_a_keys_budget_counts_all_its_open_requests() -> None:
     slow = [desk.open(f"slow {n}", caller("a")) for n in range(3)]  # of which nothing has come yet
     desk.open("short", caller("a"))
     desk._stacks["short"].close()
-    slow[0].take(Weight(bytes=6))
+    slow[0].take(RequestCost(bytes=6))
     with pytest.raises(OverloadedError, match="bytes of this API key"):
-        slow[1].take(Weight(bytes=6))
+        slow[1].take(RequestCost(bytes=6))
 
 
 async def test_what_never_fits_in_parts_is_refused_for_good() -> None:
     ticket = Desk().open("x", caller(None))
-    ticket.take(Weight(bytes=60))
-    with pytest.raises(InvalidRequestError, match="weighs 120 bytes, the limit of all requests together is 100"):
-        ticket.take(Weight(bytes=60))
+    ticket.take(RequestCost(bytes=60))
+    with pytest.raises(InvalidRequestError, match="needs 120 bytes, the limit of all requests together is 100"):
+        ticket.take(RequestCost(bytes=60))
 
 
 async def test_a_changed_limit_of_a_key_counts_while_it_is_busy() -> None:
@@ -325,9 +325,9 @@ async def test_a_request_larger_than_the_share_starts_alone(who: str | None) -> 
     """The share is 2 requests and 50 pixels."""
     desk = Desk(per_key=budget())
     desk.admission.divide(2)
-    desk.come("in work", caller(who), Weight(requests=1, pixels=10))
-    desk.come("large", caller(who), Weight(requests=1, pixels=90))
-    desk.come("small", caller(who), Weight(requests=1, pixels=10))
+    desk.come("in work", caller(who), RequestCost(requests=1, pixels=10))
+    desk.come("large", caller(who), RequestCost(requests=1, pixels=90))
+    desk.come("small", caller(who), RequestCost(requests=1, pixels=10))
     await settle()
     assert desk.order == ["in work"], "small ones do not pass it for ever"
     await desk.go("in work")
@@ -341,13 +341,13 @@ async def test_a_body_larger_than_the_share_is_taken_alone() -> None:
     desk.admission.divide(2)
     large, other = desk.open("large", caller("a")), desk.open("other", caller("a"))
     for _ in range(2):
-        large.take(Weight(bytes=45))
+        large.take(RequestCost(bytes=45))
     with pytest.raises(OverloadedError, match="bytes of this API key"):
-        other.take(Weight(bytes=1))
+        other.take(RequestCost(bytes=1))
     desk.close("large")
-    other.take(Weight(bytes=10))
+    other.take(RequestCost(bytes=10))
     with pytest.raises(OverloadedError, match="bytes of this API key"):
-        desk.open("large again", caller("a")).take(Weight(bytes=45))
+        desk.open("large again", caller("a")).take(RequestCost(bytes=45))
 
 
 async def test_more_ingresses_than_the_budget_has_requests_admit_one_each() -> None:

@@ -69,7 +69,7 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedC
     return gated(api, environment, **settings)
 
 
-def test_a_body_is_weighed_by_its_bytes() -> None:
+def test_a_body_costs_its_bytes() -> None:
     body = json.dumps({"tokens": [1, 2, 3]})
     assert client().post("/detokenize", content=body, headers=JSON).json()["held"] == len(body)
     refused = client(max_body_bytes=10).post("/detokenize", content=body)

@@ -12,7 +12,7 @@ from raylens.deployments.item_store import client as shards
 from raylens.deployments.item_store.client import ShardConnection, ShardLostError, Shards
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_states import OnPending, PendingItem
-from raylens.deployments.item_store.messages import FROM_INGRESS, Call, Pending, Result
+from raylens.deployments.item_store.messages import FROM_INGRESS, CallMethod, Pending, Result
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer, frame
 from raylens.preprocess.schema import ItemExpansion, ItemInfo, PlaceholderRange
 from tests.waiting import until
@@ -20,7 +20,7 @@ from tests.waiting import until
 RUBBISH = {
     "not a message": frame(b"rubbish"),
     "a message of 4294967295 bytes": b"\xff\xff\xff\xff",
-    "a Call, which this end is not sent": pack(Call(0, "file", [])),
+    "a CallMethod, which this end is not sent": pack(CallMethod(0, "file", [])),
 }
 PENDING_ITEM = PendingItem(
     ItemInfo("image", ItemExpansion(np.arange(1, dtype=np.int32), PlaceholderRange(0, 1), "", ""), 0), None
@@ -39,7 +39,7 @@ class Shard:
         number, self.num_connections = self.num_connections, self.num_connections + 1
         while True:
             message = await read(reader, FROM_INGRESS)
-            if isinstance(message, Call):
+            if isinstance(message, CallMethod):
                 answer = pack(Result(message.number, message.arguments))
                 writer.write(self._rubbish[number] if number < len(self._rubbish) else answer)
 
@@ -73,7 +73,7 @@ async def connected(*rubbish: bytes) -> AsyncIterator[tuple[Shard, Shards]]:
 
 async def ask(connection: ShardConnection, argument: Any, on_pending: OnPending = lambda pending: None) -> Any:
     with ExitStack() as pins:
-        return await connection.ask(lambda number: Call(number, "file", [argument]), pins, on_pending)
+        return await connection.ask(lambda number: CallMethod(number, "file", [argument]), pins, on_pending)
 
 
 @pytest.mark.parametrize(("reason", "rubbish"), RUBBISH.items(), ids=RUBBISH)

@@ -16,7 +16,7 @@ from raylens.deployments.item_store.messages import (
     FROM_INGRESS,
     FROM_SHARD,
     Ask,
-    Call,
+    CallMethod,
     Close,
     Failed,
     KeepTrace,
@@ -68,7 +68,7 @@ ITEMS = st.builds(
 )
 PLAIN_MESSAGES = st.one_of(
     st.builds(Ask, NUMBERS, st.booleans(), ORDERS),
-    st.builds(Call, NUMBERS, TEXTS, st.lists(JSON, max_size=3)),
+    st.builds(CallMethod, NUMBERS, TEXTS, st.lists(JSON, max_size=3)),
     st.builds(Close, NUMBERS),
     st.builds(Remember, TEXTS, TEXTS, TEXTS),
     st.builds(KeepTrace, TEXTS, TEXTS, st.binary(max_size=20)),

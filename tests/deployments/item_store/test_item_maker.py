@@ -171,7 +171,7 @@ def test_every_order_ends_in_few_turns(clients: Sequence[Client], preprocess: li
             elif isinstance(result, BaseException):
                 assert isinstance(result, StageUnavailableError | InvalidRequestError), result
         await turns(10)
-        assert (maker.processed.num_in_the_making, maker.embeddings.num_in_the_making) == (0, 0)
+        assert (maker.processed.num_pending, maker.embeddings.num_pending) == (0, 0)
         assert not maker._contents
 
     run()

@@ -22,8 +22,8 @@ class LocalItems:
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         return await self.maker.processed_of(order)
 
-    def forget(self, mm_hash: str, lost: ObjectRef) -> None:
-        self.maker.forget(mm_hash, lost)
+    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
+        self.maker.evict(mm_hash, lost)
 
     def remember_name(self, tenant: str, name: str, hashed_content: str) -> None:
         self.names.remember(tenant, name, hashed_content)

@@ -51,7 +51,7 @@ class Media:
             raise self.failure
         return made if self.replacement is None else stored(self.replacement)
 
-    def forget(self, item: LoadedItem, lost: Any) -> None:
+    def evict(self, item: LoadedItem, lost: Any) -> None:
         self.forgotten.append((item.mm_hash, lost))
 
 

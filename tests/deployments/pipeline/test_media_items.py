@@ -64,7 +64,7 @@ class Maker(ItemMaker):
     async def _encode_item(
         self, order: ItemOrder, trace: ItemTrace, processing: Any, announce: Announce[PendingItem]
     ) -> tuple[StoredItem, int]:
-        processed = await processing.finished()
+        processed = await processing.result()
         found: Any = f"embeddings of {order.mm_hash}"
         announce(PendingItem(processed.info, found))
         await self.may_go_on.wait()
@@ -136,7 +136,7 @@ async def test_a_name_that_is_sent_anew_stays_with_the_new_content(items: Items)
 async def test_a_request_with_content_does_not_fail_with_one_that_only_has_its_name(items: Items) -> None:
     old = await embeddings(items, request(RED, "mine"))
     (named,) = await items.load(request(None, "mine"), PROCESSOR)
-    items.forget(named, old)  # evicted meanwhile
+    items.evict(named, old)  # evicted meanwhile
     only_named = items.embeddings_of(request(None, "mine", "first"), named, ignore, ExitStack())
     with_content = embeddings(items, request(RED, "mine", "second"))
     failed, found = list[Any](await asyncio.gather(only_named, with_content, return_exceptions=True))
@@ -178,11 +178,11 @@ async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(
     sources = [
         MediaSource("upload:a", "f"),
         MediaSource("upload:b", "f", is_precomputed=True),
-        MediaSource(RED, "f", num_pixels=7),  # the ingress has read this one's when it weighed the request
+        MediaSource(RED, "f", num_pixels=7),  # the ingress has read this one's when it estimated the cost
     ]
 
-    def note(*weight: int) -> None:
-        fetched.append(weight)
+    def note(*cost: int) -> None:
+        fetched.append(cost)
 
     sent = PipelineRequest("r", ChatPrompt([]), sources, SamplingParams(), on_fetched=note)
     assert [item.num_pixels for item in await items.load(sent, PROCESSOR)] == [600, 0, 7]

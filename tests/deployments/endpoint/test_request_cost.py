@@ -1,4 +1,4 @@
-"""What requests weigh, before anything of them is decoded."""
+"""What requests cost, before anything of them is decoded."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from raylens.deployments.api.generation import MediaFields
 from raylens.deployments.config import AdmissionConfig
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import Caller
-from raylens.deployments.endpoint.call import Call
-from raylens.deployments.endpoint.request_weight import WeighedRequests
-from raylens.deployments.item_store.weight import Weight
+from raylens.deployments.endpoint.call import ApiCall
+from raylens.deployments.endpoint.pipeline_requests import PipelineRequests
+from raylens.deployments.endpoint.request_cost import RequestCost, cost_of
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
@@ -28,12 +28,14 @@ def admission() -> Admission:
     return Admission(AdmissionConfig(), lambda reason: None)
 
 
-def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any) -> Weight:
+def cost(
+    prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any
+) -> RequestCost:
     media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
-    weighed = WeighedRequests(LIMITS)
+    requests = PipelineRequests(LIMITS)
     with admission().ticket(Caller(None, "salt")) as ticket:
-        request = weighed(Call("id", ticket), "r", MediaFields(), SamplingParams(**params), (prompt, media))
-    return weighed.weigh([request], MAX_MODEL_LEN)
+        request = requests.make(ApiCall("id", ticket), "r", MediaFields(), SamplingParams(**params), (prompt, media))
+    return cost_of([request], MAX_MODEL_LEN)
 
 
 @pytest.mark.parametrize(
@@ -47,31 +49,31 @@ def weight(prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: 
     ],
 )
 def test_tokens_of_prompt_and_answers(prompt: Prompt, tokens: int) -> None:
-    assert weight(prompt, max_tokens=10, n=3).tokens == pytest.approx(tokens + 30, abs=8)
-    assert weight(prompt).tokens == pytest.approx(tokens + 1024, abs=8)
+    assert cost(prompt, max_tokens=10, n=3).tokens == pytest.approx(tokens + 30, abs=8)
+    assert cost(prompt).tokens == pytest.approx(tokens + 1024, abs=8)
 
 
 def test_an_answer_is_at_most_as_long_as_the_context() -> None:
     for number in (MAX_MODEL_LEN, 10**9, 10**30):
-        assert weight(TextPrompt("x" * 400), max_tokens=number, n=2).tokens == 100 + 2 * MAX_MODEL_LEN
+        assert cost(TextPrompt("x" * 400), max_tokens=number, n=2).tokens == 100 + 2 * MAX_MODEL_LEN
 
 
-def test_log_probabilities_weigh_by_their_number() -> None:
+def test_log_probabilities_cost_by_their_number() -> None:
     prompt = TextPrompt("x" * 400)
-    assert weight(prompt, max_tokens=10, n=3, logprobs=20).tokens == 100 + 30 * 6
-    assert weight(prompt, max_tokens=10, logprobs=0).tokens == 110
-    assert weight(prompt, max_tokens=10, prompt_logprobs=4).tokens == 200 + 10
+    assert cost(prompt, max_tokens=10, n=3, logprobs=20).tokens == 100 + 30 * 6
+    assert cost(prompt, max_tokens=10, logprobs=0).tokens == 110
+    assert cost(prompt, max_tokens=10, prompt_logprobs=4).tokens == 200 + 10
 
 
 def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
     picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
-    assert weight(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 2 * 60_000
-    assert weight(TextPrompt(""), data_url(picture), is_precomputed=True).pixels == 0
-    assert weight(TextPrompt(""), "https://example.com/a.jpg").pixels == 0, "is weighed when it has been fetched"
-    assert weight(TextPrompt(""), "data:image/png;base64,@@@").pixels == 0, "is refused when it is loaded"
-    assert weight(TextPrompt(""), data_url(b"\0" * 1000), modality="video").pixels == 16_000
+    assert cost(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 2 * 60_000
+    assert cost(TextPrompt(""), data_url(picture), is_precomputed=True).pixels == 0
+    assert cost(TextPrompt(""), "https://example.com/a.jpg").pixels == 0, "counts when it has been fetched"
+    assert cost(TextPrompt(""), "data:image/png;base64,@@@").pixels == 0, "is refused when it is loaded"
+    assert cost(TextPrompt(""), data_url(b"\0" * 1000), modality="video").pixels == 16_000
     unknown = data_url(b"\0" * 2_000_000)
-    assert weight(TextPrompt(""), unknown).pixels == pytest.approx(2_000_000, rel=0.001), "as many as its bytes"
+    assert cost(TextPrompt(""), unknown).pixels == pytest.approx(2_000_000, rel=0.001), "as many as its bytes"
 
 
 @pytest.mark.parametrize("num_segments", [1, 60])
@@ -80,25 +82,25 @@ def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest
     segment = b"\xff\xe1\xff\xff" + b"\0" * 65533
     hidden = picture[:2] + segment * num_segments + picture[2:]
     is_seen = len(hidden) < 3 * 2**20
-    assert weight(TextPrompt(""), data_url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
+    assert cost(TextPrompt(""), data_url(hidden)).pixels == (60_000 if is_seen else LIMITS.max_image_pixels)
 
 
 def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
     with admission().ticket(Caller(None, "salt")) as ticket:
         source = MediaSource("https://example.com/a.jpg", "f")
-        request = WeighedRequests(LIMITS)(
-            Call("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
+        request = PipelineRequests(LIMITS).make(
+            ApiCall("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
         )
         request.on_fetched(1000, 60_000)
-        assert ticket.held == Weight(bytes=1000, pixels=60_000)
+        assert ticket.held == RequestCost(bytes=1000, pixels=60_000)
 
 
 @pytest.mark.parametrize("adds_all_images", [True, False])
 def test_a_request_has_all_its_pictures_or_the_last(adds_all_images: bool) -> None:
     prompt = InterleavedPrompt([None, "and", None])
     media = [MediaSource(f"https://example.com/{index}.jpg", "f") for index in range(2)]
-    weighed = WeighedRequests(LIMITS, adds_all_images=adds_all_images)
+    requests = PipelineRequests(LIMITS, adds_all_images=adds_all_images)
     with admission().ticket(Caller(None, "salt")) as ticket:
-        request = weighed(Call("id", ticket), "r", MediaFields(), SamplingParams(), (prompt, media))
+        request = requests.make(ApiCall("id", ticket), "r", MediaFields(), SamplingParams(), (prompt, media))
     assert [source.url for source in request.media] == [source.url for source in media[0 if adds_all_images else 1 :]]
     assert request.prompt == (prompt if adds_all_images else InterleavedPrompt(["and", None]))
