@@ -213,19 +213,19 @@ class Admission:
 
     def _next(self) -> _Waiter | None:
         refused: set[tuple[_Quota, RequestCost]] = set()
-        closed: set[_Quota] = set()
+        alone: set[_Quota] = set()
         for waiter in sorted(self._waiting, key=lambda one: one.rank):
             own, cost = waiter.ticket.quotas[0], waiter.cost
-            if waiter.turn.done() or own in closed or (own, cost) in refused:
+            if waiter.turn.done() or own in alone or (own, cost) in refused:
                 continue
             full = next((quota for quota in waiter.ticket.quotas if quota.lacking(cost, waiter.ticket.held)), None)
             if full is None:
                 return waiter
             if full is self._all:
-                break  # otherwise small requests would pass a heavy one for ever
+                break  # smaller requests would starve it
             refused.add((own, cost))
-            if cost.exceeded_resource(own.share):  # it starts only once none of its key's requests is in work
-                closed.add(own)
+            if cost.exceeded_resource(own.share):  # it starts alone: smaller requests of its key would starve it
+                alone.add(own)
         return None
 
     def _quotas_of(self, caller: Caller) -> list[_Quota]:

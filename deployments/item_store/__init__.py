@@ -1,1 +1,1 @@
-"""What all replicas of the ingress share, and its clients there: items and their names, uploaded files."""
+"""The state that all replicas of the ingress share, and its clients: items and their names, uploaded files."""

@@ -1,4 +1,4 @@
-"""Admission: budgets hold, nobody waits for ever, keys do not stand in each other's way."""
+"""Admission: budgets hold, no request starves, keys do not delay each other."""
 
 import asyncio
 import random
@@ -329,7 +329,7 @@ async def test_a_request_larger_than_the_share_starts_alone(who: str | None) -> 
     desk.come("large", caller(who), RequestCost(requests=1, pixels=90))
     desk.come("small", caller(who), RequestCost(requests=1, pixels=10))
     await settle()
-    assert desk.order == ["in work"], "small ones do not pass it for ever"
+    assert desk.order == ["in work"], "small ones do not starve the large one"
     await desk.go("in work")
     assert desk.order == ["in work", "large"]
     await desk.go("large")
