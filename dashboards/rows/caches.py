@@ -37,7 +37,7 @@ SHARED = Row(
     "Shared",
     (
         Panel(
-            "Items in the making", "short", (Query(of_replicas("items_in_progress", "deployment"), "{{deployment}}"),)
+            "Items in progress", "short", (Query(of_replicas("items_in_progress", "deployment"), "{{deployment}}"),)
         ),
         Panel(
             "Tensors handed over",
