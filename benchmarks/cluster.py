@@ -1,4 +1,4 @@
-"""What several replicas cost: hits in caches, and the time of a hit.
+"""The cost of several replicas: hits in caches, and the time of a hit.
 
     python -m benchmarks.cluster [--output FILE]
 
@@ -37,7 +37,7 @@ NUMBERS = (1, 2, 4)
 CONVERSATIONS, TURNS, SIDE_BY_SIDE = 24, 5, 6
 HITS, ROUNDS, REST_SECONDS = 60, 3, 0.03
 MOST_MS = 1.5
-"""What a hit may take longer through two ingresses."""
+"""A hit through two ingresses may take this much longer."""
 
 
 class Cluster:

@@ -93,7 +93,7 @@ def features(model: PreTrainedModel, items: Items) -> None:
     if "image_grid_thw" not in items[0]:
         model.get_image_features(pixel_values=torch.stack(pixels))
         return
-    # What their processor hands to it: each picture is two equal frames.
+    # Their processor makes two equal frames of each picture.
     frames = [one.view(len(one), 3, 1, -1).expand(-1, -1, 2, -1).flatten(1) for one in pixels]
     grids = torch.stack([item["image_grid_thw"] for item in items])
     model.get_image_features(pixel_values=torch.cat(frames), image_grid_thw=grids)

@@ -1,4 +1,4 @@
-"""Streams that run at once, and what came while all of them ran."""
+"""Streams that run at once, and their pieces while all of them ran."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,9 @@ MarkT = TypeVar("MarkT")
 
 @dataclass(frozen=True, slots=True)
 class ParallelAnswers(Generic[MarkT]):
-    """What came while all streams ran: from `begin`, when the last one had its first text, to `end`, when the first one
-    had its last. `seconds`: that time. `gaps`: seconds between pieces of text of the same stream; what is received at
-    once is one piece. `num_tokens`: the tokens of that time, of all streams, by their share of the text."""
+    """The pieces that came while all streams ran: from `begin`, when the last one had its first text, to `end`, when
+    the first one had its last. `seconds`: that time. `gaps`: seconds between pieces of text of the same stream; what is
+    received at once is one piece. `num_tokens`: the tokens of that time, of all streams, by their share of the text."""
 
     begin: MarkT
     end: MarkT

@@ -34,7 +34,7 @@ OutputCovT = TypeVar("OutputCovT", bound=EngineOutput, covariant=True)
 
 
 class Engine(Protocol[OutputCovT]):
-    """What the encoder engine and the LLM engine have in common."""
+    """The interface that the encoder engine and the LLM engine share."""
 
     def step(self) -> Sequence[OutputCovT]: ...
     def abort(self, request_id: str) -> None: ...
