@@ -9,7 +9,7 @@ _LEAST_BAR = 10
 """Characters of the narrowest bars."""
 _BAR, _FAINT = "█", "░"
 _WHOLES = ("item", "generate", "decode")
-"""What is drawn faintly: other lines are parts of it."""
+"""Stages drawn faintly, because other lines are parts of them."""
 _ROW, _TOP, _MARGIN, _CHAR = 22, 76, 16, 7.3
 """Pixels of the drawing: the height of a line, where the lines begin, the space around them, a character's width."""
 _WIDTH = 960
