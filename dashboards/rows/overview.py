@@ -3,23 +3,7 @@
 from dashboards.objectives import ERRORS, FAILED, FIRST_TOKEN_SECONDS
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import APPLICATION, counted, mean, quantile, rate, series, share, share_or_zero
-
-STAGES = (
-    "admission_queue",
-    "media_fetch",
-    "processor_queue",
-    "media_decode",
-    "processor",
-    "render",
-    "transfer_pixels",
-    "encode_queue",
-    "encode",
-    "transfer_embeddings",
-    "llm_queue",
-    "prefill",
-    "first_decode",
-)
-"""The stages of the waterfall in the order of a request's way."""
+from raylens.deployments.metrics import waterfall_stages
 
 
 def percentiles(histogram: str, *tags: str) -> tuple[Query, ...]:
@@ -82,7 +66,7 @@ WATERFALL = Row(
         Panel(
             "Where a request's time goes",
             "s",
-            tuple(Query(_mean_seconds(stage), stage) for stage in STAGES),
+            tuple(Query(_mean_seconds(stage), stage) for stage in waterfall_stages.WATERFALL),
             "Mean seconds of all finished requests, also of those that skipped the stage. Stages of a request may "
             "overlap, so the sum may be more than the whole.",
             stacked=True,

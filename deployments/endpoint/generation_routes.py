@@ -118,7 +118,7 @@ class GenerationRoutes:
     async def _enter(self, model: ModelRoute, call: Call, body: AnyGenerationFields, account: RequestAccount) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         model.status.ready_processor()  # before it waits
-        call.traced.follow(account, name=body.request_id)
+        call.traced.follow(account)
         weight = model.weighed.weigh(account.requests, model.status.max_model_len)
         watch = Stopwatch()
         try:

@@ -54,15 +54,6 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepTrace:
-    """What was measured of a tenant's request. See `RecentTraces`."""
-
-    tenant: str
-    request_id: str
-    record: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Pending:
     """The item of an order is in the making."""
 
@@ -136,7 +127,7 @@ class Recall:
     is_wanted: bool
 
 
-FromIngress: TypeAlias = Ask | Call | Close | Forget | Remember | KeepTrace | Restate | Lack | GiveBack
+FromIngress: TypeAlias = Ask | Call | Close | Forget | Remember | Restate | Lack | GiveBack
 FromShard: TypeAlias = Pending | Result | Failed | Grant | Recall
 Message: TypeAlias = FromIngress | FromShard
 FROM_INGRESS: tuple[type[Any], ...] = get_args(FromIngress)

@@ -25,7 +25,6 @@ from raylens.deployments.item_store.messages import (
     Forget,
     FromIngress,
     GiveBack,
-    KeepTrace,
     Lack,
     Message,
     Pending,
@@ -34,7 +33,6 @@ from raylens.deployments.item_store.messages import (
     Result,
 )
 from raylens.deployments.item_store.named_contents import NamedContents
-from raylens.deployments.item_store.recent_traces import RecentTraces
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
 from raylens.deployments.replica_start import Replica, start_replica
@@ -63,12 +61,10 @@ class SharedState(Replica):
         calls = StageCalls(self._metrics.items_recomputed)
         self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
-        self.traces = RecentTraces(config.shared.max_traces // config.shared.shards)
         self.ledger = Ledger()
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,
-            "find_trace": self._find_trace,
             "add_file": self._add_file,
             "files": self._uploads.all,
             "file": self._uploads.get,
@@ -92,9 +88,6 @@ class SharedState(Replica):
 
     async def _find_name(self, tenant: str, name: str) -> str | None:
         return self.names.find(tenant, name)
-
-    async def _find_trace(self, tenant: str | None, request_id: str) -> bytes | None:
-        return self.traces.find(tenant, request_id)
 
     async def _add_file(
         self, tenant: str, filename: str, purpose: str, content: bytes | ObjectRef, max_age_s: float | None
@@ -147,8 +140,6 @@ class _Customer:
                 maker.forget(mm_hash, lost)
             case Remember(tenant, name, hashed_content):
                 self._state.names.remember(tenant, name, hashed_content)
-            case KeepTrace(tenant, request_id, record):
-                self._state.traces.keep(tenant, request_id, record)
             case Restate(budget, limit, held):
                 ledger.restate(self._send, budget, limit, held)
             case Lack(number, needs):

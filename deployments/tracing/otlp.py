@@ -57,7 +57,7 @@ def _add_stages(spans: Any, parent: RequestContext, times: Iterable[StageTime], 
             kind=Span.SPAN_KIND_INTERNAL,
             start_time_unix_nano=start,
             end_time_unix_nano=start + int(one.seconds * NANOSECONDS),
-            attributes=[*attributes, *_attributes({"raylens.detail": one.detail})] if one.detail else attributes,
+            attributes=attributes,
         )
 
 

@@ -45,11 +45,11 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stage_time_becomes_a_span_of_the_same_moments() -> None:
     recorded = Recorded()
-    recorded.spans.record(SAMPLED, [StageTime("encode", 1_795_690_140.25, 0.125, detail="seen")], {"n": 2})
+    recorded.spans.record(SAMPLED, [StageTime("encode", 1_795_690_140.25, 0.125)], {"n": 2})
     (span,) = recorded.ended
     assert (span.name, span.seconds) == ("encode", 0.125)
     assert span.start == pytest.approx(1_795_690_140.25, abs=1e-6)
-    assert span.attributes == {"n": 2, "raylens.detail": "seen"}
+    assert span.attributes == {"n": 2}
     assert (span.trace_id, span.parent_id, span.tracestate) == (TRACE_ID, SPAN_ID, "vendor=1")
     assert len(span.span_id) == 16
 
