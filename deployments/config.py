@@ -323,7 +323,7 @@ class TracingConfig(Settings):
         ge=0,
         le=1,
         description="share of requests that are traced, of those whose client has not decided it (`traceparent`); null:"
-        " as OTEL_TRACES_SAMPLER says, or all",
+        " as OTEL_TRACES_SAMPLER says, or 0.1",
     )
 
 

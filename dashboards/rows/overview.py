@@ -3,7 +3,7 @@
 from dashboards.objectives import ERRORS, FAILED, FIRST_TOKEN_SECONDS
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import APPLICATION, counted, mean, quantile, rate, series, share, share_or_zero
-from raylens.deployments.metrics import waterfall_stages
+from raylens.deployments.metrics.waterfall_stages import WATERFALL as STAGES
 
 
 def percentiles(histogram: str, *tags: str) -> tuple[Query, ...]:
@@ -66,7 +66,7 @@ WATERFALL = Row(
         Panel(
             "Where a request's time goes",
             "s",
-            tuple(Query(_mean_seconds(stage), stage) for stage in waterfall_stages.WATERFALL),
+            tuple(Query(_mean_seconds(stage), stage) for stage in STAGES),
             "Mean seconds of all finished requests, also of those that skipped the stage. Stages of a request may "
             "overlap, so the sum may be more than the whole.",
             stacked=True,

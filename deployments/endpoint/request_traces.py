@@ -13,8 +13,7 @@ from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.errors import error_kind
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.server_log import process_name
-from raylens.deployments.tracing.records import Attribute, OpenSpan
-from raylens.deployments.tracing.spans import Spans, trace_headers
+from raylens.deployments.tracing.spans import Attribute, OpenSpan, Spans, trace_headers
 from raylens.preprocess.schema import StageTime
 
 
@@ -101,10 +100,10 @@ class RequestTraces:
         state: dict[str, Any] = scope["state"]
         error: Exception | None = state.get("error")
         status, here = traced.entry.status(error), process_name()
-        self._spans.record_within(span, [one for one in traced.times() if one.place == here])
+        self._spans.record(span.context, [one for one in traced.times() if one.place == here])
         told = traced.attributes() | {"http.response.status_code": status}
         if (route := getattr(scope.get("route"), "path", None)) is not None:
-            span.name = f"{scope['method']} {route}"
+            span.rename(f"{scope['method']} {route}")
             told["http.route"] = route
         if "ticket" in state and (key := state["ticket"].caller.name) is not None:
             told["raylens.api_key"] = key

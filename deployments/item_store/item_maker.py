@@ -28,8 +28,7 @@ from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
 from raylens.deployments.request_context import in_request
 from raylens.deployments.stages.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
 from raylens.deployments.stages.stage_handles import StageHandles
-from raylens.deployments.tracing.records import OpenSpan
-from raylens.deployments.tracing.spans import Spans
+from raylens.deployments.tracing.spans import OpenSpan, Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, ItemJob
 from raylens.preprocess.cache import ItemCache
 from raylens.preprocess.schema import ItemInfo

@@ -154,7 +154,7 @@ class Generate(Replica):
                 params.n,
                 pieces_of,
                 lambda: [*times, hand_over.transfer] if items else times,
-                partial(self._spans.record_within, span),
+                partial(self._spans.record, span.context),
             )
             arrival = time.perf_counter()
             await self._loop.run(

@@ -65,7 +65,8 @@ async def test_any_other_request_has_a_new_one(sent: list[str]) -> None:
 
 
 def test_ray_serve_is_given_the_middleware() -> None:
-    assert [one.cls for one in middlewares()] == [RequestHeaders]
+    given: list[object] = [one.cls for one in middlewares()]
+    assert given == [RequestHeaders]
 
 
 # Ray Serve's source
