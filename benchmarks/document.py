@@ -1,4 +1,4 @@
-"""What a benchmark leaves: one JSON document, printed as its last line."""
+"""A benchmark's result: one JSON document, printed as its last line."""
 
 import json
 import os
@@ -15,8 +15,8 @@ def publish(document: dict[str, Any], output: Path | None) -> None:
 
 
 def save(document: dict[str, Any], output: Path | None) -> None:
-    """Writes the document, or as much of it as there is yet, to the file `output`, if there is one. Whoever reads the
-    file finds a whole document, whenever this process ends."""
+    """Writes the document, or as much of it as there is yet, to the file `output`, if there is one. A reader
+    of the file finds a whole document, whenever this process ends."""
     if output is not None:
         half = output.with_name(f"{output.name}.half")
         half.write_text(json.dumps(document, indent=1) + "\n")

@@ -109,7 +109,7 @@ def _encode_grids(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Seque
 
 
 def _num_weights(module: torch.nn.Module) -> int:
-    """Those that rows are multiplied with."""
+    """Returns the weights that rows are multiplied with."""
     layers = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
     return sum(own.weight.numel() for own in module.modules() if isinstance(own, layers))
 

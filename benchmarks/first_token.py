@@ -48,7 +48,7 @@ from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
 KINDS = ("unique", "repeated", "text")
 PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]
-"""What an answer tells of the way to its first token."""
+"""The stages before the first token, as `stage_timings` names them."""
 TARGETS = {"unique": 20.0, "text": 8.0}
 """Milliseconds of transport."""
 REQUESTS, TRIPS = 12, 50
@@ -59,7 +59,7 @@ Figures = dict[str, float]
 
 
 class Empty:
-    """What a bare round trip goes to."""
+    """The other end of a bare round trip."""
 
     async def reply(self) -> bytes:
         return bytes(1024)

@@ -1,4 +1,4 @@
-"""What the device can do at best, and what benchmarks on it have in common: their options, and how they take time."""
+"""The measured limits of a device, and the options and timers that benchmarks on it share."""
 
 import argparse
 import time
@@ -17,7 +17,7 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class Limits:
-    """What the device was measured to do: bytes a second of a copy, read and written, and operations a second of a
+    """The measured limits of the device: bytes a second of a copy, read and written, and operations a second of a
     large matrix product in the dtype of the benchmark."""
 
     bandwidth: float

@@ -38,7 +38,7 @@ TINY_SETTINGS: dict[str, dict[str, Any]] = {"separate": {}, "inline": {"encoder"
 
 def served(folder: Path, settings: dict[str, Any], *, tiny: bool) -> AppConfig:
     """Returns the settings of a server in which nothing waits but in the stages on the GPU."""
-    base = app_config(folder, {}).model_dump(exclude_unset=True)
+    base = app_config(folder).model_dump(exclude_unset=True)
     number = 1 if tiny else NUM_PREPROCESS
     base["preprocess"] = {"min_replicas": number, "max_replicas": number}
     for name, value in settings.items():

@@ -7,7 +7,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from benchmarks.event_stream import events_of, request_bytes, text_of
 from benchmarks.streaming_client import Content, chat_body
 
 _RECEIVE_BYTES = 2**16
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class TimedAnswer:
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
+    """A request under way. `received`: each part of its answer, with the seconds from the beginning of the load."""
+
     connection: socket.socket
     sending: Sending
     sent: float
@@ -71,21 +73,24 @@ class _Stream:
 
 def send_open_loop(url: str, sendings: Sequence[Sending]) -> tuple[list[TimedAnswer], float]:
     """Sends all of them, which are in the order of their moments. Returns the answers in this order, and the processor
-    seconds that this client took. Raises RuntimeError for an answer of another kind, or for none within two minutes."""
-    address = urlsplit(url)
-    cpu, started = time.thread_time(), time.perf_counter()
-    streams = _run(str(address.hostname), int(address.port or 80), sendings, started)
+    seconds that this client took. Raises RuntimeError for an answer of another kind, or for none within ten minutes."""
+    cpu = time.thread_time()
+    streams = run_streams(url, sendings)
     cpu = time.thread_time() - cpu
     return [_answer(stream) for stream in streams], cpu
 
 
-def _run(host: str, port: int, sendings: Sequence[Sending], started: float) -> list[_Stream]:
-    streams: list[_Stream] = []
+def run_streams(
+    url: str, sendings: Sequence[Sending], on_data: Callable[[Stream], None] = lambda stream: None
+) -> list[Stream]:
+    """Sends all of them and receives until the last answer has ended. Calls `on_data` with each part of an answer."""
+    address, started = urlsplit(url), time.perf_counter()
+    streams: list[Stream] = []
     with selectors.DefaultSelector() as selector:
         while len(streams) < len(sendings) or selector.get_map():
             now = time.perf_counter() - started
             while len(streams) < len(sendings) and sendings[len(streams)].moment <= now:
-                streams.append(_open(host, port, sendings[len(streams)], now))
+                streams.append(_open(str(address.hostname), int(address.port or 80), sendings[len(streams)], now))
                 selector.register(streams[-1].connection, selectors.EVENT_WRITE, streams[-1])
             has_more = len(streams) < len(sendings)
             timeout = max(0.0, sendings[len(streams)].moment - now) if has_more else _TIMEOUT_SECONDS
@@ -93,33 +98,35 @@ def _run(host: str, port: int, sendings: Sequence[Sending], started: float) -> l
             if not ready and not has_more:
                 raise RuntimeError(f"{len(selector.get_map())} requests have no answer after {_TIMEOUT_SECONDS} s")
             for key, _ in ready:
-                _go_on(selector, key.data, started)
+                if _go_on(selector, key.data, started):
+                    on_data(key.data)
     return streams
 
 
-def _open(host: str, port: int, sending: Sending, now: float) -> _Stream:
+def _open(host: str, port: int, sending: Sending, now: float) -> Stream:
     connection = socket.create_connection((host, port))
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return _Stream(connection, sending, now, memoryview(request_bytes(f"{host}:{port}", sending.body)))
+    return Stream(connection, sending, now, memoryview(request_bytes(f"{host}:{port}", sending.body)))
 
 
-def _go_on(selector: selectors.BaseSelector, stream: _Stream, started: float) -> None:
-    """Sends or receives what the connection is ready for."""
+def _go_on(selector: selectors.BaseSelector, stream: Stream, started: float) -> bool:
+    """Sends or receives what the connection is ready for. Returns whether it has received a part of the answer."""
     if stream.unsent:
         stream.unsent = stream.unsent[stream.connection.send(stream.unsent) :]
         if not stream.unsent:
             selector.modify(stream.connection, selectors.EVENT_READ, stream)
-        return
+        return False
     data = stream.connection.recv(_RECEIVE_BYTES)
     if data:
         stream.received.append((time.perf_counter() - started, data))
-        return
+        return True
     selector.unregister(stream.connection)
     stream.connection.close()
+    return False
 
 
-def _answer(stream: _Stream) -> TimedAnswer:
+def _answer(stream: Stream) -> TimedAnswer:
     moments: list[float] = []
     usage: dict[str, Any] = {}
     timings: dict[str, Any] = {}

@@ -1,30 +1,22 @@
-"""A client of many streams on one thread. It reads answers only after the last one has ended, so that while they come
-it takes next to nothing of the processor that it shares with the servers it measures."""
+"""Streams that run at once, and their pieces while all of them ran."""
 
 import itertools
-import json
-import selectors
-import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
 
-from benchmarks.event_stream import events_of, request_bytes, text_of
-from benchmarks.streaming_client import Content, chat_body
+from benchmarks.event_stream import events_of, text_of
+from benchmarks.open_loop_client import Sending, Stream, run_streams
+from benchmarks.streaming_client import Content
 
 MarkT = TypeVar("MarkT")
-
-_RECEIVE_BYTES = 2**16
-_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelAnswers(Generic[MarkT]):
-    """What came while all streams ran: from `begin`, when the last one had its first text, to `end`, when the first one
-    had its last. `seconds`: that time. `gaps`: seconds between pieces of text of the same stream; what is received at
-    once is one piece. `num_tokens`: the tokens of that time, of all streams, by their share of the text."""
+    """The pieces that came while all streams ran: from `begin`, when the last one had its first text, to `end`, when
+    the first one had its last. `seconds`: that time. `gaps`: seconds between pieces of text of the same stream; what is
+    received at once is one piece. `num_tokens`: the tokens of that time, of all streams, by their share of the text."""
 
     begin: MarkT
     end: MarkT
@@ -34,12 +26,24 @@ class ParallelAnswers(Generic[MarkT]):
     num_tokens: float
 
 
-@dataclass(slots=True)
-class _Stream:
-    connection: socket.socket
-    received: list[tuple[float, bytes]] = field(default_factory=list)
-    has_begun: bool = False
-    has_ended: bool = False
+class Marks(Generic[MarkT]):
+    """Calls a function when the last of the streams begins, and when the first of them ends."""
+
+    def __init__(self, num_streams: int, at_mark: Callable[[], MarkT]) -> None:
+        self._num_streams = num_streams
+        self._at_mark = at_mark
+        self._begun: set[int] = set()
+        self.begin: tuple[float, MarkT] | None = None
+        self.end: tuple[float, MarkT] | None = None
+
+    def on_data(self, stream: Stream) -> None:
+        moment, data = stream.received[-1]
+        if b"data: {" in data:
+            self._begun.add(id(stream))
+        if self.begin is None and len(self._begun) == self._num_streams:
+            self.begin = moment, self._at_mark()
+        if self.end is None and b'"finish_reason":"' in data:
+            self.end = moment, self._at_mark()
 
 
 def stream_together(
@@ -48,11 +52,12 @@ def stream_together(
     """Streams greedy answers of exactly `num_tokens` tokens, all at once. Calls `at_mark` at the beginning and at the
     end of the time in which all of them run. Raises RuntimeError if there is no such time, or an answer is of another
     kind."""
-    streams = [_begin(url, model, content, num_tokens) for content in contents]
-    marks = _receive_all(streams, at_mark)
-    (begin_time, begin), (end_time, end) = marks
-    if begin_time >= end_time:
-        raise RuntimeError(f"of {len(streams)} streams, the first ended before the last began: ask for more tokens")
+    marks = Marks(len(contents), at_mark)
+    sendings = [Sending.of(0.0, model, content, num_tokens) for content in contents]
+    streams = run_streams(url, sendings, marks.on_data)
+    if marks.begin is None or marks.end is None or marks.begin[0] >= marks.end[0]:
+        raise RuntimeError(f"{len(streams)} streams never ran all at once: ask for more tokens")
+    (begin_time, begin), (end_time, end) = marks.begin, marks.end
     gaps, num_pieces, tokens = list[float](), 0, 0.0
     for stream in streams:
         pieces = list(_pieces(stream, num_tokens))
@@ -63,46 +68,7 @@ def stream_together(
     return ParallelAnswers(begin, end, end_time - begin_time, gaps, num_pieces, tokens)
 
 
-def _begin(url: str, model: str, content: Content, num_tokens: int) -> _Stream:
-    address = urlsplit(url)
-    body = json.dumps(chat_body(model, content, num_tokens)).encode()
-    connection = socket.create_connection((address.hostname, address.port), timeout=_TIMEOUT_SECONDS)
-    connection.sendall(request_bytes(address.netloc, body))
-    return _Stream(connection)
-
-
-def _receive_all(streams: Sequence[_Stream], at_mark: Callable[[], MarkT]) -> list[tuple[float, MarkT]]:
-    """Receives until all have ended. Returns both marks and their times."""
-    marks = []
-    num_waiting = len(streams)
-    with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream.connection, selectors.EVENT_READ, stream)
-        while selector.get_map():
-            for key, _ in selector.select():
-                stream = key.data
-                data = stream.connection.recv(_RECEIVE_BYTES)
-                now = time.perf_counter()
-                if not data:
-                    selector.unregister(stream.connection)
-                    stream.connection.close()
-                    continue
-                stream.received.append((now, data))
-                if not stream.has_begun and b"data: {" in data:
-                    stream.has_begun = True
-                    num_waiting -= 1
-                    if num_waiting == 0:
-                        marks.append((now, at_mark()))
-                if not stream.has_ended and b'"finish_reason":"' in data:
-                    stream.has_ended = True
-                    if not any(other.has_ended for other in streams if other is not stream):
-                        marks.append((now, at_mark()))
-    if len(marks) != 2:
-        raise RuntimeError(f"no answers of both marks, but {streams[0].received[-1:]}")
-    return marks
-
-
-def _pieces(stream: _Stream, num_tokens: int) -> Iterator[tuple[float, int]]:
+def _pieces(stream: Stream, num_tokens: int) -> Iterator[tuple[float, int]]:
     """Yields the time of each piece of text and its length in characters."""
     usage = None
     for moment, events in events_of(stream.received):

@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a part. `document` is as much as there is, `last_lines` the end of its output where it failed."""
+    """The result of a part. `document` is as much as there is, `last_lines` the end of its output where it failed."""
 
     state: Literal["ok", "failed", "timed out", "skipped"]
     seconds: float = 0.0

@@ -12,16 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.open_loop_client import Sending, TimedAnswer, send_open_loop
 from benchmarks.preprocess import photograph
-from benchmarks.server_process import Server, cpu_seconds, running_tree, thread_cpu_seconds, tree_of
+from benchmarks.server_process import IMPORT_PATH, Server, cpu_seconds, running_serve, thread_cpu_seconds, tree_of
 from benchmarks.streaming_client import Content
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.launch.demo import picture_part
 
-TREE = Path(__file__).resolve().parent.parent
 MODEL = "shapes"
 SETTINGS: dict[str, Any] = {
     "served_model_name": MODEL,
@@ -136,12 +133,11 @@ def _machine_seconds() -> float:
 @contextmanager
 def served_bundled_model() -> Iterator[ServedModel]:
     """Serves the bundled model with SETTINGS, warmed up."""
-    (served,) = yaml.safe_load((TREE / "serve.yaml").read_text())["applications"]
     args = {"model": str(BUNDLED_MODEL), **SETTINGS}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
-        file.write_text(json.dumps({"applications": [{"import_path": served["import_path"], "args": args}]}))
-        with running_tree(TREE, file) as (url, server):
+        file.write_text(json.dumps({"applications": [{"import_path": IMPORT_PATH, "args": args}]}))
+        with running_serve(file) as (url, server):
             model = ServedModel(url, server)
             photos = Photos()
             for turn in range(30):

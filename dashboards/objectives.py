@@ -1,4 +1,5 @@
-"""What is promised to clients, and what counts as failed. The panels, the recording rules and the alerts agree on it.
+"""The promises to clients, and the requests that count as failed. The panels, the recording rules and the alerts agree
+on it.
 
 The objectives are examples to change: edit them here, then run `python -m dashboards.generate`."""
 

@@ -1,4 +1,4 @@
-"""What a dashboard consists of, without Grafana's format."""
+"""The parts of a dashboard, without Grafana's format."""
 
 from dataclasses import dataclass
 

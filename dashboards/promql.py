@@ -4,9 +4,9 @@ PREFIX = "raylens_"
 APPLICATION = 'application=~"$application",node=~"$node"'
 """The series of one or all applications and nodes: a selection of deployments leaves whole requests out."""
 DEPLOYMENT = f'{APPLICATION},deployment=~"$deployment"'
-"""Those of one or all deployments besides: for the rows of the stages."""
+"""As above, and of one or all deployments: for the rows of the stages."""
 REPLICA = f'{DEPLOYMENT},replica=~"$replica"'
-"""Those of one or all replicas besides. Only gauges have the label."""
+"""As above, and of one or all replicas. Only gauges have the label."""
 NODE = 'NodeAddress=~"$node"'
 """Series of Ray's own that are about a node."""
 _NEVER_ZERO = "1e-9"

@@ -11,7 +11,7 @@ _LEAST_CPU_SHARE = 0.03
 _LEAST_BYTES = 2**20
 """Read or written by one process. A slow network drive gives as many each second."""
 _LOADING = (b"ray::ServeReplica:", b"ray::GenerateRank")
-"""What the titles of processes begin with that load."""
+"""The beginning of the titles of processes that load."""
 _HAS_PROC = Path("/proc/self/io").exists()
 
 _Work = tuple[float, int]

@@ -1,4 +1,4 @@
-"""What the replicas of an application reserve, and what the machines lack of it."""
+"""The resources that the replicas of an application reserve, and those that the machines lack."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

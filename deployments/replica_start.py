@@ -1,4 +1,4 @@
-"""What the replica of every deployment does first and last."""
+"""The first and last steps of every replica."""
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.loop_watchdog import end_when_stuck

@@ -1,4 +1,4 @@
-"""What goes along with a request through all processes: its id, and its place in a trace."""
+"""A request's id and its place in a trace, which go with it through all processes."""
 
 import logging
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("raylens_request", defa
 
 @contextmanager
 def in_request(context: RequestContext) -> Iterator[None]:
-    """What is logged in the block, and in tasks that it starts, has the request's ids."""
+    """Adds the request's ids to the log records of the block and of tasks that it starts."""
     token = _current.set(context)
     try:
         yield

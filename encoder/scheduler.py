@@ -52,7 +52,7 @@ class EncoderScheduler:
         self._waiting: dict[str, _Waiting] = {}
         """By age."""
         self._credit = 0
-        """What batches may cost that the shortest item leads before the oldest."""
+        """The cost of batches that the shortest item may lead before the oldest leads one."""
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -10,7 +10,7 @@ from raylens.preprocess.schema import ItemTensors
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is encoded in one go: a whole item, or a stretch of its frames or tiles. `num_patches` is its cost."""
+    """A unit of encoding: a whole item, or a stretch of its frames or tiles. `num_patches` is its cost."""
 
     tensors: ItemTensors
     num_patches: int

@@ -74,7 +74,7 @@ class ByteTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, which may be part of a character. Those of a special token are its name. A
+        """Returns the bytes of a token, which may be part of a character. A special token's bytes are its name. A
         token that has no text, as in vocabularies that are padded, is named by its number: `<[32015]>`."""
         try:
             found: bytes = self.matching().decode_bytes([token_id])

@@ -171,8 +171,8 @@ class LLMEngine:
 
     @property
     def stage_embeddings(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What returns a copy of an item's embeddings in memory from which steps take them the fastest, or None where
-        they take them as they are. The copy takes some milliseconds for a large picture. Any thread may make it."""
+        """A function that copies an item's embeddings to the memory that steps read fastest; None if steps read them as
+        they are. Copying a large picture's takes some milliseconds. Any thread may call it."""
         return self._runner.stage_embeddings if self._runner.stages_embeddings else None
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:

@@ -73,7 +73,7 @@ WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a checkpoint asks of its answers.
+    """The sampling defaults and end tokens that a checkpoint names.
 
     `sampling`: the values of sampling parameters that a request leaves unset.
     `eos_token_ids`: the end tokens. `stop`: texts that end an answer as end tokens do.

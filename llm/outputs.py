@@ -1,4 +1,4 @@
-"""What the engine returns: one output for each answer that a step has advanced or ended, and figures of its state."""
+"""The engine's results: one output for each answer that a step has advanced or ended, and figures of its state."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -14,7 +14,7 @@ from raylens.preprocess.schema import InvalidRequestError
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step adds to answer `index` of a request. `finish_reason` is set on that answer's last output.
+    """One step's addition to answer `index` of a request. `finish_reason` is set on that answer's last output.
 
     `has_stop_token`: the last of `token_ids` ended the answer and is no part of its text. The detokenizer of
     `LLMEngine.make_detokenizer` turns the other ids into text.

@@ -78,9 +78,9 @@ class Scheduler:
 
     A chunk ends before the first position whose embedding has not arrived, and waits with that position where it would
     be very short. It never ends within a bidirectional span. A span that is longer than the budget goes in a step in
-    which each other sequence has one token. In that step decoding sequences go on and no other prompt does. What the
-    span takes beyond its share goes to short prompts later. Sequences that wait for embeddings may start in up to half
-    of the places, so that other sequences get the rest.
+    which each other sequence has one token. In that step decoding sequences go on and no other prompt does. Short
+    prompts get back later what the span took beyond its share. Sequences that wait for embeddings may start in up to
+    half of the places, so that other sequences get the rest.
 
     Decoding sequences that have guesses of their next tokens share what is left of `max_draft_rows` rows.
     """

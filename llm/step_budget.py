@@ -1,7 +1,7 @@
 """How many tokens of prompts a step computes beside the sequences that decode, so that no stream halts for long.
 
 The engine tells how long its steps took. A step that only decodes is the measure: a step with prompts may take so many
-times as long, or so many seconds. What a prompt's token costs follows from the steps with prompts.
+times as long, or so many seconds. Steps with prompts tell the cost of a prompt's token.
 
 Steps take longer, sometimes several times as long, when the system gives their cores to somebody else. So what a token
 costs is the median of the latest steps with as many threads. Decoding is measured less often, and short steps suffer
@@ -16,7 +16,7 @@ from statistics import median
 
 _NUM_DECODE_STEPS = 24
 _MANY_MORE = 4
-"""With so many times as many sequences as in any of these steps, decoding is measured anew."""
+"""With so many times as many sequences as in any of these steps, decoding is measured again."""
 _NUM_MIXED_STEPS = 9
 _PERIOD = 20
 """After so many steps in a row with prompts in them, one only decodes, so that the measure stays up to date. This takes

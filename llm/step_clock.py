@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 StepPart = Literal["schedule", "model", "sample", "other"]
-"""What a step is divided into: choosing what runs, the model's forward pass, choosing tokens, and all the rest."""
+"""The phases of a step: choosing what runs, the model's forward pass, choosing tokens, and all the rest."""
 
 
 class StepClock:

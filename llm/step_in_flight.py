@@ -14,8 +14,8 @@ A sequence may end with a token that is read, or be aborted, when its row of the
 is chosen or read for such a row. The sequence's blocks are free at once, and soon another sequence's, although the
 device has yet to write to them. This is safe:
 
-- The device runs what it is given in order. What other sequences write to the blocks comes later, and they read no
-  position that they have not written.
+- The device runs what it is given in order. Other sequences write to the blocks later, and read no position that
+  they have not written.
 - The row writes to the one position behind the sequence's end. The block that holds it has no name in the prefix cache:
   blocks get names as far as tokens are known, and only of sequences that go on.
 """

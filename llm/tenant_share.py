@@ -29,7 +29,7 @@ class TenantShare:
         """Of the latest steps, by the number of bits of their number of sequences."""
         self._num_limited = 0
         self._order: list[Sequence] = []
-        """Those that decode, the one that has waited the longest first."""
+        """The decoding sequences, the one that has waited the longest first."""
 
     def note(self, num_decodes: int, seconds: float) -> None:
         self._seconds[num_decodes.bit_length()].append(seconds)

@@ -1,1 +1,1 @@
-"""What both halves of a model need: loading a part of a checkpoint, and other forms of linear layers."""
+"""Code that both halves of a model need: loading a part of a checkpoint, and other forms of linear layers."""

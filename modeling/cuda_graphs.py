@@ -39,12 +39,12 @@ class CudaCapture:
         with torch.cuda.device(self._device), torch.cuda.stream(current):
             torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(self._device)
-            # What is made at the first call only, compiled kernels and libraries' workspaces, must not be recorded.
+            # The first call compiles kernels and makes libraries' workspaces, which must not be recorded.
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 function()
             current.wait_stream(self._stream)
-            # What other threads do on the device is none of this record's.
+            # The record leaves out the work of other threads on the device.
             with (
                 _told_apart(),
                 torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),

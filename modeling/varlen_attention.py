@@ -9,7 +9,7 @@ from torch.nn.attention.varlen import varlen_attn
 _DTYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIM_STEP, _MAX_HEAD_DIM = 8, 256
 _CAPABILITY = (8, 0)
-"""What PyTorch's flash attention supports: these dtypes, heads whose size is a multiple of the step and at most the
+"""The limits of PyTorch's flash attention: these dtypes, heads whose size is a multiple of the step and at most the
 maximum, and GPUs of at least this compute capability (Ampere)."""
 
 # PyTorch 2.11 shares key heads among query heads without being asked.

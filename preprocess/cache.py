@@ -57,7 +57,7 @@ class ItemCache(Generic[V, EarlyT]):
         return len(self._flights)
 
     def peek(self, key: str) -> V | None:
-        """Returns the value, if it is there. That is no use of it: neither its age nor the counts change."""
+        """Returns the value, if it is there, without counting as a use: neither its age nor the counts change."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 

@@ -44,9 +44,9 @@ MAX_SECONDS = 5.0
 """The processor time for one prompt. Ten thousand messages take an ordinary template less than a tenth of this."""
 
 _REFUSALS = (TemplateError, TypeError)
-"""What a template raises that does not take a conversation."""
+"""The errors of a template that refuses a conversation."""
 _EXCESSES = (OverflowError, RecursionError, MemoryError)
-"""What a template raises that counts, multiplies or calls itself without end."""
+"""The errors of a template that counts, multiplies or calls itself without end."""
 
 
 class ChatTemplate:

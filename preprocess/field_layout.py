@@ -10,7 +10,7 @@ import torch
 from raylens.preprocess.schema import ItemTensors
 
 Outputs = Mapping[str, Any]
-"""What a Hugging Face image or video processor returns: tensors, or lists of tensors, by name."""
+"""The result of a Hugging Face image or video processor: tensors, or lists of tensors, by name."""
 
 
 class FieldLayout(Protocol):

@@ -13,7 +13,7 @@ _BARE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
 
 def jpeg_segments(content: bytes) -> Iterator[tuple[int, int]]:
     """Yields the marker of each segment and the position behind the marker. The start of the first scan is the last
-    segment. What is no marker counts as a marker of padding. Raises IndexError where the file is cut off."""
+    segment. Other bytes count as padding. Raises IndexError where the file is cut off."""
     position, marker = 2, 0
     while marker != START_OF_SCAN:
         marker = content[position + 1] if content[position] == 0xFF else 0

@@ -17,8 +17,8 @@ from raylens.preprocess.prompt_tokenizer import Content, Opening, Piece, PromptT
 from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 
 Target: TypeAlias = str | tuple[int, ...]
-"""What to look for in a prompt: a text, or token ids. A text of special tokens is found by their ids. A text without
-special tokens is found in the prompt's text, wherever its tokens begin and end."""
+"""The target that a prompt is searched for: a text, or token ids. A text of special tokens is found by their ids.
+A text without special tokens is found in the prompt's text, wherever its tokens begin and end."""
 
 
 class Position(Enum):

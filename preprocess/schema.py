@@ -149,7 +149,7 @@ class PlaceholderRange:
 
 @dataclass(frozen=True, slots=True)
 class ItemExpansion:
-    """What one item becomes in the prompt, tokenised once: `before` + `token_ids` + `after`.
+    """An item's text in the prompt, tokenised once: `before` + `token_ids` + `after`.
 
     `before` and `after` are ordinary text at its edges, mostly empty. This text may merge with the prompt's text beside
     it when that is tokenised. `features` is relative to `token_ids`, an int32 array of shape (num_tokens,).
@@ -162,8 +162,8 @@ class ItemExpansion:
 
 
 LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
-"""What the language model needs of an item beside its embeddings, by name: for example `image_grid_thw`, int64 of shape
-(1, 3). The values are arrays, not tensors, because they pass through processes without torch."""
+"""The data that the language model needs of an item beside its embeddings, by name: for example `image_grid_thw`,
+int64 of shape (1, 3). The values are arrays, not tensors, because they pass through processes without torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
-    """What is known of one processed item besides its tensors; small enough to travel by value.
+    """The metadata of one processed item, small enough to travel by value.
 
     `num_bytes` is the size of its tensors. `is_encoded` says that its tensors are embeddings already, so that the
     vision encoder has nothing to do. `language_inputs`: see LanguageInputs. `times`: of the stages that made it.

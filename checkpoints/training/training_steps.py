@@ -1,4 +1,4 @@
-"""What one training step computes: losses and held-out accuracy of the model on a batch.
+"""One training step: losses and held-out accuracy of the model on a batch.
 
 Knows the model's inside (vision tower, projector, language model) but neither schedules nor files.
 """

@@ -183,7 +183,7 @@ class DecoderStep {
         decoder_.ropes[i].look_up(step_.positions + row, step_.position_stride, to);
   }
 
-  // Returns what the rope turns the heads of the step's first token by. Those of the other tokens follow.
+  // Returns the cosines and sines by which the rope turns the heads of the step's first token; the other tokens' follow.
   const float* turns_of(int64_t rope) const {
     const float* found = turns_;
     for (int64_t i = 0; i < rope; i++) found += num_tokens_ * 2 * decoder_.ropes[i].dim;

@@ -10,7 +10,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   ~Scratch() { std::free(data_); }
 
-  // Returns room for `size` floats at the start of a cache line. What was there before is lost.
+  // Returns room for `size` floats at the start of a cache line. Its old content is lost.
   float* floats(size_t size) {
     if (size > size_) {
       size_ = (size + size / 4 + 15) / 16 * 16;

@@ -36,9 +36,7 @@ CACHES = Row(
 SHARED = Row(
     "Shared",
     (
-        Panel(
-            "Items in the making", "short", (Query(of_replicas("items_in_progress", "deployment"), "{{deployment}}"),)
-        ),
+        Panel("Items in progress", "short", (Query(of_replicas("items_in_progress", "deployment"), "{{deployment}}"),)),
         Panel(
             "Tensors handed over",
             "Bps",

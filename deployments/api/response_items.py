@@ -133,7 +133,7 @@ def as_messages(items: InputItems) -> list[Message]:
 
 
 class FunctionTool(FunctionDefinition):
-    """A tool in the Responses API. What stands under `function` in a chat completion stands beside `type` here."""
+    """A tool in the Responses API. The fields under `function` in a chat completion stand beside `type` here."""
 
     type: Literal["function"]
     allowed_callers: Accepted = None

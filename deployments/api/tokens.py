@@ -85,7 +85,7 @@ class RenderedItem(BaseModel):
 
 
 class RenderResponse(BaseModel):
-    """What the engine would get. Items that truncation removed are absent."""
+    """The engine's input. Items that truncation removed are absent."""
 
     prompt_token_ids: list[int]
     items: list[RenderedItem]

@@ -1,4 +1,4 @@
-"""What all wire types share: how unknown fields and null are treated, usage, timings and errors."""
+"""The base of all wire types (unknown fields, null), usage, timings and errors."""
 
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args

@@ -25,7 +25,7 @@ from raylens.deployments.cluster.server_processes import pids_of
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MOST = 100
-"""Connections of one user to one port. Those with the lowest inode numbers stay, which are about the oldest."""
+"""Connections of one user to one port. Raylens keeps those with the lowest inode numbers, about the oldest."""
 _PERIOD_SECONDS = 0.1
 """A look takes a millisecond, and 2 for each 1,000 connections of the machine."""
 _LIBC = ctypes.CDLL(None, use_errno=True)

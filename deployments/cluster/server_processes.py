@@ -1,4 +1,4 @@
-"""Who owns the processes of a server on one machine, and how they end. Also a program: the keeper.
+"""Finds the processes of a server on one machine, and ends them. Also a program: the keeper.
 
 `raylens serve` owns them. Each inherits the variable `_MARK`, which names the server's folder, whichever process
 started it. While the owner lives, it holds a lock on a file in that folder.
@@ -89,7 +89,7 @@ def _kill_all(folder: Path) -> None:
 
 
 def _marked_processes() -> Iterator[tuple[int, Path]]:
-    """Yields this user's processes of servers, each with its server's folder. Those that have ended are left out."""
+    """Yields this user's processes of servers, each with its server's folder. Ended ones are left out."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if entry.stat().st_uid == os.geteuid():

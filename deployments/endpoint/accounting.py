@@ -1,4 +1,4 @@
-"""What one request cost: its usage, its stage times, and what the metrics count of it."""
+"""One request's usage and stage times, and their way into the metrics."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.preprocess.schema import StageTime
 
 _MOST_GAPS = 32
-"""Gaps between tokens that wait to be observed together. Those of an ingress that is killed are lost."""
+"""Gaps between tokens that wait to be observed together. A killed ingress loses its own."""
 
 
 class RequestAccount:
@@ -108,7 +108,7 @@ class RequestAccount:
             series.observe_all(gaps)
 
     def begin_again(self) -> None:
-        """Forgets the pieces so far: the answers are made anew."""
+        """Forgets the pieces so far, because the answers begin again."""
         self._last_pieces.clear()
         for request in self.requests:
             request.trace.clear()

@@ -1,4 +1,4 @@
-"""API keys: which clients may use the endpoint. The server keeps only hashes of keys, and reads a changed file anew."""
+"""API keys: the clients that may use the endpoint. The server keeps only hashes, and reads a changed file again."""
 
 import hashlib
 import logging

@@ -1,4 +1,4 @@
-"""What the stages' heartbeats have told of a served model."""
+"""The state of a served model, from its stages' heartbeats."""
 
 import time
 
@@ -33,7 +33,7 @@ class ModelStatus:
 
     @property
     def card(self) -> ModelCard:
-        """The description of the model in the API. What the stages tell is missing while they start."""
+        """The description of the model in the API. It lacks the stages' part while they start."""
         served = self._monitor.served
         return ModelCard(
             id=self.name,

@@ -1,4 +1,4 @@
-"""What the server tells its operator: `/metrics` for Prometheus, and the page `/dashboard` with its figures.
+"""Routes for the operator: `/metrics` for Prometheus, and the page `/dashboard` with its figures.
 
 They name every API key with its use, so with API keys they take an admin's."""
 

@@ -70,7 +70,7 @@ class ServedModels:
         return next(card for card in (status.card, *status.adapter_cards) if card.id == name)
 
     def health(self) -> Health:
-        """Returns the state of every model's stages. Those of a further model have its name behind theirs."""
+        """Returns the state of every model's stages. A further model's stages have its name behind theirs."""
         stages, details, is_ready = dict[str, str](), dict[str, dict[str, str]](), True
         for route in self._routes.values():
             stages |= _named(route.suffix, route.monitor.states())

@@ -62,7 +62,7 @@ Start Ray on this node of a cluster. All arguments go to `ray start`:
   raylens node --head --port=6379
   raylens node --address=10.0.0.1:6379
 
-Ray gets the environment that Raylens needs. What the node keeps is in ~/.raylens. All nodes need the same token in
+Ray gets the environment that Raylens needs. The node keeps its files in ~/.raylens. All nodes need the same token in
 ~/.ray/auth_token (`ray get-auth-token --generate`). cluster.yaml and clusters/ have files for `ray up` that do all of
 this.
 """

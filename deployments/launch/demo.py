@@ -8,7 +8,7 @@ from typing import Any
 from raylens.checkpoints import PICTURES
 from raylens.preprocess.data_url import data_url
 
-# What is shown, and which stage of the answer's timings it is.
+# The bars of the waterfall, by the stages of the answer's timings.
 _SHOWN_STAGES = {
     "media": "media_fetch",
     "decode": "media_decode",

@@ -1,1 +1,1 @@
-"""What the application's processes count and measure, how it is kept on each node, and how Prometheus reads it."""
+"""The metrics of the application's processes: definitions, the exporter of each node, and Prometheus' way to them."""

@@ -53,8 +53,8 @@ class Instrument(Generic[MetricT]):
 
 
 class Cumulative(Instrument[MetricT]):
-    """What only grows. Each further argument is a tag, with those of its values that are known beforehand: their series
-    are 0 from the start, since Prometheus does not see the first count of a series that begins with it."""
+    """A number that only grows. Each further argument is a tag, with those of its values that are known beforehand:
+    their series are 0 from the start, since Prometheus does not see the first count of a series that begins with it."""
 
     def __init__(self, name: str, unit: str, description: str, **tags: Sequence[str]) -> None:
         super().__init__(name, unit, description, *tags)
@@ -75,7 +75,7 @@ class Counter(Cumulative[prometheus_client.Counter]):
 
 
 class Gauge(Instrument[prometheus_client.Gauge]):
-    """What a replica has now. Its series begin when it is set, and end with the replica."""
+    """A number that goes up and down. A replica's series begin when it is set, and end with the replica."""
 
     kind = "gauge"
     process_labels = ("application", "deployment", "replica")

@@ -1,1 +1,1 @@
-"""What a running server does, for people: `raylens top`, the figures of `/dashboard`, a request's waterfall."""
+"""Views of a running server for people: `raylens top`, the figures of `/dashboard`, a request's waterfall."""

@@ -1,4 +1,4 @@
-"""Numbers as a reader takes them in at a glance. What is not known is a dash."""
+"""Numbers as a reader takes them in at a glance. An unknown number is a dash."""
 
 UNKNOWN = "–"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

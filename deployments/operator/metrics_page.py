@@ -40,8 +40,8 @@ class MetricsPage:
     def since(self, earlier: "MetricsPage") -> "MetricsPage":
         """Returns how much each counter and each histogram grew.
 
-        One that is smaller than before began anew, from 0. What a node counts that is not on the earlier page did not
-        grow: the node may only have been silent for a while."""
+        A counter that is smaller than before began again from 0. One that the earlier page lacks did not grow: its node
+        may only have been silent for a while."""
         known = earlier.sums(_ON_EVERY_NODE, _NODE).keys()
 
         def grown(name: str) -> Series:

@@ -1,5 +1,4 @@
-"""The pages of the last seconds. What is shown is their growth from the oldest to the newest, so that it moves
-steadily."""
+"""The pages of the last seconds. Views show the growth from the oldest to the newest, so that it moves steadily."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""What `raylens top` and the page at `/dashboard` show, as data. Rates are per second, sizes in bytes, times in
+"""The figures of `raylens top` and of the page at `/dashboard`, as data. Rates are per second, sizes in bytes, times in
 seconds. A value is None where there is nothing to tell it from, like a hit ratio without a query."""
 
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the requests take of one resource of the admission, in all replicas of the ingress."""
+    """The requests' use of one resource of the admission, in all replicas of the ingress."""
 
     resource: str
     used: float

@@ -124,7 +124,7 @@ def _requests(snapshot: Snapshot) -> Table:
 
 
 def _warnings(snapshot: Snapshot) -> Iterable[Text]:
-    """What is worth a line only when it happens."""
+    """Yields a line for each rare event, when there is one."""
     if snapshot.requests.rejections:
         refused = ", ".join(f"{count} for {reason}" for reason, count in snapshot.requests.rejections.items())
         yield Text(f"refused for want of room: {refused}", _BAD)

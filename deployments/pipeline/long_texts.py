@@ -2,7 +2,7 @@
 
 Parsing a body of 90 MB as one piece takes a tenth of a second, in which a replica answers no other client, and copies
 all of it. So this module takes stretches that look like base64 out while the body comes in, and leaves a mark in place
-of each. What the JSON parser then gets is small. A mark stands inside the text that its stretch was a part of. A client
+of each. The JSON parser then gets little. A mark stands inside the text that its stretch was a part of. A client
 cannot guess a mark."""
 
 import re

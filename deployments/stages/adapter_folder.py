@@ -14,7 +14,7 @@ _MAX_NAME_CHARS = 200
 
 
 class AdapterFolder:
-    """Looks into the folder anew each time, so that adapters may come, change and go. Any thread may ask."""
+    """Lists the folder each time, so that adapters may come, change and go. Any thread may ask."""
 
     def __init__(self, path: str, check: Callable[[str], None]) -> None:
         """`check` raises LoraError for the folder of an adapter that cannot be served. Raises ValueError unless there

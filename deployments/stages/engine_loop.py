@@ -21,7 +21,7 @@ SWITCH_SECONDS = 5e-5
 """After how long a thread of this process that runs Python gives way to one that waits to. Python's own 5 ms are longer
 than a step on a GPU: the engine's thread lets go of the interpreter at each operation of torch, and may then wait until
 the event loop has sent all that the last step gave. Linux may add 50 us to any wait, so that a shorter interval gains
-little. `python -m benchmarks.engine_thread` measures others."""
+little."""
 
 
 class EngineOutput(Protocol):
@@ -34,7 +34,7 @@ OutputCovT = TypeVar("OutputCovT", bound=EngineOutput, covariant=True)
 
 
 class Engine(Protocol[OutputCovT]):
-    """What the encoder engine and the LLM engine have in common."""
+    """The interface that the encoder engine and the LLM engine share."""
 
     def step(self) -> Sequence[OutputCovT]: ...
     def abort(self, request_id: str) -> None: ...

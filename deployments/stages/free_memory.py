@@ -9,7 +9,7 @@ MALLOC_VARIABLES = {
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
 }
 """Settings of glibc, which it reads when a process starts: it keeps the memory of bodies and pictures, to be used
-again. By default that memory goes back to the kernel each time. To get five megabytes anew, page by page, takes 4 ms,
+again. By default that memory goes back to the kernel each time. Getting five megabytes again, page by page, takes 4 ms,
 on virtual machines sometimes 100. Meanwhile the ingress answers no other request."""
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

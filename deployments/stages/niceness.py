@@ -6,7 +6,7 @@ import os
 PREPROCESS_NICENESS = 15
 """Of all its threads. Where the thread that works on items had more than the others, it was kept from its core while it
 held the interpreter, and they waited up to 0.3 s for it. Beside large pictures, the 99th percentile of first tokens of
-another client's texts was 165 to 227 ms with 5 or 10, and 118 to 134 ms with 15 (`benchmarks/two_keys.py`)."""
+another client's texts was 165 to 227 ms with 5 or 10, and 118 to 134 ms with 15."""
 ENCODER_NICENESS = 10
 """With 5, one in ten steps that compute prompts beside the encoder took half as long again as the median."""
 

@@ -1,1 +1,1 @@
-"""What travels between the stages: messages, tensors, and the private port that carries the pieces of answers."""
+"""Data between the stages: messages, tensors, and the private port that carries the pieces of answers."""

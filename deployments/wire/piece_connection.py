@@ -48,7 +48,7 @@ class PieceConnections:
 
 
 class PieceConnection:
-    """A connection to one ingress. What is sent while it is busy goes together in the next message."""
+    """A connection to one ingress. Pieces sent while it is busy go together in the next message."""
 
     def __init__(self, address: PortAddress) -> None:
         self._waiting: list[SentPieces] = []

@@ -2,8 +2,8 @@
 
 Its address travels by a call of Ray, so only processes of the application know the token. Both ends prove that they
 know it: each answers a random number of the other's by an HMAC, so the token itself never travels, and whoever listens
-in the place of a process that has ended learns nothing. What goes through the port afterwards is data and no code, in
-the clear, in frames: four bytes with the length, big-endian, and as many bytes."""
+in the place of a process that has ended learns nothing. The port then carries data and no code, in the clear, in
+frames: four bytes with the length, big-endian, and as many bytes."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""What travels between the ingress and the stages, besides tensors.
+"""Messages between the ingress and the stages, besides tensors.
 
 A stage that makes tensors answers with two objects: first the tensors, then a description of them, which proves that
 the tensors are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the
@@ -19,7 +19,7 @@ DECODE = "decode"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the ingress has to know of the model: its processor's identity, the context in tokens, the kinds of items
+    """The model's facts for the ingress: its processor's identity, the context in tokens, the kinds of items
     that it takes, and how calls of tools look in its answers, None where its chat template knows no tools."""
 
     processor: ProcessorIdentity
@@ -69,7 +69,7 @@ class UnrenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """What is known of an item's embeddings besides the tensor. `num_decoding`: the answers that the same replica was
+    """The metadata of an item's embeddings. `num_decoding`: the answers that the same replica was
     decoding, which waited meanwhile. `arrived_at`: when the item came, wall time in seconds; `place`: to which process.
     Its times follow each other. For an item in several batches, the waits between them count in the queue."""
 

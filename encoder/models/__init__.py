@@ -1,1 +1,1 @@
-"""What the encoder has to know about each model family; `modeling/families.py` says which file has which."""
+"""The declarations of model families for the encoder; `modeling/families.py` says which file has which."""

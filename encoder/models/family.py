@@ -1,4 +1,4 @@
-"""What the encoder has to know about a model family; what is the same for most families has a default here."""
+"""A model family's declaration for the encoder, with the defaults that fit most families."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ from raylens.modeling.packed_linear import KernelLinear
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a kind of layers calls its norms, and what is added to their weights."""
+    """The names that a kind of layers has for its norms, and the number added to their weights."""
 
     mlp_input_norm: str = "post_attention_layernorm"
     attention_norm: str | None = None

@@ -80,8 +80,8 @@ class DecodeGraphs:
         CPU. The outputs are valid until the next run.
 
         The device may still run the step before. The host waits for nothing of it, and overwrites nothing that it
-        reads: the rows go to the device by memory of this run alone. What overwrites the graphs' inputs and outputs is
-        the device itself, in the order of its stream, behind all that reads them."""
+        reads: the rows go to the device by memory of this run alone. The device itself
+        overwrites the graphs' inputs and outputs, in the order of its stream, behind all that reads them."""
         num_seqs = len(step.query_lengths)
         size = min(size for size in self._replays if size >= num_seqs)
         self._fill(step, num_seqs)

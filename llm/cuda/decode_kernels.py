@@ -3,7 +3,7 @@
 Each context is divided into splits, so that a few long sequences keep a whole GPU busy. A second kernel merges the
 results of the splits.
 
-Triton compiles a kernel anew for each constant, each type of an argument, and whether an integer is 1 or an address or
+Triton compiles a kernel for each constant, each type of an argument, and whether an integer is 1 or an address or
 an integer is a multiple of 16. What differs between the steps of an engine is told so that this changes nothing. One
 layer then has three kernels: one for whole contexts, one for splits, one that merges them. `llm/cuda/first_steps.py`
 meets all of them at start-up, and no step waits for a compiler later.
@@ -23,8 +23,8 @@ _TILE_BYTES = 48 * 2**10
 _LEAST_DOT = 16
 # The merge kernel reads all splits of a head at once, so their number is bounded.
 _MAX_SPLITS = 64
-# What differs between an engine's steps. The tables and lengths of a CUDA graph are columns of its inputs, which begin
-# anywhere.
+# These arguments differ between an engine's steps. The tables and lengths of a CUDA graph are columns of its inputs,
+# which begin anywhere.
 _VARYING_NUMBERS = ["table_stride", "length_stride", "num_splits"]
 _VARYING_PLACES = ["block_tables", "lengths"]
 # Triton takes an address as aligned if it is a multiple of so many bytes.

@@ -53,7 +53,7 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """What an adapter adds to one linear layer: `b` @ (`a` @ x). `a` is (rank, in_features), `b` (out_features, rank),
+    """An adapter's addition to one linear layer: `b` @ (`a` @ x). `a` is (rank, in_features), `b` (out_features, rank),
     both finite and in the model's dtype. `b` is scaled already."""
 
     a: torch.Tensor

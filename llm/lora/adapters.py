@@ -31,7 +31,7 @@ class LoraAdapters:
 
     Where all slots are taken, the adapter used least recently is dropped that no running sequence and no earlier
     waiting one uses. Where there is none, later sequences of one adapter hold back until its running ones have ended.
-    Without this a busy adapter would keep its slot for ever. Sequences of all other adapters and of none go on.
+    Otherwise a busy adapter would never give up its slot. Sequences of all other adapters and of none go on.
     """
 
     def __init__(self, layers: LoraLayers, max_loras: int) -> None:

@@ -51,7 +51,7 @@ class LoraLinear(nn.Module):
         self.used_slots: set[int] = set()
         self.a = torch.zeros(num_ranks, shape.in_features, dtype=dtype, device=device)
         self.b = torch.zeros(num_ranks, shape.out_features, dtype=dtype, device=device)
-        # The parts that the last step took. To take them anew costs as much as to multiply with them.
+        # The parts that the last step took. Taking them again would cost as much as the product.
         self._ranks = slice(0)
         self._parts = self.a.T, self.b
 

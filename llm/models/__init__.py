@@ -1,1 +1,1 @@
-"""What the language engine has to know about each model family; `modeling/families.py` says which file has which."""
+"""The declarations of model families for the language engine; `modeling/families.py` says which file has which."""

@@ -1,4 +1,4 @@
-"""What the engine has to know about a model family; what is the same for most families has a default here."""
+"""A model family's declaration for the engine, with the defaults that fit most families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

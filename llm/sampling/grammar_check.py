@@ -40,7 +40,7 @@ class GrammarCheck:
     """Checks grammars for one tokenizer. Any thread may use it; it checks one grammar at a time."""
 
     def __init__(self, tokenizer: Callable[[], Mapping[str, Any]]) -> None:
-        """`tokenizer`: returns what `ByteTokenizer.arguments` does. It is called for each child anew, because its
+        """`tokenizer`: returns what `ByteTokenizer.arguments` does. Each child calls it again, because its
         result may take megabytes."""
         self._tokenizer = tokenizer
         self._lock = threading.Lock()

@@ -27,7 +27,7 @@ class SampledToken:
 
 
 class _Choice(Protocol):
-    """What has been chosen for each row."""
+    """The token chosen for each row."""
 
     @property
     def token_ids(self) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""What the choice of a sequence's next token depends on beside the logits: parameters, past tokens, random numbers and
-the grammar."""
+"""The state of sampling a sequence: parameters, past tokens, random numbers and the grammar. It decides the next token
+together with the logits."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -93,7 +93,7 @@ class SamplerState:
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
         self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
-        """What `kernel_sampler` keeps from token to token."""
+        """The state that `kernel_sampler` keeps from token to token."""
         is_free = self.matcher is None and self.seen is None and not len(self.biases)
         self._always_edits = not is_free or excluded.excludes_some
 

@@ -1,4 +1,4 @@
-"""What the processor needs to know about each model family; `modeling/families.py` says which file has which."""
+"""The declarations of model families for the processor; `modeling/families.py` says which file has which."""
 
 from raylens.modeling.torchvision_build import make_importable
 

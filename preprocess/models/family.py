@@ -1,4 +1,4 @@
-"""What a model family declares to the processor; what is the same for most families has a default here."""
+"""A model family's declaration for the processor, with the defaults that fit most families."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -28,7 +28,7 @@ _NARROWEST = 10
 
 
 def _shape_of_crops(outputs: Outputs, index: int) -> Sequence[int]:
-    """Returns the outputs' own sizes: the view of the whole, and the crops. What follows them is padding."""
+    """Returns the outputs' own sizes: the view of the whole, and the crops. The rest is padding."""
     side = outputs["image_pixel_values"].shape[-1]
     height, width = outputs["image_sizes"][index].tolist()
     return [1 + height // side * (width // side)]

@@ -59,7 +59,7 @@ def _fullest(square: int, max_pixels: int) -> list[Size]:
     """Returns the rectangle of squares that fills the limit of pixels best, at most 100 times as wide as high."""
     most = max(1, max_pixels // square**2)
     high = max(range(math.isqrt(most // 100) + 1, math.isqrt(most) + 1), key=lambda high: most // high * high)
-    # What is shrunk to less than a row keeps one, and is as wide as its shape makes it, whatever the limit.
+    # A picture shrunk to less than a row keeps one row, and is as wide as its shape makes it, whatever the limit.
     return [(high * square, most // high * square), (square, 100 * square)]
 
 

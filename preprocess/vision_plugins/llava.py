@@ -1,4 +1,4 @@
-"""LLaVA's eyes for LLaMA and Vicuna: CLIP's vision tower and a projector, in a text model without either.
+"""The vision half of LLaVA, for LLaMA and Vicuna: CLIP's vision tower and a projector.
 
 Options: `vision_model`, the folder or hub id of a CLIP model, and `projector`, a folder or hub id with the file
 `mm_projector.bin` that LLaVA's authors publish. Sources: https://arxiv.org/abs/2304.08485 for version 1,

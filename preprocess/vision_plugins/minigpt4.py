@@ -1,4 +1,4 @@
-"""MiniGPT-4's eyes for Vicuna: BLIP-2's vision tower and Q-Former, and one linear layer, in a text model without any.
+"""The vision half of MiniGPT-4, for Vicuna: BLIP-2's vision tower and Q-Former, and one linear layer.
 
 Options: `vision_model`, the folder or hub id of a BLIP-2 model, and `projector`, a folder, hub id or file with the
 weights of the layer, `pretrained_minigpt4.pth` as MiniGPT-4's authors publish it. Source:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from benchmarks.server_process import running_tree, tree_of
+from benchmarks.server_process import running_serve, tree_of
 from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.slow_encoder import answers_about, make_slow_checkpoint
 
@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[tuple[OpenAI, int]]:
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump({"applications": [application]}))
     small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE_BYTES)}
-    with mock.patch.dict("os.environ", small), running_tree(ROOT, file) as (url, process):
+    with mock.patch.dict("os.environ", small), running_serve(file) as (url, process):
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), process.pid
 
 

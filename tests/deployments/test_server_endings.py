@@ -1,4 +1,4 @@
-"""`raylens serve` leaves nothing behind, whatever ends it. `benchmarks/server_endings.py` has all combinations."""
+"""`raylens serve` leaves nothing behind, whatever ends it."""
 
 import os
 import re
