@@ -44,7 +44,7 @@ from benchmarks.streaming_client import Content, StreamedAnswer, ask
 from benchmarks.vllm_cpu import MODEL, new_content
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import LOGGING, free_port, running_app
-from raylens.deployments.metrics.definitions import WATERFALL
+from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
 KINDS = ("unique", "repeated", "text")
 PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]

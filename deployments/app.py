@@ -36,6 +36,9 @@ _HEARTBEATS = 64
 _MOST_HTTP_CALLS = 2**16
 """The HTTP requests that Ray Serve lets through to a replica of the ingress: all. HAProxy bounds connections, and
 admission what they ask for."""
+_ERROR_EVENT_SECONDS = 2.0
+"""The drain time of the ingress beyond that of the stages. When the drain time is over, Ray Serve kills the stages, and
+the ingress ends its open streams with error events."""
 
 
 def build_app(config: AppConfig) -> Application:
@@ -55,6 +58,7 @@ def build_app(config: AppConfig) -> Application:
         name="Ingress",
         ray_actor_options=_small_process(config.ingress),
         max_ongoing_requests=_MOST_HTTP_CALLS,
+        graceful_shutdown_timeout_s=config.updates.drain_seconds + _ERROR_EVENT_SECONDS,
         **_scaling(config, config.ingress, {REQUESTS: config.ingress.target_requests}),
     ).bind(config, stages, *shards)
 
@@ -109,16 +113,14 @@ def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
 
 def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: Any) -> serve.Deployment:
     """Returns a deployment with its version, and with how Ray Serve watches, replaces and stops its replicas."""
-    deployment = serve.deployment(
-        replica,
-        name=name,
-        health_check_period_s=1.0,  # its default takes 10 s to notice a dead replica
-        health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=config.updates.drain_seconds,
-        graceful_shutdown_wait_loop_s=config.updates.notice_seconds,
-        max_surge_percent=config.updates.max_surge_percent,
-        **options,
-    )
+    defaults = {
+        "health_check_period_s": 1.0,  # Ray Serve's 10 s delay the replacement of a dead replica
+        "health_check_timeout_s": 10.0,
+        "graceful_shutdown_timeout_s": config.updates.drain_seconds,
+        "graceful_shutdown_wait_loop_s": config.updates.notice_seconds,
+        "max_surge_percent": config.updates.max_surge_percent,
+    }
+    deployment = serve.deployment(replica, name=name, **(defaults | options))
     return versioned(deployment, config)
 
 

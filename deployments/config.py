@@ -154,9 +154,6 @@ class SharedConfig(Settings):
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept, by all shards")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept, by all shards")
     max_names: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept, by all shards")
-    max_traces: int = Field(
-        1024, ge=0, description="requests whose stage times are kept for `raylens trace`, by all shards; 0: none"
-    )
 
 
 class PreprocessConfig(ScaledConfig):
@@ -326,7 +323,7 @@ class TracingConfig(Settings):
         ge=0,
         le=1,
         description="share of requests that are traced, of those whose client has not decided it (`traceparent`); null:"
-        " as OTEL_TRACES_SAMPLER says, or all",
+        " as OTEL_TRACES_SAMPLER says, or 0.1",
     )
 
 

@@ -77,7 +77,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
         "further_models": {"__all__": _INGRESS_MODEL},
         "uploads": True,
         "updates": True,
-        "shared": set(SharedConfig.model_fields) - {"shards", "max_traces"},
+        "shared": set(SharedConfig.model_fields) - {"shards"},
     },
     # The name of a further model concerns the shards, too: its stages are called by it.
     "Shared": {

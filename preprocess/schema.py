@@ -169,15 +169,12 @@ int64 of shape (1, 3). The values are arrays, not tensors, because they pass thr
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """When a stage of the waterfall worked on a request: `started_at`, wall time in seconds since 1970, and how many
-    `seconds` from there. `place`: the process that did. `part`: what part of the request it was for, an item or one of
-    several prompts. `detail`: what else is to be said."""
+    `seconds` from there. `place`: the process that did."""
 
     stage: str
     started_at: float
     seconds: float
     place: str = ""
-    part: str = ""
-    detail: str = ""
 
 
 class Stopwatch:
@@ -188,9 +185,9 @@ class Stopwatch:
         self.started = time.perf_counter()
         """The same moment in seconds of `time.perf_counter`."""
 
-    def read(self, stage: str, place: str = "", detail: str = "") -> StageTime:
+    def read(self, stage: str, place: str = "") -> StageTime:
         """Returns the time of a stage that began then and ends now."""
-        return StageTime(stage, self.started_at, time.perf_counter() - self.started, place, detail=detail)
+        return StageTime(stage, self.started_at, time.perf_counter() - self.started, place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def gated(
         hosts=["raylens.example"],
         access_log=AccessLog(lambda stage, code: errors.append((stage, code))),
         open_requests=PendingWork(REQUESTS),
-        traces=RequestTraces(Spans(), None),
+        traces=RequestTraces(Spans()),
         turns=Turns(),
     )
     client = GatedClient(api, base_url="http://raylens.example", raise_server_exceptions=False)

@@ -3,23 +3,7 @@
 from dashboards.objectives import ERRORS, FAILED, FIRST_TOKEN_SECONDS
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import APPLICATION, counted, mean, quantile, rate, series, share, share_or_zero
-
-STAGES = (
-    "admission_queue",
-    "media_fetch",
-    "processor_queue",
-    "media_decode",
-    "processor",
-    "render",
-    "transfer_pixels",
-    "encode_queue",
-    "encode",
-    "transfer_embeddings",
-    "llm_queue",
-    "prefill",
-    "first_decode",
-)
-"""The stages of the waterfall in the order of a request's way."""
+from raylens.deployments.metrics.waterfall_stages import WATERFALL as STAGES
 
 
 def percentiles(histogram: str, *tags: str) -> tuple[Query, ...]:

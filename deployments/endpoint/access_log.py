@@ -106,6 +106,7 @@ class Entry:
             "bytes_out": self._num_bytes,
             "first_byte_seconds": round(first, 6),
             "seconds": round(now - self._started, 6),
+            **state["traced"].log_fields(),
         }
         if "ticket" in state and (key := state["ticket"].caller.name) is not None:
             line += f", key {key}"

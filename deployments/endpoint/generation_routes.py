@@ -121,7 +121,7 @@ class GenerationRoutes:
     ) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
         model.status.ready_processor()  # before it waits
-        call.traced.follow(account, name=body.request_id)
+        call.traced.follow(account)
         cost = cost_of(account.requests, model.status.max_model_len)
         watch = Stopwatch()
         try:

@@ -33,10 +33,8 @@ from raylens.deployments.endpoint.pipeline_requests import PipelineRequests
 from raylens.deployments.endpoint.request_traces import RequestTraces
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.token_routes import TokenRoutes
-from raylens.deployments.endpoint.trace_routes import TraceRoutes
 from raylens.deployments.item_store.client import Shards
 from raylens.deployments.item_store.shared_items import SharedItems
-from raylens.deployments.item_store.shared_traces import SharedTraces
 from raylens.deployments.item_store.shared_uploads import SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.metrics.error_codes import known_errors
@@ -79,13 +77,11 @@ class Ingress(Replica):
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
-        self._traces = SharedTraces(self._shards)
-        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes | TraceRoutes] = [
+        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes] = [
             GenerationRoutes(self._models, self._metrics, config.metrics, config.ingress.first_token_timeout_s),
             TokenRoutes(self._models),
             FileRoutes(self._uploads),
             OperatorRoutes(partial(export_metrics, config.metrics.port)),
-            TraceRoutes(self._traces, config.shared.max_traces),
         ]
 
     def _model_route(
@@ -151,7 +147,7 @@ class Ingress(Replica):
             hosts=self._config.ingress.allowed_hosts,
             access_log=AccessLog(self._metrics.count_error),
             open_requests=self._open_requests,
-            traces=RequestTraces(self._spans, self._traces.keep if self._config.shared.max_traces else None),
+            traces=RequestTraces(self._spans),
             turns=self._turns,
         )
         if origins:

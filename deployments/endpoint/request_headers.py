@@ -2,7 +2,10 @@
 
 Ray Serve reads headers before the gate does. They let anybody shorten a request's time, route it, or have the server
 go on with it after its client has left, and one with a byte beyond ASCII ends the request with a bare 500 that no log
-has. So Ray Serve sees none of them but the request's id, in the form that the log has."""
+has. So Ray Serve sees none of them but the request's id, in the form that the log has.
+
+Ray Serve installs the middleware: see `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in
+`deployments/cluster/ray_environment.py`."""
 
 import re
 import uuid
@@ -14,6 +17,7 @@ from ray.serve._private.constants import (
     SERVE_MULTIPLEXED_MODEL_ID,
     SERVE_SESSION_ID,
 )
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
@@ -26,6 +30,11 @@ _OF_RAY_SERVE = (
 )
 _TRACE_CONTEXT = frozenset({b"traceparent", b"tracestate"})
 """Ray Serve reads these where an operator has it send traces."""
+
+
+def middlewares() -> list[Middleware]:
+    """Returns the middleware that Ray Serve puts in front of its own code."""
+    return [Middleware(RequestHeaders)]
 
 
 class RequestHeaders:

@@ -26,14 +26,12 @@ from raylens.deployments.item_store.item_states import (
 )
 from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
 from raylens.deployments.request_context import in_request
-from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.stage_calls import StageCalls, StageUnavailableError, objects_of, with_pending
 from raylens.deployments.stages.stage_handles import StageHandles
-from raylens.deployments.tracing.records import OpenSpan
-from raylens.deployments.tracing.spans import Spans
-from raylens.deployments.wire.stage_messages import ITEM, EmbeddingInfo, ItemJob
+from raylens.deployments.tracing.spans import OpenSpan, Spans
+from raylens.deployments.wire.stage_messages import EmbeddingInfo, ItemJob
 from raylens.preprocess.cache import ItemCache
-from raylens.preprocess.schema import ItemInfo, Stopwatch
+from raylens.preprocess.schema import ItemInfo
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -152,14 +150,13 @@ class ItemMaker:
 
     @contextmanager
     def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
-        """Makes a span of all that is done for an order, and notes its time. The span's context is the parent of what
-        the stages do for the item."""
-        watch, missing = Stopwatch(), None
+        """Makes a span of all that is done for an order. The span's context is the parent of what the stages do for the
+        item."""
+        missing = None
         attributes = {"raylens.modality": order.modality, "raylens.mm_hash": order.mm_hash}
-        with in_request(order.context), self._spans.span(ITEM, order.context, attributes) as span:
+        with in_request(order.context), self._spans.span("item", order.context, attributes) as span:
             try:
                 yield span
-                trace.times.append(watch.read(ITEM, process_name(), trace.origin))
                 logger.debug("%s %s: %s", order.modality, order.mm_hash, trace.origin or "made")
                 span.describe({"raylens.detail": trace.origin})
             except ContentMissingError as error:  # an answer like any other

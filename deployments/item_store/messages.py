@@ -53,15 +53,6 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepTrace:
-    """What was measured of a tenant's request. See `RecentTraces`."""
-
-    tenant: str
-    request_id: str
-    record: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Pending:
     """A stage computes the item of an order."""
 
@@ -85,7 +76,7 @@ class Failed:
     error: Exception
 
 
-FromIngress: TypeAlias = Ask | CallMethod | Close | Evict | Remember | KeepTrace
+FromIngress: TypeAlias = Ask | CallMethod | Close | Evict | Remember
 FromShard: TypeAlias = Pending | Result | Failed
 Message: TypeAlias = FromIngress | FromShard
 FROM_INGRESS: tuple[type[Any], ...] = get_args(FromIngress)

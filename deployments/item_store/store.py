@@ -23,14 +23,12 @@ from raylens.deployments.item_store.messages import (
     Evict,
     Failed,
     FromIngress,
-    KeepTrace,
     Message,
     Pending,
     Remember,
     Result,
 )
 from raylens.deployments.item_store.named_contents import NamedContents
-from raylens.deployments.item_store.recent_traces import RecentTraces
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
 from raylens.deployments.replica_start import Replica, start_replica
@@ -59,11 +57,9 @@ class SharedState(Replica):
         calls = StageCalls(self._metrics.items_recomputed)
         self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
         self.names = NamedContents(config.shared.max_names // config.shared.shards)
-        self.traces = RecentTraces(config.shared.max_traces // config.shared.shards)
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,
-            "find_trace": self._find_trace,
             "add_file": self._add_file,
             "files": self._uploads.all,
             "file": self._uploads.get,
@@ -86,9 +82,6 @@ class SharedState(Replica):
 
     async def _find_name(self, tenant: str, name: str) -> str | None:
         return self.names.find(tenant, name)
-
-    async def _find_trace(self, tenant: str | None, request_id: str) -> bytes | None:
-        return self.traces.find(tenant, request_id)
 
     async def _add_file(
         self, tenant: str, filename: str, purpose: str, content: bytes | ObjectRef, max_age_s: float | None
@@ -137,8 +130,6 @@ class _IngressConnection:
                 self._state.maker.evict(mm_hash, lost)
             case Remember(tenant, name, hashed_content):
                 self._state.names.remember(tenant, name, hashed_content)
-            case KeepTrace(tenant, request_id, record):
-                self._state.traces.keep(tenant, request_id, record)
 
     def _send(self, message: Message) -> None:
         if not self._writer.is_closing():

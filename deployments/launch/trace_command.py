@@ -1,52 +1,57 @@
-"""`raylens trace`: where the time of one request went, asked of a server that runs."""
+"""`raylens trace`: where the time of a request went, from the server's log or from an answer."""
 
 import argparse
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
-
-from pydantic import ValidationError
-
-from raylens.deployments.api.traces import Trace
-from raylens.deployments.operator.running_server import NoAnswerError, RunningServer, add_server_options
-from raylens.deployments.operator.waterfall import as_svg, as_text
+from typing import Any, TextIO
 
 HELP = """\
-Show where the time of one request went: a line for each stage that worked on it, with its share of the time drawn.
+Show where the time of a request went: a line for each stage that worked on it, with its share of the time drawn.
 
-  raylens trace 3f1c9a                              the id in the answer's header X-Request-Id
-  raylens trace chatcmpl-3f1c9a                     the answer's own id does as well
-  raylens trace 3f1c9a --svg waterfall.svg          the same as a drawing
-  raylens trace 3f1c9a --url https://vision.example.com --api-key rl-...
+  raylens serve --log-format json 2>&1 | raylens trace      each request as it ends
+  raylens trace server.log --id 3f1c9a                      the header X-Request-Id of the answer, or the answer's id
+  raylens trace < answer.json                               an answer to a request with "stage_timings": true
+  raylens trace answer.json --svg waterfall.svg             the same as a drawing
 
-A server keeps the times of its last 1024 requests for generated text (`shared.max_traces`). With API keys, it tells a
-key of its own requests only, and an admin's key of all. Faint lines are wholes that other lines are parts of. See
-docs/tracing.md.
+The input is a log of JSON lines, an answer, or a stream of events. Requests without stage times are skipped. The faint
+line is decoding as a whole. See docs/tracing.md.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
-    add("request_id", metavar="ID", help="id of the request or of its answer")
-    add_server_options(parser, whose_key="the request's or an admin's")
-    add("--svg", type=Path, metavar="FILE", help="write a drawing to FILE, too")
-    add("--json", action="store_true", help="print what the server tells, instead of lines")
+    add("file", type=Path, nargs="?", metavar="FILE", help="the log or the answer (default: standard input)")
+    add("--id", help="draw only the request with this id")
+    add("--svg", type=Path, metavar="FILE", help="write a drawing of the last request to FILE, too")
 
 
 def run(args: argparse.Namespace, say: Callable[[str], None] = print) -> int:
-    """Raises NoAnswerError where the server does not tell, and RuntimeError where the drawing cannot be written."""
-    server = RunningServer.named_by(args)
-    told = server.get(f"/v1/traces/{quote(args.request_id, safe='')}")
+    """Raises RuntimeError where there is nothing to draw, or a file cannot be read or written."""
+    from raylens.deployments.operator.waterfall import as_svg, as_text, timed_request
+
+    found = False
     try:
-        trace = Trace.model_validate_json(told)
-    except ValidationError as error:
-        raise NoAnswerError(f"{server.url} does not answer as this version of Raylens does") from error
-    if args.svg is not None:
-        try:
-            args.svg.write_text(as_svg(trace))
-        except OSError as error:
-            raise RuntimeError(f"{args.svg}: {error.strerror}") from error
-    say(told if args.json else as_text(trace, shutil.get_terminal_size().columns))
+        with nullcontext(sys.stdin) if args.file is None else args.file.open(errors="replace") as text:
+            for document in _documents(text):
+                request = timed_request(document)
+                if request is None or args.id not in (None, request.request_id, request.response_id):
+                    continue
+                say(("\n" if found else "") + as_text(request, shutil.get_terminal_size().columns))
+                found = True
+                if args.svg is not None:
+                    args.svg.write_text(as_svg(request))
+    except OSError as error:
+        raise RuntimeError(f"{error.filename}: {error.strerror}") from error
+    if not found:
+        which = "no request" if args.id is None else f"no request {args.id}"
+        raise RuntimeError(f"{which} with stage times in {args.file or 'standard input'}")
     return 0
+
+
+def _documents(text: TextIO) -> Iterator[str]:
+    """Yields each line, and an answer of several lines as a whole."""
+    for line in text:
+        yield line + text.read() if line.strip() == "{" else line

@@ -11,6 +11,7 @@ import ray
 
 import raylens
 from raylens.deployments.metrics.instruments import Counter, Gauge, Histogram
+from raylens.deployments.metrics.waterfall_stages import WATERFALL
 from raylens.preprocess.cache import ItemCache
 
 if TYPE_CHECKING:
@@ -20,22 +21,6 @@ MODALITIES = ("text", "image", "video", "image+video")
 """The modalities of a request: of all that its prompt has besides text."""
 ITEM_MODALITIES = ("image", "video")
 STAGES = ("shared", "preprocess", "encode", "generate")
-WATERFALL = (
-    "admission_queue",
-    "media_fetch",
-    "processor_queue",
-    "media_decode",
-    "processor",
-    "render",
-    "transfer_pixels",
-    "encode_queue",
-    "encode",
-    "transfer_embeddings",
-    "llm_queue",
-    "prefill",
-    "first_decode",
-)
-"""The stages of a request's way, in their order."""
 ADMISSION_REASONS = ("bytes", "pixels", "queue", "queue_of_key", "queue_seconds")
 RESOURCES = ("requests", "bytes", "pixels", "tokens")
 EDGES = ("preprocess_encode", "encode_generate")

@@ -52,7 +52,6 @@ _CLIENT_CODES = (
     "request_too_large",
     "too_many_frames",
     "too_many_items",
-    "trace_not_found",
     "unknown_parameter",
     "unsupported_modality",
     "unsupported_size",

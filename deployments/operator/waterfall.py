@@ -1,74 +1,119 @@
 """One request's waterfall: a line for each stage that worked on it, as text for a terminal and as SVG."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
-from raylens.deployments.api.traces import Trace, TraceSpan
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+from raylens.deployments.api.wire import StageTimings
+from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
 _LEAST_BAR = 10
 """Characters of the narrowest bars."""
-_BAR, _FAINT = "█", "░"
-_WHOLES = ("item", "generate", "decode")
-"""Stages drawn faintly, because other lines are parts of them."""
-_ROW, _TOP, _MARGIN, _CHAR = 22, 76, 16, 7.3
+_FULL, _FAINT = "█", "░"
+_DECODE = "decode"
+"""The time from the first token to the last. Drawn faintly, as it includes `first_decode`."""
+_ENCODING = WATERFALL[: WATERFALL.index("transfer_embeddings")]
+_TO_FIRST_TOKEN = ("transfer_embeddings", "llm_queue", "prefill")
+_ROW, _TOP, _MARGIN, _CHAR = 22, 60, 16, 7.3
 """Pixels of the drawing: the height of a line, where the lines begin, the space around them, a character's width."""
 _WIDTH = 960
 _GREY = 'fill="#6b7280"'
 _COLOURS = {
-    "Ingress": "#6b7280",
-    "Shared": "#0d9488",
-    "Preprocess": "#d97706",
-    "Encode": "#7c3aed",
-    "Generate": "#2563eb",
+    **dict.fromkeys(("admission_queue", "media_fetch"), "#6b7280"),
+    **dict.fromkeys(("processor_queue", "media_decode", "processor", "render"), "#d97706"),
+    **dict.fromkeys(("transfer_pixels", "encode_queue", "encode"), "#7c3aed"),
 }
-"""By the first part of the deployment's name."""
+"""A colour for each deployment's stages."""
+_GENERATE_COLOUR = "#2563eb"
 
 
-def as_text(trace: Trace, width: int) -> str:
+class TimedRequest(BaseModel):
+    """A request with its stage times: a line of the JSON log, an answer, or the event of a stream that has them. Only
+    the log has the fields from `request_id` on."""
+
+    stage_timings: StageTimings
+    response_id: str = Field("", validation_alias=AliasChoices("response_id", "id"))
+    model: str = ""
+    request_id: str = ""
+    method: str = ""
+    path: str = ""
+    status: int | None = None
+    code: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`start`: seconds after the request's arrival."""
+
+    stage: str
+    start: float
+    seconds: float
+
+
+def timed_request(text: str) -> TimedRequest | None:
+    """Returns the request of a JSON object, which may be a server-sent event; None if it has no stage times."""
+    try:
+        return TimedRequest.model_validate_json(text.removeprefix("data: "))
+    except ValidationError:
+        return None
+
+
+def bars(timings: StageTimings) -> list[Bar]:
+    """Places each stage in the request's time. The server reports how long a stage took, not when it began: the stages
+    up to `encode` follow each other from the arrival on, `render` beside them; the others end with the first token."""
+    seconds, first = timings.seconds, timings.time_to_first_token
+    starts, moment = {"first_decode": first, _DECODE: first}, 0.0
+    for stage in _ENCODING:
+        starts[stage] = moment
+        if stage != "render":
+            moment += seconds.get(stage, 0.0)
+    moment = first
+    for stage in reversed(_TO_FIRST_TOKEN):
+        moment -= seconds.get(stage, 0.0)
+        starts[stage] = max(0.0, moment)
+    drawn = [Bar(stage, starts[stage], seconds[stage]) for stage in WATERFALL if stage in seconds]
+    return [*drawn, *([Bar(_DECODE, first, timings.total - first)] if timings.total > first else [])]
+
+
+def as_text(request: TimedRequest, width: int) -> str:
     """Returns lines of at most `width` characters, if there is room for bars at all."""
-    names, numbered = _names(trace)
-    times = [_milliseconds(span.seconds) for span in trace.spans]
-    ends = [", ".join(filter(None, [_deployment(span), span.detail])) for span in trace.spans]
-    bar_width = max(_LEAST_BAR, width - _longest(names) - _longest(times) - _longest(ends) - 6)
-    begin, end = _extent(trace)
-    lines = [_title(trace), *_facts(trace), ""]
-    for span, name, time, told in zip(trace.spans, names, times, ends, strict=True):
-        bar = _bar(span, begin, end, bar_width)
-        lines.append(f"{name:{_longest(names)}}  {bar}  {time:>{_longest(times)}}  {told}".rstrip())
-    return "\n".join([*lines, *([""] if numbered else []), *numbered])
+    drawn, end = bars(request.stage_timings), _end(request)
+    names, times = [bar.stage for bar in drawn], [_milliseconds(bar.seconds) for bar in drawn]
+    bar_width = max(_LEAST_BAR, width - _longest(names) - _longest(times) - 4)
+    lines = [_title(request), _facts(request), ""]
+    for bar, time in zip(drawn, times, strict=True):
+        lines.append(f"{bar.stage:{_longest(names)}}  {_line(bar, end, bar_width)}  {time:>{_longest(times)}}")
+    return "\n".join(lines)
 
 
-def as_svg(trace: Trace) -> str:
-    """Returns an SVG document: a bar for each span, in its deployment's colour, on one axis of milliseconds."""
-    begin, end = _extent(trace)
-    names, numbered = _names(trace)
-    left = _MARGIN + _CHAR * max(12, _longest(names)) + 8
+def as_svg(request: TimedRequest) -> str:
+    """Returns an SVG document: a bar for each stage, in its deployment's colour, on one axis of milliseconds."""
+    rows, end = bars(request.stage_timings), _end(request)
+    left = _MARGIN + _CHAR * max(12, _longest([bar.stage for bar in rows])) + 8
     right = _WIDTH - _MARGIN - _CHAR * 10
-    bottom = _TOP + _ROW * len(trace.spans)
-    height = bottom + 16 * (len(numbered) + 1) + _MARGIN
+    bottom = _TOP + _ROW * len(rows)
+    height = bottom + 16 + _MARGIN
 
     def x(moment: float) -> float:
-        return left + (right - left) * (moment - begin) / (end - begin)
+        return left + (right - left) * moment / end
 
-    drawn = [_text(_MARGIN, 26, _title(trace), 'font-weight="bold"')]
-    drawn += [_text(_MARGIN, 44 + 16 * row, fact, _GREY) for row, fact in enumerate(_facts(trace))]
-    drawn += [_text(_MARGIN, bottom + 32 + 16 * row, line, _GREY) for row, line in enumerate(numbered)]
+    drawn = [_text(_MARGIN, 26, _title(request), 'font-weight="bold"'), _text(_MARGIN, 44, _facts(request), _GREY)]
     for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
-        at = x(begin + fraction * (end - begin))
+        at = x(fraction * end)
         drawn.append(f'<path d="M{at:.1f} {_TOP}V{bottom}" stroke="#e5e7eb"/>')
-        label = _milliseconds(fraction * (end - begin))
-        drawn.append(_text(at, bottom + 16, label, f'{_GREY} text-anchor="middle"'))
-    for row, (span, name) in enumerate(zip(trace.spans, names, strict=True)):
-        y, start, stop = _TOP + _ROW * row, x(span.started_at), x(span.started_at + span.seconds)
-        colour = _COLOURS.get(_deployment(span).partition("-")[0], "#111827")
-        opacity = "0.3" if span.stage in _WHOLES else "1"
-        told = ", ".join(filter(None, [name, _milliseconds(span.seconds), span.place, span.part, span.detail]))
-        drawn.append(_text(_MARGIN, y + 15, name))
+        drawn.append(_text(at, bottom + 16, _milliseconds(fraction * end), f'{_GREY} text-anchor="middle"'))
+    for row, bar in enumerate(rows):
+        y, start, stop = _TOP + _ROW * row, x(bar.start), x(bar.start + bar.seconds)
+        drawn.append(_text(_MARGIN, y + 15, bar.stage))
         drawn.append(
             f'<rect x="{start:.1f}" y="{y + 4}" width="{max(1.5, stop - start):.1f}" height="{_ROW - 8}" rx="2"'
-            f' fill="{colour}" fill-opacity="{opacity}"><title>{escape(told)}</title></rect>'
+            f' fill="{_COLOURS.get(bar.stage, _GENERATE_COLOUR)}"'
+            f' fill-opacity="{0.3 if bar.stage == _DECODE else 1}"><title>{bar.stage}</title></rect>'
         )
-        drawn.append(_text(max(stop, start + 1.5) + 5, y + 15, _milliseconds(span.seconds), 'fill="#374151"'))
+        drawn.append(_text(max(stop, start + 1.5) + 5, y + 15, _milliseconds(bar.seconds), 'fill="#374151"'))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
         ' font-family="ui-monospace, monospace" font-size="12">'
@@ -76,48 +121,28 @@ def as_svg(trace: Trace) -> str:
     )
 
 
-def _extent(trace: Trace) -> tuple[float, float]:
-    """Returns the first and the last moment that is drawn. Clocks of several nodes may differ, so a span may be outside
-    of its request."""
-    begin = min([trace.started_at, *(span.started_at for span in trace.spans)])
-    ends = [trace.started_at + trace.seconds, *(span.started_at + span.seconds for span in trace.spans)]
-    return begin, max(max(ends), begin + 1e-6)
+def _end(request: TimedRequest) -> float:
+    ends = [bar.start + bar.seconds for bar in bars(request.stage_timings)]
+    return max([request.seconds, request.stage_timings.total, *ends, 1e-6])
 
 
-def _title(trace: Trace) -> str:
-    how = f"{trace.status}" + (f" {trace.error}" if trace.error else "")
-    return f"{trace.method} {trace.path}  {how}  {_milliseconds(trace.seconds)}"
+def _title(request: TimedRequest) -> str:
+    what = f"{request.method} {request.path} {request.status or ''} {request.code}".strip()
+    return "  ".join(filter(None, [what, request.request_id, request.response_id, request.model]))
 
 
-def _facts(trace: Trace) -> list[str]:
-    return [
-        f"request {trace.request_id}  trace {trace.trace_id}",
-        f"{trace.model}: {trace.prompt_tokens} tokens of prompt, {trace.completion_tokens} of answer",
-    ]
+def _facts(request: TimedRequest) -> str:
+    timings = request.stage_timings
+    hits = timings.embedding_cache_hits + timings.processor_cache_hits
+    first, whole = _milliseconds(timings.time_to_first_token), _milliseconds(request.seconds or timings.total)
+    return f"first token after {first}, all after {whole}" + (f", {hits} items from the caches" if hits else "")
 
 
-def _bar(span: TraceSpan, begin: float, end: float, width: int) -> str:
-    """A span that is too short for a character has one nevertheless."""
-    scale = width / (end - begin)
-    first = min(width - 1, round((span.started_at - begin) * scale))
-    length = max(1, min(width - first, round(span.seconds * scale)))
-    return " " * first + (_FAINT if span.stage in _WHOLES else _BAR) * length + " " * (width - first - length)
-
-
-def _names(trace: Trace) -> tuple[list[str], list[str]]:
-    """Returns the name of each line, and lines that say what the numbers in these names stand for, if there are
-    several parts of the request to tell apart."""
-    numbers = {
-        part: number for number, part in enumerate(dict.fromkeys(span.part for span in trace.spans if span.part))
-    }
-    if len(numbers) < 2:
-        return [span.stage for span in trace.spans], []
-    names = [f"{span.stage} [{numbers[span.part]}]" if span.part else span.stage for span in trace.spans]
-    return names, [f"[{number}] {part}" for part, number in numbers.items()]
-
-
-def _deployment(span: TraceSpan) -> str:
-    return span.place.partition("#")[0]
+def _line(bar: Bar, end: float, width: int) -> str:
+    """Returns the bar among `width` characters. The shortest bar is one character long."""
+    first = min(width - 1, round(bar.start * width / end))
+    length = max(1, min(width - first, round(bar.seconds * width / end)))
+    return " " * first + (_FAINT if bar.stage == _DECODE else _FULL) * length + " " * (width - first - length)
 
 
 def _milliseconds(seconds: float) -> str:

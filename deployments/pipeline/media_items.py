@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,7 @@ class MediaItems:
     def _note(self, request: PipelineRequest, item: LoadedItem, trace: ItemTrace) -> None:
         request.trace.num_processor_cache_hits += trace.was_processed
         request.trace.num_embedding_cache_hits += trace.was_encoded
-        for one in trace.times:
-            request.trace.times.append(replace(one, part=item.source.field))
+        request.trace.times += trace.times
         if any(one.stage == "processor_queue" for one in trace.times):
             self._on_reply("preprocess")
         if trace.encoded_by is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
-from raylens.deployments.wire.stage_messages import WHOLES
+from raylens.deployments.wire.stage_messages import DECODE
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
 
@@ -40,7 +40,7 @@ def seconds_by_stage(times: Iterable[StageTime]) -> dict[str, float]:
     the slowest."""
     seconds: dict[str, float] = {}
     for one in times:
-        if one.stage not in WHOLES:
+        if one.stage != DECODE:
             seconds[one.stage] = max(one.seconds, seconds.get(one.stage, 0.0))
     return seconds
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from raylens.deployments.server_log import process_name
 from raylens.deployments.wire.piece_connection import PieceConnection
-from raylens.deployments.wire.stage_messages import GENERATE, GeneratedText
-from raylens.preprocess.schema import StageTime, Stopwatch
+from raylens.deployments.wire.stage_messages import GeneratedText
+from raylens.preprocess.schema import StageTime
 
 if TYPE_CHECKING:
     from raylens.llm.outputs import RequestOutput
@@ -16,7 +15,7 @@ class AnswerSender:
     """Sends the `num_answers` answers to call `number`, as `pieces_of` makes them of the engine's outputs.
 
     `first_times`: returns the stage times that go with the first piece. `record` makes spans of the stage times of each
-    piece. `watch` has been running since the call.
+    piece.
     """
 
     def __init__(
@@ -27,7 +26,6 @@ class AnswerSender:
         pieces_of: "Callable[[Sequence[RequestOutput]], list[GeneratedText]]",
         first_times: Callable[[], Sequence[StageTime]],
         record: Callable[[Sequence[StageTime]], None],
-        watch: Stopwatch,
     ) -> None:
         self._connection = connection
         self._number = number
@@ -35,7 +33,6 @@ class AnswerSender:
         self._pieces_of = pieces_of
         self._first_times: Callable[[], Sequence[StageTime]] | None = first_times
         self._record = record
-        self._watch = watch
 
     def receive(self, outputs: "list[RequestOutput]") -> bool:
         """Sends what `outputs`, the next ones of the engine, add, and returns whether that was all. Raises an output's
@@ -52,8 +49,6 @@ class AnswerSender:
             known += piece.times
             self._num_unfinished -= piece.finish_reason is not None
         is_last = self._num_unfinished == 0
-        if is_last:
-            pieces[-1].times.append(self._watch.read(GENERATE, process_name()))
         self._connection.send(self._number, pieces, is_last=is_last)
         if known:
             self._record(known)  # nobody waits for it

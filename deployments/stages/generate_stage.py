@@ -29,12 +29,12 @@ from raylens.deployments.stages.pieces import PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
 from raylens.deployments.stages.torch_setup import set_up_torch
 from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
-from raylens.deployments.wire.stage_messages import GENERATE, EmbeddingInfo, Heartbeat, UnrenderedPrompt
+from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.llm.config import EngineConfig
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ProcessedPrompt, StageTime, Stopwatch
+from raylens.preprocess.schema import ProcessedPrompt, StageTime
 
 if TYPE_CHECKING:
     from raylens.llm.engine import LLMEngine
@@ -135,8 +135,7 @@ class Generate(Replica):
         for one that has gone. Never give `context` by its name: Ray Serve's own function for calls by gRPC has such a
         parameter, too, and the call would fail.
         """
-        watch = Stopwatch()
-        with in_request(context), self._spans.span(GENERATE, context) as span:
+        with in_request(context), self._spans.span("generate", context) as span:
             lora = None if adapter is None else await self._find_adapter(adapter)
             connection = await self._connections.to(address.ingress)
             times: list[StageTime] = []
@@ -155,8 +154,7 @@ class Generate(Replica):
                 params.n,
                 pieces_of,
                 lambda: [*times, hand_over.transfer] if items else times,
-                partial(self._spans.record_within, span),
-                watch,
+                partial(self._spans.record, span.context),
             )
             arrival = time.perf_counter()
             await self._loop.run(

@@ -1,28 +1,29 @@
-"""The spans of this process, for OpenTelemetry. Where no collector is configured, nothing is made.
+"""The spans of this process, made by OpenTelemetry's SDK. Where no collector is configured, nothing is recorded.
 
-Stages measure their times anyway (`StageTime`). Spans are made of these figures afterwards, so that both agree, and
-nothing happens while a stage works. Only what others are children of begins as a span."""
+Stages measure their times anyway (`StageTime`). Their spans are made of these figures afterwards, so both agree, and
+nothing happens while a stage works. A span begins before its work only if it has children."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from opentelemetry import trace
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import Decision, Sampler
-from opentelemetry.trace import SpanKind, TraceFlags
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.server_log import FIELDS
-from raylens.deployments.tracing.records import Attribute, EndedSpan, OpenSpan, SpanRecord, StageSpans
 from raylens.preprocess.schema import StageTime
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
+Attribute = str | bool | int | float | Sequence[str]
+_SCOPE = "raylens"
+_NANOSECONDS = 10**9
 _W3C = TraceContextTextMapPropagator()
-_IDS = RandomIdGenerator()
 _MOST_CHARS = 512
 """W3C's limit of both headers."""
 
@@ -38,19 +39,44 @@ def trace_headers(values: Mapping[str, list[str]]) -> TraceHeaders:
     return {"traceparent": parents} | ({"tracestate": states} if sum(map(len, states)) <= _MOST_CHARS - 32 else {})
 
 
-class Spans:
-    """Makes the spans of this process. `collect`: takes the record of each span; without it none is made, and contexts
-    are only handed on. `sampler`: decides which requests are collected, with all that belongs to them. `flush`: sends
-    the records that wait to be sent."""
+class OpenSpan:
+    """A span that has not ended. `context`: what its children get. The default `span` records nothing."""
 
-    def __init__(
-        self,
-        collect: Callable[[SpanRecord], None] | None = None,
-        sampler: Sampler | None = None,
-        flush: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._collect = collect
-        self._sampler = sampler
+    def __init__(self, context: RequestContext, span: Span = INVALID_SPAN) -> None:
+        self.context = context
+        self._span = span
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._span.is_recording()
+
+    def rename(self, name: str) -> None:
+        self._span.update_name(name)
+
+    def describe(self, attributes: Mapping[str, Attribute]) -> None:
+        self._span.set_attributes(_encodable(attributes))
+
+    def link(self, other: RequestContext) -> None:
+        """Says that the work of another span is this one's, too."""
+        if other.is_sampled:
+            self._span.add_link(get_current_span(_parent(other)).get_span_context())
+
+    def note_error(self, error: BaseException, *, is_failure: bool = True) -> None:
+        """`is_failure`: whether the span failed; False for a client's mistake."""
+        message = _text(str(error))
+        self._span.record_exception(error, {"exception.message": message})
+        if is_failure:
+            self._span.set_status(StatusCode.ERROR, message)
+
+
+class Spans:
+    """Makes the spans of this process. `provider`: records them and decides which requests are traced; without it
+    contexts are only handed on. `flush`: sends the spans that wait to be sent."""
+
+    def __init__(self, provider: TracerProvider | None = None, flush: Callable[[], object] = lambda: None) -> None:
+        self._is_on = provider is not None
+        off = TracerProvider(sampler=ALWAYS_OFF, resource=Resource.get_empty(), shutdown_on_exit=False)
+        self._tracer = (provider or off).get_tracer(_SCOPE)
         self.flush = flush
 
     @contextmanager
@@ -58,65 +84,71 @@ class Spans:
         self, request_id: str, headers: TraceHeaders, name: str, attributes: Mapping[str, Attribute]
     ) -> Iterator[OpenSpan]:
         """A span for a request of a client that lasts as long as the block. It belongs to the client's trace if the
-        `headers` name one. A request that is not collected has the ids of a trace nevertheless."""
-        given = _W3C.extract(headers)
-        parent = trace.get_current_span(given).get_span_context()
-        trace_id, flags, parent_id = parent.trace_id, parent.trace_flags & TraceFlags.RANDOM_TRACE_ID, ""
-        if parent.is_valid:
-            parent_id = f"{parent.span_id:016x}"
-        else:
-            trace_id, flags = _IDS.generate_trace_id(), TraceFlags.RANDOM_TRACE_ID
-        state, own = parent.trace_state, dict(attributes)
-        if self._sampler is not None:
-            result = self._sampler.should_sample(given, trace_id, name, SpanKind.SERVER, attributes)
-            state, own = result.trace_state or state, {**own, **result.attributes}
-            flags |= TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else 0
-        traceparent = f"00-{trace_id:032x}-{_IDS.generate_span_id():016x}-{flags:02x}"
-        context = RequestContext(request_id, traceparent, state.to_header())
-        span = OpenSpan(context, context.is_sampled, name, parent_id, is_server=True, attributes=own)
+        `headers` name one. A request that is not recorded has the ids of a trace nevertheless."""
+        span = self._tracer.start_span(name, _W3C.extract(headers), SpanKind.SERVER, _encodable(attributes))
         try:
-            yield span
+            yield OpenSpan(_context_of(request_id, span), span)
         finally:
-            self._end(span)
+            span.end()
 
     @contextmanager
     def span(
         self, name: str, context: RequestContext, attributes: Mapping[str, Attribute] | None = None
     ) -> Iterator[OpenSpan]:
         """A span that lasts as long as the block, and fails with it."""
-        if self._collect is None or not context.is_sampled:
+        if not (self._is_on and context.is_sampled):
             yield OpenSpan(context)
             return
-        traceparent = f"{context.traceparent[:36]}{_IDS.generate_span_id():016x}{context.traceparent[52:]}"
-        own = RequestContext(context.request_id, traceparent, context.tracestate)
-        span = OpenSpan(own, True, name, context.span_id, attributes=dict(attributes or {}))
+        span = self._tracer.start_span(name, _parent(context), attributes=_encodable(attributes or {}))
+        own = OpenSpan(_context_of(context.request_id, span), span)
         try:
-            yield span
+            yield own
         except Exception as error:
-            span.note_error(error)
+            own.note_error(error)
             raise
         finally:
-            self._end(span)
-
-    def _end(self, span: OpenSpan) -> None:
-        if span.is_recorded and self._collect is not None:
-            self._collect(EndedSpan(span, time.time_ns()))
+            span.end()
 
     def record(
         self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
     ) -> None:
-        """Makes a span of each of the `times`, a child of the context's. It reads them later, so that they may not
-        change any more. The log has them, too, if it is to have all (`--log-level debug`)."""
+        """Makes a span of each of the `times`, a child of the context's. The log has them, too, with `--log-level
+        debug`."""
         _log(context, times)
-        if times and self._collect is not None and context.is_sampled:
-            self._collect(StageSpans(context, times, attributes or {}))
+        if not (times and self._is_on and context.is_sampled):
+            return
+        parent = _parent(context)
+        for one in times:
+            start = int(one.started_at * _NANOSECONDS)
+            span = self._tracer.start_span(one.stage, parent, attributes=attributes, start_time=start)
+            span.end(start + int(one.seconds * _NANOSECONDS))
 
-    def record_within(self, span: OpenSpan, times: Sequence[StageTime]) -> None:
-        """Makes a span of each of the `times`, a child of `span`, which has not ended. They are sent with it, which
-        costs less than `record`."""
-        _log(span.context, times)
-        if span.is_recorded:
-            span.times += times
+
+def _context_of(request_id: str, span: Span) -> RequestContext:
+    own = span.get_span_context()
+    if not own.is_valid:  # the operator has disabled the SDK, see `OTEL_SDK_DISABLED`
+        return RequestContext(request_id)
+    traceparent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+    return RequestContext(request_id, traceparent, own.trace_state.to_header())
+
+
+def _parent(context: RequestContext) -> Context:
+    return _W3C.extract({"traceparent": context.traceparent, "tracestate": context.tracestate})
+
+
+def _encodable(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    return {key: _encodable_value(value) for key, value in attributes.items()}
+
+
+def _encodable_value(value: Attribute) -> Attribute:
+    if isinstance(value, str):
+        return _text(value)
+    return [_text(one) for one in value] if isinstance(value, Sequence) else value
+
+
+def _text(text: str) -> str:
+    """Returns what a message can carry: an error's words may quote half a surrogate pair of a client's."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _log(context: RequestContext, times: Sequence[StageTime]) -> None:

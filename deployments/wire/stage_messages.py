@@ -13,10 +13,8 @@ from ray import ObjectRef
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
 
-ITEM, GENERATE, DECODE = "item", "generate", "decode"
-WHOLES = frozenset({ITEM, GENERATE, DECODE})
-"""Stage times that are no stages of the waterfall: of all that is done for an item, of a call of Generate as a whole,
-and of decoding from the first token to the last."""
+DECODE = "decode"
+"""The stage time from the first token to the last. It is a span, but no stage of the waterfall."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,9 @@ def ask_equal(doors: list[str], folder: Path) -> tuple[list[str], int]:
 
 
 def read(door: str, number: int, all_begun: threading.Barrier) -> str:
-    """Reads a long stream; returns `whole`, the message of its error event, or how else it ended."""
-    fields = {"max_tokens": 1900, "n": 8, "ignore_eos": True, "stream": True}
-    with post(f"{door}/v1/completions", {"model": "shapes", "prompt": f"Hello {number}", **fields}) as response:
+    """Reads a long stream; returns `whole`, the message of its error event, or `cut`."""
+    body = {"model": "shapes", "prompt": f"Hello {number}", "max_tokens": 1900, "n": 8, "ignore_eos": True}
+    with suppress(IncompleteRead), post(f"{door}/v1/completions", body | {"stream": True}) as response:
         lines = (line.decode().removeprefix("data: ").strip() for line in response)
         next(lines)
         if all_begun.wait() == 0:

@@ -44,7 +44,7 @@ def test_help_teaches() -> None:
     ):
         assert part in text
     text = run("trace", "--help").stdout
-    for part in ("X-Request-Id", "chatcmpl-", "--svg waterfall.svg", "--url", "--api-key", "docs/tracing.md"):
+    for part in ("X-Request-Id", "--log-format json", "--svg waterfall.svg", "--id", "docs/tracing.md"):
         assert part in text
     text = run("deploy", "--help").stdout
     for part in ("serve.yaml", "--host 0.0.0.0", "--timeout", "--no-wait", "Exits 1 when a stage does not start"):

@@ -22,6 +22,12 @@ CONTEXT = RequestContext("r-1", f"00-{TRACE_ID}-{PARENT_ID}-01")
 STAGES = {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
 
 
+def traced(*arguments: str, text: str | None = None) -> str:
+    """What `raylens trace` draws."""
+    command = [sys.executable, "-m", "raylens", "trace", *arguments]
+    return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
+
+
 def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Path) -> None:
     log = tmp_path / "log"
     arguments = ["serve", "--port", "0", "--log-format", "json", "--log-level", "debug"]
@@ -37,10 +43,10 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
     ):
         assert server.stdout is not None
         url = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+(?=/v1)", line)))
-        body: dict[str, Any] = {"model": "shapes", "max_tokens": 2}
+        body: dict[str, Any] = {"model": "shapes", "max_tokens": 2, "stage_timings": True}
         body["messages"] = [user_message("What?", encoded(disc("red")))]
         headers = {"x-request-id": "r-1", "traceparent": CONTEXT.traceparent}
-        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).raise_for_status()
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
         body["messages"] = [user_message("What?", encoded(disc("red"))[:-40])]
         httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-request-id": "r-2"}, timeout=60)
         wait_until(lambda: '"r-2"' in log.read_text())
@@ -59,8 +65,19 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
     assert access["level"] == "info"
     assert 0 < access["first_byte_seconds"] <= access["seconds"]
     assert access["bytes_in"] > 0 < access["bytes_out"]
+    told_timings = answer.json()["stage_timings"]
+    assert access["stage_timings"] == told_timings
+    assert {"admission_queue", "media_fetch", "processor", "encode", "prefill"} <= told_timings["seconds"].keys()
+    drawn, drawn_answer = traced(str(log), "--id", answer.json()["id"]), traced(text=answer.text)
+    assert "POST /v1/chat/completions 200  r-1" in drawn
+    assert drawn.splitlines()[3:] == traced(str(log), "--id", "r-1").splitlines()[3:]
+    stages = [line.split()[0] for line in drawn.splitlines()[3:]]
+    assert stages == [line.split()[0] for line in drawn_answer.splitlines()[3:]]
+    assert {*told_timings["seconds"], "decode"} == {*stages}
     (refused,) = [line for line in lines if line.get("request_id") == "r-2" and "status" in line]
     assert (refused["status"], refused["stage"], refused["code"]) == (400, "ingress", "invalid_image")
+    assert {"admission_queue", "media_fetch"} <= refused["stage_timings"]["seconds"].keys()
+    assert "400 invalid_image" in traced(str(log), "--id", "r-2")
 
 
 def record_of(message: str, *, extra: dict[str, Any] | None = None, error: Exception | None = None) -> Any:

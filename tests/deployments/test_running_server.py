@@ -11,7 +11,7 @@ import pytest
 from raylens.deployments.operator.running_server import KEY_VARIABLE, NoAnswerError, RunningServer, add_server_options
 from tests.stub_server import Answer, StubServer
 
-PATH = "/v1/traces/r"
+PATH = "/metrics"
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
             "model": checkpoint,
             "served_model_name": "small",
             "further_models": [{"model": checkpoint, "served_model_name": "inline", "encoder": "inline"}],
-            "tracing": {"endpoint": f"http://127.0.0.1:{PORT}"},
+            "tracing": {"endpoint": f"http://127.0.0.1:{PORT}", "sample_ratio": 1},
         }
     )
 
@@ -204,60 +204,13 @@ def test_what_programs_ask_every_few_seconds_has_no_trace(app_url: str, collecto
     assert {span.trace_id for span in collector.spans} == {span.trace_id for span in roots}
 
 
-def trace_of(url: str, request_id: str, **headers: str) -> httpx.Response:
-    """What the server tells of a request, which it keeps as soon as it has ended."""
-    found: list[httpx.Response] = []
-
-    def is_known() -> bool:
-        found[:] = [httpx.get(f"{url}/v1/traces/{request_id}", headers=headers)]
-        return found[0].status_code == 200
-
-    wait_until(is_known)
-    return found[0]
-
-
-def test_the_server_keeps_what_it_measured_of_a_request(app_url: str) -> None:
-    asked = Asked(app_url, large_picture(60, SIDE), headers={"x-request-id": "kept-60"}, request_id="my-own")
-    answer_id = asked.response.json()["id"]
-    told = trace_of(app_url, "kept-60").json()
-    assert told == trace_of(app_url, answer_id).json() == trace_of(app_url, "my-own").json()
-    assert (told["request_id"], told["trace_id"], told["status"]) == ("kept-60", asked.trace_id, 200)
-    seconds: dict[str, float] = {}
-    for span in told["spans"]:
-        seconds[span["stage"]] = max(span["seconds"], seconds.get(span["stage"], 0.0))
-        assert told["started_at"] - 0.002 <= span["started_at"]
-        assert span["started_at"] + span["seconds"] <= told["started_at"] + told["seconds"] + 0.002
-    assert {stage: seconds[stage] for stage in asked.seconds} == asked.seconds
-    assert seconds.keys() - asked.seconds.keys() == {"item", "generate", "decode"}
-    (encode,) = [span for span in told["spans"] if span["stage"] == "encode"]
-    assert encode["part"] == "messages[0].content[0].image_url"
-    assert encode["place"].startswith("Encode#")
-    assert [span["started_at"] for span in told["spans"]] == sorted(span["started_at"] for span in told["spans"])
-
-
-def test_a_request_that_failed_is_kept_with_its_error(app_url: str) -> None:
-    asked = Asked(app_url, encoded(disc("blue"))[:-40], headers={"x-request-id": "failed-1"})
-    told = trace_of(app_url, "failed-1").json()
-    assert (told["status"], told["error"]) == (400, asked.response.json()["error"]["code"])
-    assert "media_fetch" in {span["stage"] for span in told["spans"]}
-
-
-def test_a_stream_whose_client_leaves_is_kept_as_such(app_url: str, collector: Collector) -> None:
+def test_a_client_that_leaves_is_no_failure(app_url: str, collector: Collector) -> None:
     question = {"model": "small", "messages": [user_message("What?")]}
     body = question | {"stream": True, "max_tokens": 4000, "ignore_eos": True}
-    headers = {"x-request-id": "left-1"}
-    with httpx.stream("POST", f"{app_url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", f"{app_url}/v1/chat/completions", json=body, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         next(answer.iter_lines())
         trace_id = answer.headers["traceparent"].split("-")[1]
-    assert trace_of(app_url, "left-1").json()["trace_id"] == trace_id
     wait_until(lambda: {"generate"} < {span.name for span in collector.of_trace(trace_id)})
     (generate,) = [span for span in collector.of_trace(trace_id) if span.name == "generate"]
-    assert generate.status == 0, "to leave is no failure"
-
-
-def test_prompts_of_one_request_are_told_apart(app_url: str) -> None:
-    body = {"model": "small", "prompt": ["one", "two"], "max_tokens": 2}
-    httpx.post(f"{app_url}/v1/completions", json=body, headers={"x-request-id": "two-prompts"}).raise_for_status()
-    spans = trace_of(app_url, "two-prompts").json()["spans"]
-    assert {span["part"] for span in spans if span["stage"] == "prefill"} == {"prompt 0", "prompt 1"}
+    assert generate.status == 0

@@ -4,16 +4,18 @@ import socket
 import time
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from raylens.deployments.config import TracingConfig
 from raylens.deployments.launch.local_cluster import free_port
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.deployments.tracing.export import is_configured, spans_of
-from raylens.deployments.tracing.otlp import export_request
-from raylens.deployments.tracing.records import Attribute, SpanRecord
-from raylens.deployments.tracing.spans import Spans, trace_headers
+from raylens.deployments.tracing.spans import Attribute, Spans, trace_headers
 from raylens.preprocess.schema import StageTime
 from tests.otlp_collector import Received, collecting, received
 from tests.waiting import wait_until
@@ -22,19 +24,26 @@ TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
 SAMPLED = RequestContext("r", f"00-{TRACE_ID}-{SPAN_ID}-01", "vendor=1")
 UNSAMPLED = RequestContext("r", f"00-{TRACE_ID}-{SPAN_ID}-00")
 HEADERS = {"traceparent": [SAMPLED.traceparent], "tracestate": ["vendor=1"]}
-VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL")
+VARIABLES = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    "OTEL_TRACES_SAMPLER",
+)
 
 
 class Recorded:
     """Spans, and what became of them."""
 
     def __init__(self, ratio: float = 1.0) -> None:
-        self._records: list[SpanRecord] = []
-        self.spans = Spans(self._records.append, ParentBasedTraceIdRatio(ratio))
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.spans = Spans(provider)
 
     @property
     def ended(self) -> list[Received]:
-        return received(export_request(self._records, {"service.name": "raylens"}), host="")
+        return received(encode_spans(self._exporter.get_finished_spans()), host="")
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +54,11 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stage_time_becomes_a_span_of_the_same_moments() -> None:
     recorded = Recorded()
-    recorded.spans.record(SAMPLED, [StageTime("encode", 1_795_690_140.25, 0.125, detail="seen")], {"n": 2})
+    recorded.spans.record(SAMPLED, [StageTime("encode", 1_795_690_140.25, 0.125)], {"n": 2})
     (span,) = recorded.ended
     assert (span.name, span.seconds) == ("encode", 0.125)
     assert span.start == pytest.approx(1_795_690_140.25, abs=1e-6)
-    assert span.attributes == {"n": 2, "raylens.detail": "seen"}
+    assert span.attributes == {"n": 2}
     assert (span.trace_id, span.parent_id, span.tracestate) == (TRACE_ID, SPAN_ID, "vendor=1")
     assert len(span.span_id) == 16
 
@@ -61,7 +70,7 @@ def test_children_hang_below_a_span_that_fails_with_its_block() -> None:
     def fail() -> None:
         with recorded.spans.span("item", SAMPLED) as span:
             contexts.append(span.context)
-            recorded.spans.record_within(span, [StageTime("encode", 1.0, 1.0)])
+            recorded.spans.record(span.context, [StageTime("encode", 1.0, 1.0)])
             raise ZeroDivisionError("no")
 
     with pytest.raises(ZeroDivisionError):
@@ -69,7 +78,7 @@ def test_children_hang_below_a_span_that_fails_with_its_block() -> None:
     (context,) = contexts
     assert (context.request_id, context.trace_id, context.tracestate) == ("r", TRACE_ID, "vendor=1")
     assert context.span_id != SPAN_ID
-    item, child = recorded.ended
+    child, item = recorded.ended
     assert (child.parent_id, item.span_id) == (context.span_id, context.span_id)
     assert (child.status, item.status) == (0, Status.STATUS_CODE_ERROR)
     assert item.events == ["exception"]
@@ -83,7 +92,6 @@ def test_what_nobody_collects_is_not_made(context: RequestContext) -> None:
         span.describe({"a": 1})
         span.link(SAMPLED)
         recorded.spans.record(context, [StageTime("encode", 1.0, 1.0)])
-        recorded.spans.record_within(span, [StageTime("encode", 1.0, 1.0)])
     assert recorded.ended == []
 
 
@@ -98,6 +106,12 @@ def test_without_a_collector_a_request_has_the_ids_of_a_trace_nevertheless() -> 
         assert span.context.span_id != SPAN_ID
 
 
+def test_where_the_sdk_is_disabled_a_request_has_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with Spans().root("r", {}, "POST", {}) as span:
+        assert span.context == RequestContext("r")
+
+
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_the_ratio_decides_where_the_client_has_not(ratio: float) -> None:
     recorded = Recorded(ratio)
@@ -105,6 +119,24 @@ def test_the_ratio_decides_where_the_client_has_not(ratio: float) -> None:
         assert span.context.is_sampled == bool(ratio)
     with recorded.spans.root("r", HEADERS, "POST", {}) as span:
         assert span.context.is_sampled, "its client has decided"
+
+
+def test_a_tenth_of_the_requests_is_traced_where_nothing_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+
+    def share(ratio: float | None = None) -> float:
+        spans = spans_of(TracingConfig(endpoint=endpoint, sample_ratio=ratio), "Encode#1")
+        sampled = 0
+        for _ in range(1000):
+            with spans.root("r", {}, "POST", {}) as span:
+                sampled += span.context.is_sampled
+        return sampled / 1000
+
+    assert share() == pytest.approx(0.1, abs=0.05)
+    assert share(0.0) == 0
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_on")
+    assert share() == 1
+    assert share(0.0) == 0, "the setting goes before the variable"
 
 
 def test_what_a_message_cannot_carry_costs_no_other_span() -> None:

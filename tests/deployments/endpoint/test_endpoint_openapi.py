@@ -31,7 +31,6 @@ def test_every_route_is_described(app_url: str) -> None:
         "/v1/files": ["get", "post"],
         "/v1/files/{file_id}": ["delete", "get"],
         "/v1/files/{file_id}/content": ["get"],
-        "/v1/traces/{request_id}": ["get"],
         "/tokenize": ["post"],
         "/detokenize": ["post"],
         "/render": ["post"],

@@ -10,8 +10,7 @@ from ray.serve._private import constants
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from raylens.deployments.endpoint.guarded_streams import middlewares
-from raylens.deployments.endpoint.request_headers import RequestHeaders
+from raylens.deployments.endpoint.request_headers import RequestHeaders, middlewares
 
 ID = "x-request-id"
 DROPPED = [
@@ -67,7 +66,7 @@ async def test_any_other_request_has_a_new_one(sent: list[str]) -> None:
 
 def test_ray_serve_is_given_the_middleware() -> None:
     given: list[object] = [one.cls for one in middlewares()]
-    assert RequestHeaders in given
+    assert given == [RequestHeaders]
 
 
 # Ray Serve's source

@@ -19,7 +19,6 @@ from raylens.deployments.item_store.messages import (
     CallMethod,
     Close,
     Failed,
-    KeepTrace,
     Pending,
     Remember,
     Result,
@@ -71,7 +70,6 @@ PLAIN_MESSAGES = st.one_of(
     st.builds(CallMethod, NUMBERS, TEXTS, st.lists(JSON, max_size=3)),
     st.builds(Close, NUMBERS),
     st.builds(Remember, TEXTS, TEXTS, TEXTS),
-    st.builds(KeepTrace, TEXTS, TEXTS, st.binary(max_size=20)),
     st.builds(Result, NUMBERS, st.lists(st.builds(Upload, TEXTS, TEXTS, TEXTS, *[NUMBERS] * 3), max_size=2)),
 )
 MESSAGES = PLAIN_MESSAGES | st.one_of(

@@ -70,12 +70,12 @@ class Maker(ItemMaker):
         return StoredItem(nothing, nothing), 1
 
 
-async def details_of(*orders: ItemOrder) -> list[str]:
-    """What the time of the whole says of each order's item, of orders that come together."""
+async def origins_of(*orders: ItemOrder) -> list[str]:
+    """Where the item of each order comes from, of orders that come together."""
     nothing: Any = None
     maker = Maker(SharedConfig(embedding_cache_bytes=0), {}, nothing, ItemMetrics(), Spans())
     made = await asyncio.gather(*(maker.embeddings_of(one, lambda _: None) for one in orders), return_exceptions=True)
-    return ["" if isinstance(one, BaseException) else one.trace.times[-1].detail for one in made]
+    return ["" if isinstance(one, BaseException) else one.trace.origin for one in made]
 
 
 def named(request_id: str, *, content: bytes | None = b"content") -> ItemOrder:
@@ -83,11 +83,11 @@ def named(request_id: str, *, content: bytes | None = b"content") -> ItemOrder:
 
 
 async def test_who_joins_another_s_work_is_told_whose_it_is() -> None:
-    assert await details_of(named("a"), named("b"), named("c")) == [""] + ["made for request a"] * 2
+    assert await origins_of(named("a"), named("b"), named("c")) == [""] + ["made for request a"] * 2
 
 
 async def test_who_does_the_work_after_another_s_failure_did_it_itself() -> None:
-    assert await details_of(named("a", content=None), named("b")) == ["", ""]
+    assert await origins_of(named("a", content=None), named("b")) == ["", ""]
 
 
 async def test_who_joins_work_after_another_s_failure_is_told_whose_it_is() -> None:
@@ -98,7 +98,7 @@ async def test_who_joins_work_after_another_s_failure_is_told_whose_it_is() -> N
     with pytest.raises(ContentMissingError):
         await first
     third = await maker.embeddings_of(named("c"), lambda _: None)
-    assert [one.trace.times[-1].detail for one in (await second, third)] == ["", "made for request b"]
+    assert [one.trace.origin for one in (await second, third)] == ["", "made for request b"]
 
 
 @dataclass(frozen=True)

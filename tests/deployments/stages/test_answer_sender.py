@@ -14,7 +14,7 @@ from raylens.deployments.wire.private_port import PrivatePort, Reader, Writer
 from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.sequence import FinishReason, SequenceTimes
-from raylens.preprocess.schema import InvalidRequestError, StageTime, Stopwatch
+from raylens.preprocess.schema import InvalidRequestError, StageTime
 from tests.waiting import until
 
 
@@ -64,7 +64,7 @@ async def test_one_message_brings_an_ingress_all_that_a_step_gave() -> None:
     loop: EngineLoop[RequestOutput] = EngineLoop(engine, name="test", step_timeout_s=10)
 
     async def call(number: int) -> None:
-        sender = AnswerSender(connection, number, 1, pieces_of, list, lambda _: None, Stopwatch())
+        sender = AnswerSender(connection, number, 1, pieces_of, list, lambda _: None)
         await loop.run(str(number), lambda id_: engine.request_ids.append(id_), sender.receive)
 
     await asyncio.gather(*(call(number) for number in range(5)))
@@ -94,7 +94,7 @@ class Sent:
 
         first_times = [StageTime("render", 0.0, 1.0)]
         connection: Any = self
-        return AnswerSender(connection, 3, num_answers, pieces_of, lambda: first_times, record, Stopwatch())
+        return AnswerSender(connection, 3, num_answers, pieces_of, lambda: first_times, record)
 
 
 def test_a_call_ends_with_the_last_of_its_answers() -> None:
@@ -110,14 +110,14 @@ def test_a_call_ends_with_the_last_of_its_answers() -> None:
     ]
 
 
-def test_the_first_piece_has_the_times_before_it_and_the_last_one_that_of_the_call() -> None:
+def test_the_first_piece_has_the_times_before_it() -> None:
     sent = Sent()
     sender = sent.sender()
     sender.receive([output("a")])
     sender.receive([output("a")])
     sender.receive([output("a", is_last=True)])
     stages = [[time.stage for piece in pieces for time in piece.times] for _, pieces, _ in sent.sent]
-    assert stages == [["render"], [], ["generate"]]
+    assert stages == [["render"], [], []]
     assert [one for one in sent.recorded if one] == [["render"]]  # the call has a span of its own
 
 
