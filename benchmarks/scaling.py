@@ -30,9 +30,9 @@ from ray import serve
 
 from benchmarks.document import at_most, publish, this_machine
 from raylens.checkpoints import BUNDLED_MODEL
-from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT
 from raylens.preprocess.data_url import data_url
 from tests.background import Background
 

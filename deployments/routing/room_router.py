@@ -30,7 +30,7 @@ from typing import Any
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from raylens.deployments.routing.calls_ahead import NOT_ASKED, ReplicaForCallsAhead
+from raylens.deployments.ray_internals.calls_ahead import NOT_ASKED, ReplicaForCallsAhead
 
 BALANCE_FACTOR = 1.25
 MIN_BOUND = 4
