@@ -70,8 +70,8 @@ def rewrite(config: str, *, max_open_files: int, host: str | None, pages: Mappin
 
     Raises UnknownConfigurationError if a line that has to change is missing.
     """
-    wanted = _CONNECTIONS.search(config)
-    limits = ConnectionLimits.within(int(wanted[1]) if wanted else 0, max_open_files)
+    connections = _CONNECTIONS.search(config)
+    limits = ConnectionLimits.within(int(connections[1]) if connections else 0, max_open_files)
     sections = [_rewritten(one, limits, host, pages) for one in _SECTION.split(config)]
     names = [section.split("\n", 1)[0].split() for section in sections]
     for wanted in (["global"], ["defaults"], ["frontend", "http_frontend"], ["backend", "default_backend"]):

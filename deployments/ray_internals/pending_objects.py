@@ -5,7 +5,8 @@ private methods for references to the next objects, whether they exist or not.
 
 Needed: a reference to the embeddings goes to Generate while Encode still computes them.
 
-Test: `tests/deployments/ray_internals/test_pending_objects.py`.
+Test: `tests/deployments/ray_internals/test_on_ray.py`, `test_references_to_objects_come_before_the_objects`;
+`tests/deployments/ray_internals/test_pending_objects.py` has the failures.
 
 Way back: a fixed number of results of a streaming call (ray-project/ray#46934, open). ray-project/ray#62741 brought the
 private methods, and #65243 (open) would use them in Ray Serve."""

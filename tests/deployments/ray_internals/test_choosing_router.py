@@ -53,7 +53,7 @@ def test_ray_asks_by_the_method_that_is_replaced() -> None:
 
 async def test_a_replica_that_is_asked_tells_its_load() -> None:
     made = router()
-    await made.probe(Replica(), 0)  # type: ignore[arg-type]
+    await made.probe(Replica(), 0)
     assert made.replica_queue_len_cache.get(Replica.replica_id) == 3
 
 

@@ -56,8 +56,8 @@ def test_ray_reads_the_variable(name: str) -> None:
 
 def test_ray_serve_understands_the_values() -> None:
     code = f"from ray.serve._private import constants as c; print([getattr(c, n) for n in {[*VALUES]}])"
-    done = subprocess.run([sys.executable, "-c", code], env=ALL | environment.RAY_ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str([*VALUES.values()])
+    told = subprocess.check_output([sys.executable, "-c", code], env=ALL | environment.RAY_ENVIRONMENT, text=True)
+    assert told.strip() == str([*VALUES.values()])
 
 
 def test_only_this_process_has_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
