@@ -7,7 +7,6 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from raylens.deployments.cluster.start_worker import FORKED
 from raylens.deployments.cluster.worker_template import NUM_THREADS
 from raylens.deployments.config import (
     AppConfig,
@@ -22,6 +21,7 @@ from raylens.deployments.deployment_versions import versioned
 from raylens.deployments.endpoint.ingress import REQUESTS, Ingress
 from raylens.deployments.item_store.store import SharedState
 from raylens.deployments.placement import reserved
+from raylens.deployments.ray_internals.start_worker import FORKED
 from raylens.deployments.routing.prefix_router import prefix_routing
 from raylens.deployments.routing.room_router import rendezvous_routing
 from raylens.deployments.routing.work_scaling import scaling

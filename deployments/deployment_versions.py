@@ -3,18 +3,14 @@
 By itself Ray Serve gives all deployments one version, a hash of the whole file: any other argument would start every
 stage anew, load every model and empty every cache. Here a deployment's version is a hash of the settings that its
 replicas read. Settings of scaling and limits of calls, which only Ray Serve reads, are part of no version: Ray Serve
-applies them to the replicas that run.
-
-This replaces a private class of Ray, which is pinned; the tests run a real cluster."""
+applies them to the replicas that run."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import PrivateAttr
 from ray import serve
-from ray.serve._private.config import DeploymentConfig
 
 from raylens.deployments.config import (
     AppConfig,
@@ -24,6 +20,7 @@ from raylens.deployments.config import (
     PreprocessConfig,
     SharedConfig,
 )
+from raylens.deployments.ray_internals.deployment_version import with_version
 
 _Excluded = Mapping[str, Any]
 """What is left out of settings, in pydantic's form."""
@@ -100,11 +97,7 @@ _INLINE: Mapping[str, _Excluded] = {"Generate": {**_DOES_NOT_CONCERN["Generate"]
 
 def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployment:
     """Returns the deployment with the version that the settings give it."""
-    config_of_ray = deployment._deployment_config
-    own = _VersionedConfig.model_construct(config_of_ray.model_fields_set, **dict(config_of_ray))
-    own._own_version = version_of(deployment.name, config)
-    deployment._deployment_config = own
-    return deployment
+    return with_version(deployment, version_of(deployment.name, config))
 
 
 def version_of(name: str, config: AppConfig) -> str:
@@ -114,14 +107,3 @@ def version_of(name: str, config: AppConfig) -> str:
     excluded: Any = ({} if config.encoder == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)
     return hashlib.sha256(json.dumps(concerning, sort_keys=True).encode()).hexdigest()[:32]
-
-
-class _VersionedConfig(DeploymentConfig):
-    """Ray Serve's options of a deployment, which keep their own version when Ray Serve sets another on the way to its
-    controller."""
-
-    _own_version: str = PrivateAttr()
-
-    def to_proto(self) -> Any:
-        self.version = self._own_version
-        return super().to_proto()

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
+from raylens.deployments.ray_internals import log_fields
 from raylens.deployments.request_context import note_ids
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -24,8 +25,8 @@ LEVEL_VARIABLE = "RAYLENS_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
 FORMAT_VARIABLE = "RAYLENS_LOG_FORMAT"
 TEXT, JSON = FORMATS = ("text", "json")
-FIELDS = "ray_serve_extra_fields"
-"""A log record's own fields for JSON: `extra={FIELDS: {...}}`. Ray's JSON has them, too, by this name of theirs."""
+FIELDS = log_fields.ATTRIBUTE
+"""A log record's own fields for JSON: `extra={FIELDS: {...}}`. Ray's JSON has them, too."""
 
 _SERVE_LOGGER = "ray.serve"
 _IDS = ("request_id", "trace_id", "span_id")
@@ -72,10 +73,14 @@ def stacks_descriptor() -> int:
 def process_name() -> str:
     """Returns the name of this replica: its deployment's, a #, and what tells it from others. Nothing outside of Ray
     Serve."""
-    from ray.serve.context import _get_internal_replica_context
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
 
-    context = _get_internal_replica_context()
-    return "" if context is None else f"{context.deployment}#{context.replica_id.unique_id}"
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return ""
+    return f"{context.deployment}#{context.replica_tag}"
 
 
 def ray_logging() -> dict[str, str]:

@@ -15,8 +15,8 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from raylens.deployments.cluster.haproxy import haproxy_environment
-from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from raylens.deployments.config import AppConfig
+from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
 FILES = ("cluster.yaml", "clusters/aws.yaml", "clusters/local.yaml")

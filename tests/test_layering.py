@@ -1,10 +1,13 @@
 """One direction of imports. cpu_kernels lies at the bottom, and modeling on it. preprocess, encoder and llm are plain
 libraries on modeling, and deployments is the only package above them. planning imports none of them, and of deployments
-only the command line imports planning. In deployments each room imports from those below it, see ROOMS."""
+only the command line imports planning. In deployments each room imports from those below it, see ROOMS. Only its room
+ray_internals uses Ray's private parts."""
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,8 +30,26 @@ ROOMS = (
     *("routing", "wire", "stages", "item_store", "pipeline", "api", "operator", "endpoint", "cluster", "app", "launch"),
 )
 """The rooms of deployments from the bottom to the top. `app` is the files beside them, but for the GROUND."""
-GROUND = ("config", "loop_watchdog", "metrics", "replica_start", "request_context", "server_log", "tracing")
-"""Files and two folders of deployments that every room may import, and that import none."""
+GROUND = (
+    *(
+        "config",
+        "loop_watchdog",
+        "metrics",
+        "replica_start",
+        "request_context",
+        "server_log",
+        "session_folder",
+        "tracing",
+    ),
+    "ray_internals",
+)
+"""Files and folders of deployments that every room may import, and that import none."""
+_RAY_INTERNALS = "deployments.ray_internals"
+_DOCUMENTED_VARIABLES = ("RAY_AUTH_",)
+"""How Ray's environment variables begin that its documentation names."""
+_OF_PROMETHEUS_CLIENT = frozenset({"_sum", "_buckets", "_upper_bounds"})
+_PARTS = ("Ray 2.60:", "Needed:", "Test:", "Way back:")
+"""What the docstring of each file in ray_internals tells, in this order."""
 _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = (
     "modeling.context_length",
@@ -116,6 +137,55 @@ def room_violations(module: str, source: str) -> list[str]:
     return found
 
 
+def private_parts_of_ray(source: str, own_names: Collection[str] = ()) -> list[str]:
+    """What the source uses of Ray's private parts, as far as it can be seen. `own_names`: the names with an underscore
+    that Raylens has defined; no other object than Ray's has any others."""
+    tree = ast.parse(source)
+    of_ray = {alias.asname or alias.name for node in _imports_of_ray(tree) for alias in node.names}
+    own = {*own_names, *underscore_names(source)}
+    found = [f"{node.module}.{alias.name}" for node in _imports_of_ray(tree) for alias in node.names]
+    found += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    found = [name for name in found if name.startswith("ray.") and _is_private_path(name)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_underscore(node.attr) and node.attr not in own:
+            found.append(node.attr)
+        elif isinstance(node, ast.keyword) and _is_underscore(node.arg or "") and node.arg not in own:
+            found.append(str(node.arg))
+        elif isinstance(node, ast.ClassDef):
+            found += [f"subclass of {base}" for base in map(ast.unparse, node.bases) if base in of_ray]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"RAY_\w+", node.value):
+            found += [] if node.value.startswith(_DOCUMENTED_VARIABLES) else [node.value]
+    return found
+
+
+def underscore_names(source: str) -> set[str]:
+    """The names with an underscore that the source defines: functions, classes, variables, and attributes of self."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return {name for name in names if _is_underscore(name)}
+
+
+def _imports_of_ray(tree: ast.AST) -> Iterator[ast.ImportFrom]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ray":
+            yield node
+
+
+def _is_private_path(name: str) -> bool:
+    return any(part == "generated" or _is_underscore(part) for part in name.split("."))
+
+
+def _is_underscore(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
@@ -150,6 +220,63 @@ def test_no_room_imports_from_one_above_it(path: Path) -> None:
 )
 def test_a_violation_of_the_rooms_is_seen(module: str, source: str) -> None:
     assert len(room_violations(module, source)) == 1
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deployments").rglob("*.py")), ids=module_name)
+def test_private_parts_of_ray_are_used_in_their_room_only(path: Path) -> None:
+    name = module_name(path)
+    if name.startswith(_RAY_INTERNALS):
+        others = [module for module in imported_modules(path.read_text()) if package_of(module) in PACKAGES]
+        assert [module for module in others if not module.startswith(_RAY_INTERNALS)] == []
+    else:
+        known = own_underscore_names() | _OF_PROMETHEUS_CLIENT
+        assert private_parts_of_ray(path.read_text(), known) == []
+
+
+@cache
+def own_underscore_names() -> frozenset[str]:
+    files = (ROOT / "deployments").rglob("*.py")
+    rooms = (path for path in files if not module_name(path).startswith(_RAY_INTERNALS))
+    return frozenset(name for path in rooms for name in underscore_names(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ray._private.worker import global_worker",
+        "def f():\n    import ray.serve._private.router",
+        "from ray.core.generated.common_pb2 import Address",
+        "from ray.serve.context import _get_global_client",
+        "import ray\nray._private.worker",
+        "handle.options(_by_reference=False)",
+        "response._replica_result_future.cancel()",
+        "deployment._deployment_config = None",
+        "from ray.serve.request_router import RequestRouter\nclass Own(RequestRouter):\n    pass",
+        'os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"',
+    ],
+)
+def test_a_private_part_of_ray_is_seen(source: str) -> None:
+    assert len(private_parts_of_ray(source)) == 1
+
+
+def test_what_is_public_of_ray_is_no_private_part() -> None:
+    source = "from ray.serve.handle import DeploymentHandle\nclass Own:\n    def _f(self): self._g = self._f()"
+    assert private_parts_of_ray(source) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "deployments/ray_internals").glob("[!_]*.py")), ids=lambda path: path.stem
+)
+def test_a_file_of_ray_internals_says_what_it_is_for_and_what_tests_it(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    starts = [docstring.find(f"\n\n{part}") for part in _PARTS]
+    assert -1 not in starts
+    assert starts == sorted(starts)
+    test_part = docstring[starts[2] : starts[3]]
+    files = [ROOT / name for name in re.findall(r"`(tests/\S+\.py)`", test_part)]
+    assert files
+    texts = "".join(file.read_text() for file in files)
+    assert [name for name in re.findall(r"`(test_\w+)`", test_part) if f"def {name}(" not in texts] == []
 
 
 def test_every_folder_of_deployments_is_a_room() -> None:

@@ -2,7 +2,8 @@
 
 import resource
 
-from raylens.deployments.cluster.haproxy import MAX_CONNECTIONS, ConnectionLimits
+from raylens.deployments.cluster.haproxy import MAX_CONNECTIONS
+from raylens.deployments.ray_internals.haproxy_config import ConnectionLimits
 
 _ENOUGH = 2**16
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from raylens.deployments.cluster.late_signals import signals_later
-from raylens.deployments.cluster.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
+from raylens.deployments.ray_internals.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
 from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
 from raylens.deployments.stages.torch_setup import prepare_torch
 

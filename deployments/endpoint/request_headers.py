@@ -1,33 +1,19 @@
 """ASGI middleware in front of Ray Serve's own code: clients give no orders to Ray Serve.
 
-Ray Serve reads headers before the gate does. They let anybody shorten a request's time, route it, or have the server
-go on with it after its client has left, and one with a byte beyond ASCII ends the request with a bare 500 that no log
-has. So Ray Serve sees none of them but the request's id, in the form that the log has.
-
-Ray Serve installs the middleware: see `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in
-`deployments/cluster/ray_environment.py`."""
+Ray Serve reads headers before the gate does (`deployments/ray_internals/http_headers.py`). It sees none of them but the
+request's id, in the form that the log has. Ray Serve installs the middleware: see
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in `deployments/ray_internals/environment.py`."""
 
 import re
 import uuid
 
-from ray.serve._private.constants import (
-    SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
-    SERVE_HTTP_REQUEST_ID_HEADER,
-    SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
-    SERVE_MULTIPLEXED_MODEL_ID,
-    SERVE_SESSION_ID,
-)
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
+from raylens.deployments.ray_internals import http_headers
+
+REQUEST_ID = http_headers.REQUEST_ID.encode()
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OF_RAY_SERVE = (
-    SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
-    SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
-    SERVE_MULTIPLEXED_MODEL_ID,
-    SERVE_SESSION_ID,
-)
 _TRACE_CONTEXT = frozenset({b"traceparent", b"tracestate"})
 """Ray Serve reads these where an operator has it send traces."""
 
@@ -69,4 +55,4 @@ def _normalised(name: bytes) -> bytes:
     return name.lower().replace(b"_", b"-")
 
 
-_DROPPED = frozenset(_normalised(name.encode()) for name in (*_OF_RAY_SERVE, SERVE_HTTP_REQUEST_ID_HEADER))
+_DROPPED = frozenset(_normalised(name.encode()) for name in (*http_headers.ORDERS, http_headers.REQUEST_ID))

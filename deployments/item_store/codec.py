@@ -24,8 +24,8 @@ from raylens.deployments.item_store.item_states import (
     StoredItem,
 )
 from raylens.deployments.item_store.messages import FROM_INGRESS, FROM_SHARD, Message
-from raylens.deployments.item_store.ray_references import pack_reference, unpack_reference
 from raylens.deployments.item_store.uploads import Upload
+from raylens.deployments.ray_internals.references import pack_reference, unpack_reference
 from raylens.deployments.request_context import RequestContext
 from raylens.deployments.stages.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, Reader, frame, read_frame

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from raylens.deployments.cluster.ray_session import ask_ray
 from raylens.deployments.launch.rollout import failed_stages, why_failed
 from raylens.deployments.load_progress import LoadProgress
+from raylens.deployments.ray_internals.serve_client import begin_deletion
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -57,9 +58,7 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
 def end_app(name: str, *, within_s: float = _END_SECONDS, answer_s: float = _ANSWER_SECONDS) -> None:
     """Deletes the application; returns once its last replica has ended. Raises RuntimeError if one goes on after
     `within_s`, NoRayError if Ray ends or takes longer than `answer_s` for one answer."""
-    from ray import serve
-
-    ask_ray(partial(serve.delete, name, _blocking=False), timeout_s=answer_s)
+    ask_ray(partial(begin_deletion, name), timeout_s=answer_s)
     deadline = time.monotonic() + within_s
     while name in _status(answer_s).applications:
         if time.monotonic() > deadline:

@@ -16,6 +16,7 @@ from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.local_cluster import print_at_once, reachable_host, wait_for_health
 from raylens.deployments.launch.rollout import stage_lines, why_failed
 from raylens.deployments.placement import lacking
+from raylens.deployments.ray_internals.serve_client import deploy_file, running_http_options
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
@@ -103,11 +104,10 @@ def _send(wanted: "ServeDeploySchema") -> set[str]:
     """Starts Ray Serve if it does not run, and deploys. Returns the names of the stages that were there before."""
     from ray import serve
     from ray.exceptions import RayTaskError
-    from ray.serve.context import _get_global_client
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    if (client := _get_global_client(raise_if_no_controller_running=False)) is not None:
-        _check_unchanged(wanted, client.http_config)
+    if (options := running_http_options()) is not None:
+        _check_unchanged(wanted, options)
     serve.start(
         proxy_location=wanted.proxy_location,
         http_options=wanted.http_options.model_dump(),
@@ -117,7 +117,7 @@ def _send(wanted: "ServeDeploySchema") -> set[str]:
     )
     before = serve.status().applications.get(wanted.applications[0].name)
     try:
-        _get_global_client().deploy_apps(wanted)
+        deploy_file(wanted)
     except RayTaskError as error:
         raise RuntimeError(f"Ray Serve does not take the application: {error.cause}") from error
     return set() if before is None else set(before.deployments)

@@ -20,7 +20,6 @@ from raylens.deployments.cluster.haproxy import BIND_VARIABLE, haproxy_environme
 from raylens.deployments.cluster.open_files import allow_open_files
 from raylens.deployments.cluster.other_users import bounded_connections
 from raylens.deployments.cluster.private_files import keep_ray_token_private, private_folder
-from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from raylens.deployments.cluster.ray_session import NoRayError, ask_ray, ray_session
 from raylens.deployments.cluster.server_processes import marked, owned_processes
 from raylens.deployments.cluster.worker_template import worker_template
@@ -28,23 +27,18 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
 from raylens.deployments.launch.app_lifetime import end_app, start_app
 from raylens.deployments.placement import lacking
+from raylens.deployments.ray_internals.environment import (
+    ONE_MACHINE,
+    RAY_ENVIRONMENT,
+    WITHOUT_DASHBOARD,
+    WITHOUT_HAPROXY,
+    draining,
+    fallback_port,
+)
 from raylens.deployments.server_log import FILE_VARIABLE, ray_logging, shown
 
-_RARELY = {
-    "RAY_memory_monitor_refresh_ms": "1000",
-    "REPORTER_UPDATE_INTERVAL_MS": "10000",
-    "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-    "RAY_health_check_timeout_ms": "10000",
-}
-"""What Ray does more often by default or on a cluster, also while nobody asks anything. One machine needs no more: it
-has no network that could fall silent."""
-_NO_TASK_EVENTS = {"RAY_task_events_report_interval_ms": "0"}
-"""Ray sends what becomes of each call to its dashboard."""
-_DRAINING_VARIABLE = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
-_NEWS_SECONDS = "10"
-"""How long a replica of the ingress goes on after its end was decided, so that HAProxy hears of it. Ray's 30 s are for
-load balancers in front of HAProxy, too."""
+_NEWS_SECONDS = 10.0
+"""How long a replica of the ingress goes on after its end was decided."""
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
 """The logging of replicas. Ray Serve's access log is off: the ingress has its own log of requests, and each stage gets
@@ -114,10 +108,10 @@ def local_ray(
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
         stack.enter_context(owned_processes(folder))
-        variables = _variables(folder, host) | ({} if dashboard else _NO_TASK_EVENTS)
+        variables = _variables(folder, host) | ({} if dashboard else WITHOUT_DASHBOARD)
         if not ingress_scales:
             # Nobody is to hear of an ingress that ends: it ends with the server.
-            variables[_DRAINING_VARIABLE] = "0"
+            variables |= draining(0)
         stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
@@ -181,29 +175,22 @@ def on_one_machine(config: AppConfig) -> AppConfig:
 
 
 def _variables(folder: Path, host: str) -> dict[str, str]:
-    """Returns the environment of a cluster of one machine.
-
-    Ray listens on loopback, as it does by default on systems other than Linux. A stage that cannot start says so at
-    once: two more tries help only in a cluster, where they may find another node. HAProxy's files are in `folder`, and
-    its ports are apart from those of other clusters on this machine. Where Ray has no HAProxy, Ray's own proxy speaks
-    HTTP.
-    """
+    """Returns the environment of a cluster of one machine. HAProxy's files are in `folder`. Its ports are apart from
+    those of other clusters on this machine. Where Ray has no HAProxy, Ray's own proxy speaks HTTP."""
     variables = {
         **RAY_ENVIRONMENT,
-        **_RARELY,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+        **ONE_MACHINE,
         FOLDER_VARIABLE: str(folder),
         FILE_VARIABLE: str(folder / _LOG_FILE),
     }
     if not HAS_HAPROXY:
-        return {**variables, "RAY_SERVE_ENABLE_HA_PROXY": "0"}
+        return {**variables, **WITHOUT_HAPROXY}
     return {
         **variables,
         **haproxy_environment(folder),
         BIND_VARIABLE: host,
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-        _DRAINING_VARIABLE: _NEWS_SECONDS,
+        **fallback_port(free_port()),
+        **draining(_NEWS_SECONDS),
     }
 
 

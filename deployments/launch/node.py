@@ -20,8 +20,8 @@ from pathlib import Path
 from raylens.deployments.cluster.haproxy import haproxy_environment
 from raylens.deployments.cluster.open_files import allow_open_files
 from raylens.deployments.cluster.private_files import keep_ray_token_private
-from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
+from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT, head_storage
 
 _CODE = (
     *("constraints.txt", "pyproject.toml", "setup.py"),
@@ -71,7 +71,7 @@ def node_folder() -> Path:
 def node_environment(folder: Path, *, is_head: bool) -> dict[str, str]:
     """Returns the environment of Ray on a node. Its processes ask for the token in `~/.ray/auth_token`, which has to be
     the same on all nodes."""
-    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder / "gcs")} if is_head else {}
+    storage = head_storage(folder / "gcs") if is_head else {}
     if is_head:
         (folder / "gcs").mkdir(mode=0o700, exist_ok=True)
     return {

@@ -23,6 +23,7 @@ import ray
 
 from raylens.deployments.config import MetricsConfig
 from raylens.deployments.metrics.exporter import LOCK_SUFFIX
+from raylens.deployments.session_folder import session_folder
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -45,17 +46,19 @@ class ReplicaLabels:
 
 @cache
 def replica_labels() -> ReplicaLabels:
-    from ray.serve.context import _get_internal_replica_context
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
 
-    context = _get_internal_replica_context()
-    if context is None:
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
         return ReplicaLabels()
-    return ReplicaLabels(context.app_name, context.deployment, context.replica_id.unique_id)
+    return ReplicaLabels(context.app_name, context.deployment, context.replica_tag)
 
 
 def metrics_folder() -> Path:
     """Returns this node's folder, which belongs to the running session of Ray."""
-    return Path(ray._private.worker._global_node.get_session_dir_path()) / "raylens-metrics"
+    return session_folder() / "raylens-metrics"
 
 
 def record_metrics(config: MetricsConfig) -> None:

@@ -17,10 +17,12 @@ from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all
 from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.ray_internals.grpc_calls import by_grpc
+from raylens.deployments.ray_internals.pending_objects import objects_of
 from raylens.deployments.routing.prefix_router import PromptAffinity
 from raylens.deployments.routing.prompt_affinity import affinity_of
 from raylens.deployments.stages.hand_over import ItemEmbeddings
-from raylens.deployments.stages.stage_calls import StageCalls, StageFailedError, objects_of, with_pending
+from raylens.deployments.stages.stage_calls import StageCalls, StageFailedError, with_pending
 from raylens.deployments.wire.piece_connection import PieceAddress
 from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
@@ -54,8 +56,7 @@ class Pipeline:
         that has its beginning."""
         self._preprocess = preprocess
         self._generate = generate
-        # By gRPC, which is faster, and carries no references.
-        self._generate_text = generate.options(_by_reference=False)
+        self._generate_text = by_grpc(generate)
         self._chooses_by_prefix = chooses_by_prefix
         self._calls = StageCalls(metrics.items_recomputed, on_reply)
         self._receiver = PieceReceiver(turns)

@@ -86,10 +86,8 @@ class PrefixRouter(RendezvousRouter):
         # Sorting is stable: those that have had as much of it keep the key's order.
         return sorted(by_key, key=lambda replica_id: -known[replica_id] if known[replica_id] >= least else 0)
 
-    async def _choose_replica_for_request(
-        self, pending_request: PendingRequest, *, is_retry: bool = False
-    ) -> RunningReplica:
-        replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+    async def choose(self, pending_request: PendingRequest) -> RunningReplica:
+        replica = await super().choose(pending_request)
         if session_id := pending_request.metadata.session_id:
             self._index.add(PromptAffinity.of(session_id).marks, replica.replica_id.unique_id)
         return replica

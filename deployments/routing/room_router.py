@@ -10,10 +10,7 @@ Methods may have limits of their own, below that of the replica. Then calls of o
 another go past them.
 
     serve.deployment(Encode, ..., request_router_config=rendezvous_routing())
-    handle.options(session_id=key, stream=True).encode.remote(...)
-
-The classes below `ray.serve.request_router` are public, but this router replaces a private method as well, see
-`RendezvousRouter`. That is safe because Ray is pinned and the tests run a real cluster."""
+    handle.options(session_id=key, stream=True).encode.remote(...)"""
 
 import asyncio
 import math
@@ -28,9 +25,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ray.serve.config import RequestRouterConfig
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from raylens.deployments.routing.calls_ahead import NOT_ASKED, ReplicaForCallsAhead
+from raylens.deployments.ray_internals.calls_ahead import NOT_ASKED
+from raylens.deployments.ray_internals.choosing_router import ChoosingRouter
 
 BALANCE_FACTOR = 1.25
 MIN_BOUND = 4
@@ -144,17 +142,8 @@ class OldestFirstLock:
         self.is_taken = False
 
 
-class RendezvousRouter(RequestRouter):
-    """Routes by `session_id`; takes LoadBound's fields and `limits` as `request_router_kwargs`.
-
-    Replaces one private method, `_choose_replica_for_request`, and with it the queues, routing tasks and index of the
-    base class. In those a call is known by its internal request id, which all calls share that one request makes in
-    parallel: the second waits for ever. Here a call chooses for itself, in the coroutine that sends it: an error
-    reaches its caller, a cancellation ends it, and every call that was sent is counted when the next one chooses.
-
-    Uses of the base class, privately: `_probe_queue_lens` (asks replicas for their loads, which go into the cache),
-    `_compute_backoff_s`, `_record_queue_wait_time` and `_get_curr_time_s`.
-    """
+class RendezvousRouter(ChoosingRouter):
+    """Routes by `session_id`; takes LoadBound's fields and `limits` as `request_router_kwargs`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -173,14 +162,11 @@ class RendezvousRouter(RequestRouter):
         self._bound = LoadBound(balance_factor, min_bound)
         self._limits = limits
 
-    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
-        return ReplicaForCallsAhead(replica_info)
-
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int | None) -> None:
         """Ray calls this with every call that a replica takes."""
         if num_ongoing_requests is not NOT_ASKED:
             super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-            self._told_at[replica_id] = self._get_curr_time_s()
+            self._told_at[replica_id] = self.now_s()
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._may_have_room.set()
@@ -210,9 +196,7 @@ class RendezvousRouter(RequestRouter):
         """The replicas in the order in which the call would have them."""
         return rank(session_id, replica_ids)
 
-    async def _choose_replica_for_request(
-        self, pending_request: PendingRequest, *, is_retry: bool = False
-    ) -> RunningReplica:
+    async def choose(self, pending_request: PendingRequest) -> RunningReplica:
         """The replica for this call; waits until one has room, behind older calls that wait too.
 
         A call of a method without a limit does not wait behind those that have one."""
@@ -224,7 +208,6 @@ class RendezvousRouter(RequestRouter):
             # One call at a time asks the full replicas again and again, however many wait.
             async with self._routing_lock.held(pending_request.created_at):
                 replica = await self._wait_for_room(pending_request)
-        self._record_queue_wait_time(pending_request)
         return replica
 
     async def _wait_for_room(self, pending_request: PendingRequest) -> RunningReplica:
@@ -236,7 +219,7 @@ class RendezvousRouter(RequestRouter):
                 return replica
             # Room that another router's call leaves is found by asking only.
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._compute_backoff_s(attempt)):
+                async with asyncio.timeout(self.backoff_s(attempt)):
                     await self._may_have_room.wait()
             attempt += 1
 
@@ -278,21 +261,20 @@ class RendezvousRouter(RequestRouter):
 
     def _is_old(self, replica_id: ReplicaID) -> bool:
         """Returns whether the replica has not told its load for some time."""
-        now: float = self._get_curr_time_s()
-        return now - self._told_at.get(replica_id, -math.inf) > _MAX_AGE_S
+        return self.now_s() - self._told_at.get(replica_id, -math.inf) > _MAX_AGE_S
 
     def _start_probes(self, replicas: list[RunningReplica], attempt: int) -> list[asyncio.Task[Any]]:
         """Asks each replica for its load, unless it is being asked already: any number of calls wait for one answer."""
         for replica in replicas:
             if replica.replica_id not in self._probes:
-                probe = asyncio.create_task(self._probe_queue_lens([replica], attempt))
+                probe = asyncio.create_task(self.probe(replica, attempt))
                 self._probes[replica.replica_id] = probe
                 probe.add_done_callback(partial(self._end_probe, replica.replica_id))
         return [self._probes[replica.replica_id] for replica in replicas]
 
     def _end_probe(self, replica_id: ReplicaID, probe: asyncio.Task[Any]) -> None:
         del self._probes[replica_id]
-        self._told_at[replica_id] = self._get_curr_time_s()
+        self._told_at[replica_id] = self.now_s()
         self._told_at = {known: at for known, at in self._told_at.items() if known in self.curr_replicas}
 
 

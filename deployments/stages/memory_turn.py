@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import ray
+from raylens.deployments.session_folder import session_folder
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -27,8 +27,7 @@ def memory_turn(device: str) -> Iterator[None]:
         yield
         return
     identity = torch.cuda.get_device_properties(torch.device(device)).uuid
-    session = Path(ray._private.worker._global_node.get_session_dir_path())
-    with turn(session / f"raylens-gpu-{identity}.lock"):
+    with turn(session_folder() / f"raylens-gpu-{identity}.lock"):
         yield
 
 

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from ray import ObjectRef
-from ray.exceptions import ObjectLostError, ObjectRefStreamEndOfStreamError, RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentResponseGenerator
 
 from raylens.deployments.metrics.instruments import Counter
+from raylens.deployments.ray_internals.cancelled_calls import cancel_call
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.hand_over import EmbeddingsLostError
 from raylens.deployments.wire.piece_connection import PiecesLostError
@@ -147,51 +147,6 @@ class StageCalls:
             await asyncio.sleep(0.2 * 2**attempt)
 
 
-def route_on_this_loop(*handles: DeploymentHandle[Any]) -> None:
-    """Has calls routed on this process's only loop. On a loop of its own, each would wait for two more hops."""
-    for handle in handles:
-        if not handle.is_initialized:  # an inline encoder's is that of Generate
-            handle._init(_run_router_in_separate_loop=False)
-
-
-def has_running_replica(handle: DeploymentHandle[Any]) -> bool:
-    """See `num_running_replicas`."""
-    return num_running_replicas(handle) > 0
-
-
-def num_running_replicas(handle: DeploymentHandle[Any]) -> int:
-    """Returns how many replicas of the deployment run, as far as this process has heard. Ray Serve's controller tells
-    every router at once, and `route_on_this_loop` is called before."""
-    router = handle._router._asyncio_router.request_router
-    return 0 if router is None else len(router.curr_replicas)
-
-
-async def objects_of(
-    response: DeploymentResponseGenerator[Any], number: int, on_pending: Callable[..., None]
-) -> tuple[list[ObjectRef], Any]:
-    """Returns references to the `number` objects that a stage makes, and the value of the last. The others stay in the
-    object store.
-
-    `on_pending` gets the references, one argument each, as soon as a replica has taken the call. A reader of the first
-    gets the stage's error if the stage fails before it has made the object; readers of the others learn only that it
-    failed.
-    """
-    try:
-        stream = await response._to_object_ref_gen()
-        refs: list[ObjectRef] = stream._get_next_ref_n(number)  # no object has to exist yet
-        on_pending(*refs)
-        try:
-            value = await refs[-1]
-        except ObjectRefStreamEndOfStreamError:
-            await refs[0]  # raises: the stage's error is the last of its objects
-            raise
-        stream._consume_next_ref_n(number)
-        return refs, value
-    except asyncio.CancelledError:
-        _cancel(response)
-        raise
-
-
 async def with_pending(
     inputs: Callable[[], Awaitable[InputT]],
     finished: Callable[[], Awaitable[Any]],
@@ -235,17 +190,6 @@ def _own_cancellation_only() -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise TaskCancelledError from None
-
-
-def cancel_call(response: DeploymentResponse[Any] | DeploymentResponseGenerator[Any]) -> None:
-    """Ends a call whose answer this process no longer waits for.
-
-    A replica may have taken the call without anybody having asked yet. Ray's own `cancel` then does nothing, because it
-    looks only at what was asked for."""
-    response.cancel()
-    routed = response._replica_result_future
-    if routed.done() and not routed.cancelled() and routed.exception() is None:
-        routed.result().cancel()
 
 
 def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:

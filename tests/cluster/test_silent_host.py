@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
+from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT
 from tests.cluster.hosts import Host, missing, running_hosts, silence
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from raylens.deployments.config import AppConfig, ModelConfig
 from raylens.deployments.launch.local_cluster import LOGGING
+from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT
 from raylens.deployments.stages.encode_stage import part_config
 from raylens.deployments.stages.preprocess_stage import pipeline_choice
 from raylens.modeling.packed_linear import packable_dtypes

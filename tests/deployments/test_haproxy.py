@@ -22,21 +22,21 @@ import pytest
 from ray.serve._private import haproxy as ray_haproxy
 from ray.serve.config import HTTPOptions
 
-from raylens.deployments.cluster.haproxy import (
-    ERROR_PAGES,
+from raylens.deployments.cluster.haproxy import ERROR_PAGES, haproxy_environment
+from raylens.deployments.cluster.private_files import private_folder
+from raylens.deployments.launch.local_cluster import free_port
+from raylens.deployments.ray_internals.haproxy_config import (
     HEADER_SECONDS,
     ConnectionLimits,
     UnknownConfigurationError,
-    haproxy_environment,
     rewrite,
 )
-from raylens.deployments.cluster.private_files import private_folder
-from raylens.deployments.launch.local_cluster import free_port
 from tests.listening import is_refused_to_nobody
 from tests.waiting import until, wait_until
 
 MAX_CONNECTIONS = 30  # so that a few are a crowd
-LIMITS = ConnectionLimits.within(MAX_CONNECTIONS, 10_000)
+MAX_OPEN_FILES = 10_000
+LIMITS = ConnectionLimits.within(MAX_CONNECTIONS, MAX_OPEN_FILES)
 PAUSE_SECONDS = HEADER_SECONDS + 2
 
 
@@ -399,7 +399,7 @@ def test_nothing_else_listens(folder: Path) -> None:
     config = ray_config(folder)
     assert "\nlisten stats" in config
     assert "\nfrontend prometheus" in config
-    new = rewrite(config, limits=LIMITS, host=None, pages=folder)
+    new = rewrite(config, max_open_files=MAX_OPEN_FILES, host=None, pages={})
     binds = [line.strip() for line in new.splitlines() if line.strip().startswith("bind ")]
     assert binds == ["bind 127.0.0.1:8000"]
 
@@ -408,7 +408,7 @@ def test_another_configuration_than_rays_is_refused(folder: Path) -> None:
     config = ray_config(folder)
     for known, other in (("mode 666", "mode 660"), ("frontend http_frontend", "frontend web"), ("maxconn ", "conns ")):
         with pytest.raises(UnknownConfigurationError):
-            rewrite(config.replace(known, other), limits=LIMITS, host=None, pages=folder)
+            rewrite(config.replace(known, other), max_open_files=MAX_OPEN_FILES, host=None, pages={})
 
 
 def test_connections_are_as_many_as_the_process_may_have_files_for() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.cluster.haproxy import ConnectionLimits
+from raylens.deployments.ray_internals.haproxy_config import ConnectionLimits
 
 ROOT = Path(__file__).parents[2]
 START = """

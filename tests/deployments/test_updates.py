@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from ray import serve
-from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from raylens.deployments.launch.local_cluster import APP_NAME, LOGGING, free_port, local_ray
+from raylens.deployments.ray_internals.serve_client import deploy_file
 from tests.replicas import replica_pids
 from tests.small_models import make_checkpoint
 from tests.steady_clients import SteadyClients
@@ -67,7 +67,7 @@ class Cluster:
         }
         options = {"host": "127.0.0.1", "port": self._port}
         deployed = ServeDeploySchema.model_validate({"http_options": options, "applications": [application]})
-        _get_global_client().deploy_apps(deployed)
+        deploy_file(deployed)
         time.sleep(1)
         wait_until(lambda: serve.status().applications[APP_NAME].status == "RUNNING", 120)
 

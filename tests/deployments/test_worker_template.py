@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments.cluster import start_worker
-from raylens.deployments.cluster.start_worker import FORKED, SOCKET_VARIABLE
 from raylens.deployments.cluster.worker_template import worker_template
+from raylens.deployments.ray_internals import start_worker
+from raylens.deployments.ray_internals.start_worker import FORKED, SOCKET_VARIABLE
 from tests.signal_handlers import handled
 from tests.waiting import wait_until
 
@@ -104,22 +104,6 @@ def test_without_a_template_a_worker_is_a_new_process(
 def test_only_workers_that_say_so_are_forked(template: dict[str, str], tmp_path: Path) -> None:
     seen, _ = start(tmp_path, {}, template)
     assert seen["modules"] == []
-
-
-@pytest.mark.parametrize(
-    ("context", "is_plain"),
-    [
-        ({}, True),
-        ({"env_vars": {"A": "1"}, "command_prefix": [], "java_jars": [], "override_worker_entrypoint": None}, True),
-        ({"py_executable": "/other/python"}, False),
-        ({"command_prefix": ["nice"]}, False),
-        ({"override_worker_entrypoint": "/worker.py"}, False),
-    ],
-)
-def test_ray_starts_workers_whose_environment_has_more_than_variables(
-    context: dict[str, object], is_plain: bool
-) -> None:
-    assert start_worker._is_plain(context) is is_plain
 
 
 def test_an_order_that_breaks_off_does_no_harm(template: dict[str, str], tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import ray
 import torch
 
 from raylens.deployments import replica_start
 from raylens.deployments.config import AppConfig
 from raylens.deployments.stages import encode_stage, generate_stage
+from raylens.deployments.stages import memory_turn as memory_turn_module
 from raylens.deployments.stages.memory_turn import memory_turn, turn
 
 HOLDER = """
@@ -71,8 +71,7 @@ def test_a_gpu_s_lock_has_its_name_wherever_a_process_sees_it(tmp_path: Path, mo
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=names[device.index or 0])
     )
-    session = SimpleNamespace(get_session_dir_path=lambda: str(tmp_path))
-    monkeypatch.setattr(ray._private.worker, "_global_node", session)
+    monkeypatch.setattr(memory_turn_module, "session_folder", lambda: tmp_path)
     with memory_turn("cuda"), (tmp_path / "raylens-gpu-GPU-a.lock").open() as first:
         with pytest.raises(BlockingIOError):
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,34 +1,20 @@
 """What a call of a stage does when Ray fails it: what is sent again, what is not, and what reaches the client."""
 
 import asyncio
-import os
-import random
-from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 import pytest
-import ray
-from google.protobuf.message import DecodeError
-from ray.core.generated.common_pb2 import Address
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    ObjectLostError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-from raylens.deployments.item_store.ray_references import pack_reference, unpack_reference
 from raylens.deployments.metrics.instruments import Counter
+from raylens.deployments.ray_internals.pending_objects import objects_of
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.stage_calls import (
     StageCalls,
     StageError,
     StageFailedError,
     StageUnavailableError,
-    objects_of,
     with_pending,
 )
 from raylens.preprocess.schema import InvalidRequestError
@@ -131,45 +117,6 @@ async def test_an_answer_is_final(error: Exception, expected: type[Exception]) -
     assert isinstance(caught.value, StageError | InvalidRequestError)
 
 
-async def stage(ending: str) -> AsyncGenerator[Any]:
-    """A stage's two objects, or what is left of them when it ends before, or in between."""
-    await asyncio.sleep(0.3)
-    if ending == "error at once":
-        raise ValueError("a bug")
-    yield "tensors"
-    if ending == "error":
-        raise ValueError("a bug")
-    if ending == "death":
-        os._exit(1)
-    yield "info"
-
-
-class Stage:
-    async def run(self, ending: str) -> AsyncGenerator[Any]:
-        async for one in stage(ending):
-            yield one
-
-
-class NextStage:
-    async def receive(self, refs: list[ray.ObjectRef]) -> list[Any]:
-        return [await ref for ref in refs]
-
-
-def actor(kind: type) -> Any:
-    return ray.remote(num_cpus=0)(kind).remote()
-
-
-class Response:
-    """As much of Serve's response as is used."""
-
-    def __init__(self, ending: str) -> None:
-        self._actor = actor(Stage)
-        self._refs = self._actor.run.options(num_returns="streaming").remote(ending)
-
-    async def _to_object_ref_gen(self) -> Any:
-        return self._refs
-
-
 class Cancelled:
     """A call that Ray cancels, as it does when a replica dies, or that never answers."""
 
@@ -207,39 +154,6 @@ async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
     assert task.cancelled()
     assert call.is_cancelled
     assert recomputed.noted == []
-
-
-async def test_a_stage_answers_with_a_reference_and_a_value(ray_port: int) -> None:
-    response: Any = Response("none")
-    (tensors, _), info = await asyncio.wait_for(objects_of(response, 2, ignore), 60)
-    assert info == "info"
-    assert isinstance(tensors, ray.ObjectRef)
-    del response
-    assert await tensors == "tensors", "it lives as long as its reference"
-
-
-@pytest.mark.parametrize("ending", ["error at once", "error", "death"])
-async def test_a_stage_that_ends_before_both_are_there_gives_none(ray_port: int, ending: str) -> None:
-    response: Any = Response(ending)
-    with pytest.raises(RayError, match=None if ending == "death" else "a bug"):
-        await asyncio.wait_for(objects_of(response, 2, ignore), 60)
-
-
-@pytest.mark.parametrize("ending", ["none", "error at once"])
-async def test_the_next_stage_gets_the_reference_before_the_tensors_are_there(ray_port: int, ending: str) -> None:
-    response: Any = Response(ending)
-    pending: asyncio.Future[ray.ObjectRef] = asyncio.get_running_loop().create_future()
-    work = asyncio.create_task(objects_of(response, 2, lambda tensors, info: pending.set_result(tensors)))
-    received = actor(NextStage).receive.remote([await asyncio.wait_for(pending, 60)])
-    assert not work.done()
-    if ending == "none":
-        assert await received == ["tensors"]
-        refs, info = await work
-        assert (refs[0], info) == (pending.result(), "info")
-    else:
-        for waiting in (received, work):
-            with pytest.raises(RayError, match="a bug"):
-                await waiting
 
 
 class Making:
@@ -331,28 +245,3 @@ async def test_a_caller_that_leaves_ends_a_call_with_pending_inputs() -> None:
     assert task.cancelled()
     assert call.is_cancelled
     assert not making.made.done(), "others may need it"
-
-
-def test_references_with_wrong_bytes_are_references_or_errors(ray_port: int) -> None:
-    """Ray itself ends the process where an id in them has another length."""
-    ref = ray.put("kept")
-    packed, generator = pack_reference(ref), random.Random(1)
-    for _ in range(500):
-        parts = [bytearray(part) for part in packed]
-        for _ in range(generator.randint(1, 3)):
-            part = generator.choice(parts)
-            place = generator.randrange(len(part))
-            part[place : place + generator.randint(0, 3)] = generator.randbytes(generator.randint(0, 3))
-        with suppress(ValueError, DecodeError):
-            unpack_reference([bytes(part) for part in parts])
-    assert ray.get(unpack_reference(packed)) == "kept"
-
-
-@pytest.mark.parametrize("part", ["node_id", "worker_id"])
-@pytest.mark.parametrize("value", [b"", b"x" * 27, b"x" * 29])
-def test_an_owner_with_an_id_of_another_length_is_an_error(ray_port: int, part: str, value: bytes) -> None:
-    object_id, owner, state = pack_reference(ray.put("kept"))
-    address = Address.FromString(owner)
-    setattr(address, part, value)
-    with pytest.raises(ValueError, match="an id of another length"):
-        unpack_reference((object_id, address.SerializeToString(), state))

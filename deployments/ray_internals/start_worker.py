@@ -2,10 +2,18 @@
 
     python start_worker.py --serialized-runtime-env-context=JSON --language=PYTHON default_worker.py ARGUMENTS
 
-A worker whose runtime environment names the variable `FORKED` is forked from the server's template, see
-`deployments/cluster/worker_template.py`. Every other worker, and every worker while there is no template, is started as
-Ray would, save that Ray's own program for this imports all of Ray, which takes a third of a second. This one uses
-nothing but the standard library."""
+Ray 2.60: the raylet starts each worker by the program `ray/_private/workers/setup_worker.py`. That sets the
+variables of the runtime environment and becomes `default_worker.py`. Both import all of Ray, which takes a third of a
+second each.
+
+Needed: workers that start fast. A worker whose runtime environment names the variable `FORKED` is forked from the
+server's template (`deployments/cluster/worker_template.py`), which has imported torch. This program starts every other
+worker, and every worker while there is no template, as Ray would. It uses nothing but the standard library.
+
+Test: `tests/deployments/ray_internals/test_start_worker.py` runs Ray's own program beside this one.
+
+Way back: workers that Ray forks from a process with given imports. ray-project/ray#31915 was a prototype, and is
+closed."""
 
 import json
 import os

@@ -1,10 +1,17 @@
 """References to objects of Ray as bytes, for messages that do not go through Ray.
 
-Ray counts references that travel in calls and in their results. It does not see these: it keeps the object only as long
-as its owner holds a reference. So whoever sends one keeps it until the receiver has said that it needs the object no
-more, or has gone.
+Ray 2.60: Ray counts references in calls and in their results only. A reference that is serialized in any other way
+(`cloudpickle`) keeps its object until the process ends, so `RAY_allow_out_of_band_object_ref_serialization=0` forbids
+that.
 
-This uses two private functions of Ray, which is pinned; the tests run a real cluster."""
+Needed: the ingress and the shards of the item store send references over their own connections. Ray does not see these:
+it keeps the object only as long as its owner holds a reference. So the sender keeps its own until the receiver has said
+that it needs the object no more, or has gone.
+
+Test: `tests/deployments/ray_internals/test_references.py`.
+
+Way back: a reference that can be exported without pinning its object. ray-project/ray#12863 asked for one,
+ray-project/ray#23259 tried `ObjectRef.export()`; both are closed."""
 
 from collections.abc import Sequence
 from typing import TypeAlias

@@ -1,11 +1,17 @@
 """Calls that are sent ahead of their arguments: these are references to what other calls are still making.
 
-Ray Serve asks a replica with every call whether it has room, and the caller waits for the answer. The question travels
-with the call, and Ray holds a call back until its arguments exist. So the caller would wait for the arguments, too,
-before it could hand on references to the call's own results. A replica takes a call that was sent ahead unasked. If it
-is full when the arguments come, the call waits in the replica.
+Ray 2.60: Ray Serve asks a replica with every call whether it has room, and the caller waits for the answer. The
+question travels with the call, and Ray holds a call back until its arguments exist. So the caller waits for the
+arguments, too, before it can hand on references to the call's own results.
 
-This changes private classes of Ray, which is pinned; the tests run a real cluster."""
+Needed: Encode and Generate get references while Preprocess still works. A replica takes a call that was sent ahead
+unasked. If it is full when the arguments come, the call waits in the replica.
+
+Test: `tests/deployments/ray_internals/test_calls_ahead.py`; `tests/deployments/routing/test_room_router.py`,
+`test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on` on a real cluster.
+
+Way back: Ray Serve answers the question before the arguments exist, or takes a call unasked. ray-project/ray#65243
+(open) makes references to results available once a replica has accepted the call, and not before."""
 
 from typing import Any
 

@@ -9,7 +9,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.launch.app_lifetime import end_app
-from raylens.deployments.stages.stage_calls import cancel_call
+from raylens.deployments.ray_internals.cancelled_calls import cancel_call
+from raylens.deployments.ray_internals.routing_loop import route_on_this_loop
 
 TIMEOUT = 30.0
 
@@ -36,7 +37,7 @@ class Caller:
     """Calls the worker on its own event loop, as the ingress does."""
 
     def __init__(self, worker: DeploymentHandle[Any]) -> None:
-        worker._init(_run_router_in_separate_loop=False)
+        route_on_this_loop(worker)
         self._worker = worker
 
     async def leave(self) -> list[str]:

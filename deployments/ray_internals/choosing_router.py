@@ -1,0 +1,53 @@
+"""A request router that chooses a replica for each call in the coroutine that sends the call.
+
+Ray 2.60: `RequestRouter` puts calls into queues, and routing tasks choose replicas for them. The queues know a call by
+its internal request id. All calls that one request makes in parallel share that id, so the second waits until the
+process ends.
+
+Needed: many calls at once for one request. An error of the choice reaches its caller, a cancellation ends it, and each
+call that was sent counts when the next one chooses.
+
+Test: `tests/deployments/ray_internals/test_choosing_router.py`; `tests/deployments/routing/test_room_router.py`,
+`test_one_request_may_make_many_calls_at_once` on a real cluster.
+
+Way back: an id for each call in `RequestRouter`. ray-project/ray#62906 brought a router by `session_id`,
+`ConsistentHashRouter`, on the same queues."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from raylens.deployments.ray_internals.calls_ahead import ReplicaForCallsAhead
+
+
+class ChoosingRouter(RequestRouter):
+    """Subclasses define `choose`. Replaces `_choose_replica_for_request`, and with it the queues, the routing tasks and
+    the index of the base class."""
+
+    async def choose(self, pending_request: PendingRequest) -> RunningReplica:
+        """Returns the replica for this call; waits until one has room."""
+        raise NotImplementedError
+
+    def probe(self, replica: RunningReplica, attempt: int) -> Coroutine[Any, Any, Any]:
+        """Asks the replica for its load, which goes into `replica_queue_len_cache`."""
+        probing: Coroutine[Any, Any, Any] = self._probe_queue_lens([replica], attempt)
+        return probing
+
+    def backoff_s(self, attempt: int) -> float:
+        seconds: float = self._compute_backoff_s(attempt)
+        return seconds
+
+    def now_s(self) -> float:
+        now: float = self._get_curr_time_s()
+        return now
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        return ReplicaForCallsAhead(replica_info)
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        replica = await self.choose(pending_request)
+        self._record_queue_wait_time(pending_request)
+        return replica

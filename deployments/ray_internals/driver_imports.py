@@ -1,0 +1,28 @@
+"""A driver whose folders the workers do not import from.
+
+Ray 2.60: a driver appends its working folder, and the folder of its script, to the list `_py_driver_sys_path` of its
+`JobConfig`. Its workers look into these folders before all others.
+
+Needed: a folder `torch` where somebody starts the server is not imported in place of PyTorch.
+
+Test: `tests/deployments/ray_internals/test_driver.py`, `test_a_driver_s_folders_do_not_reach_its_workers`;
+`tests/test_package.py` serves from a folder with such packages.
+
+Way back: an option of `JobConfig`. ray-project/ray#43214 left the list empty for jobs with a `working_dir`, and #44435
+reverted that."""
+
+from typing import Any
+
+from ray.job_config import JobConfig
+
+
+class DriverJob(JobConfig):
+    """The list stays empty."""
+
+    @property
+    def _py_driver_sys_path(self) -> list[str]:
+        return []
+
+    @_py_driver_sys_path.setter
+    def _py_driver_sys_path(self, folders: Any) -> None:
+        """Keeps none."""

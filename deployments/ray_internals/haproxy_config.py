@@ -1,0 +1,149 @@
+"""HAProxy's configuration, as Ray Serve writes it and as it withstands hostile clients.
+
+Ray 2.60: Ray Serve writes HAProxy's configuration from a template and starts the program that
+`RAY_SERVE_HAPROXY_BINARY_PATH` names. That configuration opens an admin socket to every user of the machine. It listens
+for statistics on every address. It waits an hour for the headers of a request. It cuts long answers when a server
+behind it comes or goes. It does not notice clients that leave before their answer begins. It answers errors with pages
+of HTML. Ray has no settings for most of these.
+
+Needed: none of that. The named program is `raylens-haproxy` (`deployments/cluster/haproxy.py`), which rewrites the file
+by this module and becomes HAProxy.
+
+Test: `tests/deployments/test_haproxy.py` rewrites what Ray writes and runs HAProxy with it. A missing line that has to
+change is an `UnknownConfigurationError`.
+
+Way back: a configuration of the operator's own for HAProxy. ray-project/ray#62927 would have added
+`RAY_SERVE_HAPROXY_USER_CONFIG_PATH`, and is closed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "# Rewritten by raylens-haproxy.\n"
+PROGRAM_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+"""Names the variable with the program that Ray Serve starts as HAProxy."""
+HEADER_SECONDS = 10
+BUFFER_BYTES = 65536
+LONGEST_STREAM_SECONDS = 3600
+"""How long an old HAProxy goes on with its answers after a change of the servers behind it has replaced it."""
+MAX_HEADERS = 2000
+"""The number of headers above which HAProxy refuses a request. The endpoint's own limit is far lower, and its refusal
+is in OpenAI's form."""
+
+_SECTION = re.compile(r"^(?=global|defaults|frontend|backend|listen)", re.MULTILINE)
+_CONNECTIONS = re.compile(r"^    maxconn (\d+)$", re.MULTILINE)
+_FDS_PER_CONNECTION = 2  # both sides
+_OTHER_FDS = 512
+_NOBODYS_LOG = "    log 127.0.0.1:514 local0 info\n"  # Ray's default: datagrams to whoever listens there
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The most connections of clients at one time: of all clients together, and of one address (for IPv6: of one
+    network of 64 bits). From a lower number on, HAProxy closes each connection behind its answer, so that idle
+    connections make room."""
+
+    total: int
+    per_address: int
+    crowded: int
+
+    @classmethod
+    def within(cls, wanted: int, max_open_files: int) -> "ConnectionLimits":
+        """Returns the limits for `wanted` connections, or for fewer if the process may not open that many files."""
+        total = max(16, min(wanted, (max_open_files - _OTHER_FDS) // _FDS_PER_CONNECTION))
+        return cls(total, per_address=total * 2 // 3, crowded=total // 2)
+
+    @staticmethod
+    def files_for(total: int) -> int:
+        """Returns how many files the process has to be allowed for that many connections."""
+        return total * _FDS_PER_CONNECTION + _OTHER_FDS
+
+
+class UnknownConfigurationError(RuntimeError):
+    """Ray Serve writes a configuration that this module does not know."""
+
+
+def rewrite(config: str, *, max_open_files: int, host: str | None, pages: Mapping[int, Path]) -> str:
+    """Returns Ray Serve's configuration made safe. `max_open_files`: those that HAProxy may open, which bound its
+    connections. `host`: the address to listen on instead of Ray's. `pages`: the file of each status's error page.
+
+    Raises UnknownConfigurationError if a line that has to change is missing.
+    """
+    connections = _CONNECTIONS.search(config)
+    limits = ConnectionLimits.within(int(connections[1]) if connections else 0, max_open_files)
+    sections = [_rewritten(one, limits, host, pages) for one in _SECTION.split(config)]
+    names = [section.split("\n", 1)[0].split() for section in sections]
+    for wanted in (["global"], ["defaults"], ["frontend", "http_frontend"], ["backend", "default_backend"]):
+        if names.count(wanted) != 1:
+            raise UnknownConfigurationError(
+                f"{names.count(wanted)} sections {' '.join(wanted)!r} in Ray's HAProxy file"
+            )
+    return MARK + "".join(sections)
+
+
+def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: Mapping[int, Path]) -> str:
+    name = section.split("\n", 1)[0].strip()
+    if name in ("frontend prometheus", "listen stats"):
+        return ""  # they listen on every address without keys; Ray's agent has the same figures
+    if name == "global":
+        section = _replace(section, r" mode 666 level admin", " mode 600 level admin")
+        section = _replace(section, r"^    maxconn \d+$", f"    maxconn {limits.total}")
+        section = _replace(section, r"^    tune.bufsize \d+$", f"    tune.bufsize {BUFFER_BYTES}")
+        section = _replace(section, r"^    hard-stop-after \d+s$", f"    hard-stop-after {LONGEST_STREAM_SECONDS}s")
+        section = section.replace(_NOBODYS_LOG, "")
+        return section + _indented([f"tune.http.maxhdr {MAX_HEADERS}"])
+    if name == "defaults":
+        section = re.sub(r"^    errorfile .*\n", "", section, flags=re.MULTILINE)
+        # HAProxy 2.8 loses sight of connections whose data it splices. With requests, it does not see that a client
+        # leaves: it polls without a pause until the server answers, and the server goes on with its work. With
+        # answers, where a server refuses a body and closes, it keeps one of six clients for ever, and does not read on.
+        section = _replace(section, r"^    option splice-request\n", "")
+        section = _replace(section, r"^    option splice-response\n", "")
+        lines = [f"errorfile {status} {file}" for status, file in pages.items()]
+        return section + _indented([f"timeout http-request {HEADER_SECONDS}s", *lines])
+    if name == "frontend http_frontend":
+        if host is not None:
+            section = _replace(section, r"^    bind \S+:(\d+)$", rf"    bind {host}:\1")
+        head, bind, rest = re.split(r"(^    bind .*\n)", section, maxsplit=1, flags=re.MULTILINE)
+        return head + bind + _indented(_limiting_lines(limits)) + rest
+    if name == "backend default_backend":  # no application: it is on its way, or gone
+        return "backend default_backend\n" + _indented(["http-request return status 503 default-errorfiles"])
+    return section
+
+
+def _limiting_lines(limits: ConnectionLimits) -> list[str]:
+    return [
+        "stick-table type ipv6 size 100k expire 60s store conn_cur",
+        "tcp-request connection track-sc0 src,ipmask(32,64)",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {limits.per_address} }}",
+        f"http-after-response set-header Connection close if {{ fe_conn gt {limits.crowded} }}",
+    ]
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _replace(section: str, pattern: str, replacement: str) -> str:
+    found, count = re.subn(pattern, replacement, section, flags=re.MULTILINE)
+    if count != 1:
+        raise UnknownConfigurationError(f"{count} lines like {pattern!r} in Ray's HAProxy file, not one")
+    return found
+
+
+def haproxy_variables(folder: Path, program: Path, max_connections: int) -> dict[str, str]:
+    """Returns the environment by which Ray Serve starts `program` and keeps HAProxy's files in `folder`. The folder is
+    private and has a short name: Ray adds 57 characters to it, and HAProxy takes names of sockets up to 97."""
+    files = {
+        "CONFIG_FILE_LOC": folder / "haproxy.cfg",
+        "SOCKET_PATH": folder / "admin.sock",
+        "METRICS_SOCKET_PATH": folder / "metrics.sock",
+        "SERVER_STATE_BASE": folder,
+        "SERVER_STATE_FILE": folder / "server-state",
+    }
+    return {
+        PROGRAM_VARIABLE: str(program),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(max_connections),
+        **{f"RAY_SERVE_HAPROXY_{name}": str(path) for name, path in files.items()},
+    }

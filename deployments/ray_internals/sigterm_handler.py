@@ -1,0 +1,30 @@
+"""A driver that keeps its own handler of SIGTERM.
+
+Ray 2.60: `ray.init` installs a handler of SIGTERM in the driver, in place of the driver's own. It calls `sys.exit`.
+
+Needed: `raylens serve` ends the application in order on SIGTERM, whenever the signal comes.
+
+Test: `tests/deployments/ray_internals/test_driver.py`, `test_ray_sets_its_handler_by_the_function_that_is_replaced`;
+`tests/deployments/test_ray_session.py`, `test_the_driver_keeps_its_handler_of_sigterm`.
+
+Way back: an argument of `ray.init` that leaves signals alone. ray-project/ray#17308 and #46997 asked for it and were
+closed without one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def own_sigterm_handler() -> Iterator[None]:
+    """Keeps Ray from installing its handler while the block runs."""
+    from ray._private import utils
+
+    def set_none(handler: object) -> None:
+        """Stands in for Ray's function."""
+
+    set_by_ray = utils.set_sigterm_handler
+    utils.set_sigterm_handler = set_none
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_by_ray
