@@ -71,7 +71,7 @@ class Plan:
 class SearchOptions:
     """`cores`: of the machine that all processes share; None: each has a core of its own. `max_utilisation`: of any
     stage. `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError unless `max_utilisation` is
-    between 0 and 1."""
+    between 0 and 1 and `cores` is at least 1."""
 
     cores: int | None = None
     max_utilisation: float = MAX_UTILISATION
@@ -81,6 +81,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if not 0 < self.max_utilisation < 1:
             raise PlanError(f"max_utilisation: must be between 0 and 1, not {self.max_utilisation}")
+        if self.cores is not None and self.cores < 1:
+            raise PlanError(f"cores: must be at least 1, not {self.cores}")
 
 
 class PlanSearch:

@@ -1,6 +1,7 @@
 """One direction of imports. cpu_kernels lies at the bottom, and modeling on it. preprocess, encoder and llm are plain
-libraries on modeling, and deployments is the only package above them. planning runs the schedulers of encoder and llm
-and the choice of a replica in virtual time; of deployments only the command line imports planning. In deployments each room imports from those below it, see ROOMS."""
+libraries on modeling, and deployments is the only package above them. planning imports encoder, llm and the choice of a
+replica, whose code it runs in virtual time; of deployments only the command line imports planning. In deployments each
+room imports from those below it, see ROOMS."""
 
 import ast
 import sys
