@@ -143,15 +143,15 @@ class PlanSearch:
         key = (*(replicas[stage] for stage in STAGES), cores)
         if key not in self._outcomes:
             fleet = Fleet(replicas, cores)
-            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._options.seed, window=WINDOW)
-            self._outcomes[key] = outcome
-            counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
-            self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
+            seed = self._options.seed
+            self._outcomes[key] = simulate(self._costs, fleet, self._arrivals, seed=seed, window=WINDOW)
         return self._outcomes[key]
 
     def _misses(self, replicas: Mapping[str, int]) -> list[tuple[str, float, float]]:
         """Returns the names, figures and limits of the SLO that these replicas miss."""
         outcome, slo = self._outcome(replicas, self._options.cores), self._slo
+        counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
+        self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
         figures = [
             ("ttft_p95_seconds", outcome.ttft_p95, slo.ttft_p95_seconds),
             ("tpot_p95_seconds", outcome.tpot_p95 or 0.0, slo.tpot_p95_seconds),
