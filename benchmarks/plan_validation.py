@@ -31,8 +31,7 @@ from benchmarks.stage_costs import measure, shown
 from benchmarks.streaming_client import Content
 from raylens.planning.costs import Costs
 from raylens.planning.load import Arrival, Picture
-from raylens.planning.outcome import percentile
-from raylens.planning.simulation import Fleet, run
+from raylens.planning.simulation import Fleet, percentile, simulate
 
 KINDS = ("text", "new picture", "repeated picture")
 LOADS = (0.3, 0.5, 0.7)
@@ -185,10 +184,10 @@ def predicted(costs: Costs, measured: Measured, cores: int) -> dict[str, float]:
         for key, (drawn, answer) in enumerate(zip(measured.drawn, measured.answers, strict=True))
     ]
     fleet = Fleet(cores=cores, has_client=True, background_cores=measured.others)
-    outcome, requests = run(costs, fleet, load)
+    outcome = simulate(costs, fleet, load)
     times = [
-        Times(drawn.kind, one.arrival.moment, one.first_token, one.last_token, one.arrival.answer_tokens)
-        for drawn, one in zip(measured.drawn, requests, strict=True)
+        Times(drawn.kind, one.arrival.moment, one.first_token, one.last_token, one.num_tokens)
+        for drawn, one in zip(measured.drawn, outcome.answers, strict=True)
     ]
     return figures_of(times, outcome.cores_busy + costs.background_cores)
 

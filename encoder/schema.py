@@ -2,10 +2,13 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from raylens.preprocess.schema import ItemTensors
+
+if TYPE_CHECKING:
+    # Not at run time: the scheduler needs no torch, and `raylens plan` runs it without.
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class EncodeRequest:
     segments: Sequence[Segment]
     batch_key: Hashable
     arrival_time: float
-    embeddings: list[torch.Tensor] = field(default_factory=list)
+    embeddings: "list[torch.Tensor]" = field(default_factory=list)
     encode_seconds: float = 0.0
     encoded_until: float = 0.0
     is_over: bool = False
@@ -70,7 +73,7 @@ class EncodeOutput:
     """
 
     request_id: str
-    embeddings: torch.Tensor | None
+    embeddings: "torch.Tensor | None"
     error: Exception | None
     queue_seconds: float
     encode_seconds: float

@@ -5,13 +5,16 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.preprocess.schema import PlaceholderRange
+
+if TYPE_CHECKING:
+    # Not at run time: the scheduler needs no torch, and `raylens plan` runs it without.
+    import torch
 
 
 class SequenceStatus(enum.Enum):
@@ -38,20 +41,15 @@ class PromptItem:
 
     mm_hash: str
     positions: Seq[int]
-    embeddings: torch.Tensor | None
+    embeddings: "torch.Tensor | None"
 
     @classmethod
-    def at(cls, placeholder: PlaceholderRange, mm_hash: str, embeddings: torch.Tensor | None) -> "PromptItem":
+    def at(cls, placeholder: PlaceholderRange, mm_hash: str, embeddings: "torch.Tensor | None") -> "PromptItem":
         return cls(mm_hash, placeholder.embed_positions(), embeddings)
 
-    def between(self, start: int, end: int) -> tuple[Seq[int], torch.Tensor]:
-        """Returns the item's positions in [start, end) and their embeddings. If there are such positions, the
-        embeddings must have arrived."""
-        rows = slice(bisect_left(self.positions, start), bisect_left(self.positions, end))
-        if not self.positions[rows]:
-            return (), torch.empty(0, 0)
-        assert self.embeddings is not None, "scheduled before its embeddings had arrived"
-        return self.positions[rows], self.embeddings[rows]
+    def rows_between(self, start: int, end: int) -> slice:
+        """Returns the rows of the embeddings whose positions are in [start, end)."""
+        return slice(bisect_left(self.positions, start), bisect_left(self.positions, end))
 
 
 @dataclass(slots=True)

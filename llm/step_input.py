@@ -261,10 +261,11 @@ class StepBuilder:
 
     def _add_items(self, chunk: ScheduledChunk, row: int) -> None:
         for item in chunk.sequence.items:
-            positions, embeddings = item.between(chunk.start, chunk.end)
-            if positions:
+            rows = item.rows_between(chunk.start, chunk.end)
+            if positions := item.positions[rows]:
+                assert item.embeddings is not None, "scheduled before its embeddings had arrived"
                 self._embed_rows += [row + position - chunk.start for position in positions]
-                self._embeds.append(embeddings)
+                self._embeds.append(item.embeddings[rows])
 
     def _add_spans(self, chunk: ScheduledChunk) -> None:
         row = len(self._tables)

@@ -1,8 +1,8 @@
-"""What a request alone tells about costs: how much of each process's work its first token waits for.
+"""Fits costs to requests alone: how much of each process's work a first token waits for.
 
-Processor time is visible from outside, but not whether a process does something before it passes a request on, or
-behind that. The share before it is chosen so that a simulated request alone has the TTFT of a measured one. If all of
-the work is not enough for that, the rest is time in which nothing is computed.
+Processor time shows no order: a process may do its work before it passes a request on, or behind that. The share before
+it makes a simulated request alone as fast as a measured one. If even all of the work is too little for the measured
+TTFT, the rest is time in which nothing is computed.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from raylens.planning.costs import ByKind, Costs
 from raylens.planning.load import Arrival, Picture
 from raylens.planning.simulation import Fleet, simulate
 
-_STEPS = 30
+_BISECTIONS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +29,34 @@ class Alone:
 
 
 def calibrated(costs: Costs, alone: Alone, *, cores: int) -> Costs:
-    """Returns the costs with shares and waits for which requests alone take as long as measured. The client and the
-    server shared `cores` cores."""
+    """Returns the costs with which requests alone take as long as measured. The client and the server shared `cores`
+    cores."""
     fleet = Fleet(cores=cores, has_client=True)
-    costs = _with_step_wait(costs, alone, fleet)
-    targets = {
-        "text": ((), alone.ttft_text),
-        "new_picture": ((Picture(alone.megapixels, False, 0),), alone.ttft_new_picture),
-        "repeated_picture": ((Picture(alone.megapixels, True, 0),), alone.ttft_repeated_picture),
+    stream = Arrival(0.0, (), alone.text_tokens, alone.answer_tokens)
+    wait = max(0.0, alone.tpot - (simulate(costs, fleet, [stream]).tpot_p50 or 0.0))
+    costs = costs.model_copy(update={"generate": costs.generate.model_copy(update={"wait_per_step": wait})})
+
+    def fit(ttft: float, *pictures: Picture) -> tuple[float, float]:
+        """Returns the share and the wait with which a request with these pictures has this TTFT."""
+        request = Arrival(0.0, pictures, alone.text_tokens, 1)
+
+        def simulated(share: float) -> float:
+            shares = ByKind(text=share, new_picture=share, repeated_picture=share)
+            return simulate(costs.model_copy(update={"on_path_share": shares}), fleet, [request]).ttft_p50
+
+        if (longest := simulated(1.0)) <= ttft:
+            return 1.0, ttft - longest
+        low, high = 0.0, 1.0
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if simulated(middle) < ttft else (low, middle)
+        return low, 0.0
+
+    fits = {
+        "text": fit(alone.ttft_text),
+        "new_picture": fit(alone.ttft_new_picture, Picture(alone.megapixels, False, 0)),
+        "repeated_picture": fit(alone.ttft_repeated_picture, Picture(alone.megapixels, True, 0)),
     }
-    shares, waits = {}, {}
-    for kind, (pictures, ttft) in targets.items():
-        arrival = Arrival(0.0, pictures, alone.text_tokens, 1)
-        shares[kind], waits[kind] = _share_and_wait(costs, fleet, arrival, ttft)
-    return costs.model_copy(update={"on_path_share": ByKind(**shares), "wait_seconds": ByKind(**waits)})
-
-
-def _with_step_wait(costs: Costs, alone: Alone, fleet: Fleet) -> Costs:
-    """Returns the costs with the time between two steps that makes a stream alone as slow as measured."""
-    arrival = Arrival(0.0, (), alone.text_tokens, alone.answer_tokens)
-    simulated = simulate(costs, fleet, [arrival]).tpot_p50
-    wait = max(0.0, alone.tpot - (simulated or 0.0))
-    return costs.model_copy(update={"generate": costs.generate.model_copy(update={"wait_per_step": wait})})
-
-
-def _share_and_wait(costs: Costs, fleet: Fleet, arrival: Arrival, ttft: float) -> tuple[float, float]:
-    def simulated(share: float) -> float:
-        shares = ByKind(text=share, new_picture=share, repeated_picture=share)
-        return simulate(costs.model_copy(update={"on_path_share": shares}), fleet, [arrival]).ttft_p50
-
-    if (longest := simulated(1.0)) <= ttft:
-        return 1.0, ttft - longest
-    low, high = 0.0, 1.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if simulated(middle) < ttft else (low, middle)
-    return low, 0.0
+    shares = ByKind(**{kind: share for kind, (share, _) in fits.items()})
+    waits = ByKind(**{kind: wait for kind, (_, wait) in fits.items()})
+    return costs.model_copy(update={"on_path_share": shares, "wait_seconds": waits})

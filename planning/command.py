@@ -48,13 +48,8 @@ _QUIET_SECONDS = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `raylens plan`."""
     add: Any = parser.add_argument
-    add(
-        "--costs",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="measured costs, of `python -m benchmarks.stage_costs`",
-    )
+    costs = "measured costs, of `python -m benchmarks.stage_costs`"
+    add("--costs", type=Path, required=True, metavar="FILE", help=costs)
     add("--load", type=Path, metavar="FILE", help="YAML or JSON file of the load; options go before what it says")
     add("--rate", type=float, metavar="N", help="requests a second, arriving at random")
     add("--picture-share", type=float, metavar="X", help="share of the requests that have pictures (default: 0)")
@@ -65,54 +60,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lengths", choices=("fixed", "geometric"), help="whether these are the lengths of all, or means")
     add("--ttft-p95-ms", type=float, metavar="MS", help="SLO: time to first token, 95th percentile")
     add("--tpot-p95-ms", type=float, metavar="MS", help="SLO: time per output token, 95th percentile")
-    add(
-        "--max-utilisation",
-        type=float,
-        default=MAX_UTILISATION,
-        metavar="X",
-        help="of any stage (default: %(default)s)",
-    )
+    busiest = "of any stage (default: %(default)s)"
+    add("--max-utilisation", type=float, default=MAX_UTILISATION, metavar="X", help=busiest)
     add("--cost", action="append", default=[], metavar="NAME=VALUE", help="a figure in place of the measured one")
-    add("--cores", type=_cores, metavar="N", help="all stages share one machine of N cores (default: no two share one)")
+    add("--cores", type=int, metavar="N", help="all stages share one machine of N cores (default: no two share one)")
     add("--gpus", type=int, metavar="N", help="plan for as much of this load as N GPUs carry, and show ceilings")
     for name, field in Hardware.model_fields.items():
         kind = int if field.annotation is int else float
-        flag = f"--{name.replace('_', '-')}"
-        add(
-            flag,
-            type=kind,
-            default=field.default,
-            metavar="N",
-            help=f"{field.description} (default: {field.default:g})",
-        )
+        text = f"{field.description} (default: {field.default:g})"
+        add(f"--{name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=text)
     add("--ceilings", action="store_true", help="show what a larger fleet runs into, also without --gpus")
     add("--seed", type=int, default=0, help="of the arrivals (default: %(default)s)")
     add("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the plan and returns 0. Raises PlanError for what cannot be planned with."""
+    """Prints the plan and returns 0. Raises PlanError for input that no plan can be made of."""
     assumed = _assumed(args.cost)
     costs = read_costs(args.costs, assumed)
     load, slo = _load(args), _slo(args)
     hardware = Hardware.checked({name: getattr(args, name) for name in Hardware.model_fields}, "options")
-    options = SearchOptions(args.cores, args.max_utilisation, args.seed, _progress(sys.stderr.write))
+    options = SearchOptions(args.cores, args.max_utilisation, args.seed, _progress())
     if args.gpus is not None and args.cores is not None:
         raise PlanError(f"cores: must not be given with --gpus, which is about many machines, not {args.cores}")
-    if args.gpus is None:
-        plan = make_plan(costs, load, slo, options)
-    else:
-        plan = plan_for_gpus(costs, load, slo, args.gpus, options)
+    is_free = args.gpus is None
+    plan = make_plan(costs, load, slo, options) if is_free else plan_for_gpus(costs, load, slo, args.gpus, options)
     limits = ceilings(plan, costs, hardware) if args.ceilings or args.gpus is not None else []
     print(json.dumps(as_json(plan, costs, limits, assumed)) if args.json else as_text(plan, costs, limits, assumed))
     return 0
-
-
-def _cores(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} is not at least 1")
-    return count
 
 
 def _load(args: argparse.Namespace) -> LoadProfile:
@@ -140,12 +115,12 @@ def _assumed(overrides: list[str]) -> dict[str, float]:
     return assumed
 
 
-def _progress(write: Callable[[str], Any]) -> Callable[[str], None]:
-    """Returns what shows a line for each simulation, once the plan takes longer than a moment."""
+def _progress() -> Callable[[str], None]:
+    """Returns a function that shows a line for each simulation, if the plan takes longer than a moment."""
     started = time.monotonic()
 
     def say(line: str) -> None:
         if time.monotonic() - started > _QUIET_SECONDS:
-            write(f"simulated {line}\n")
+            print(f"simulated {line}", file=sys.stderr)
 
     return say

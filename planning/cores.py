@@ -1,4 +1,4 @@
-"""Where work is computed: cores of its own for each process, or one machine whose cores all processes share."""
+"""Processor cores, and the processes that compute on them."""
 
 import itertools
 import math
@@ -6,224 +6,173 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
-from raylens.planning.events import Action, EventLoop
+from raylens.planning.virtual_time import Action, Clock, until
 
 _NICE_FACTOR = 1.25
-"""Each step of niceness makes a thread's share of a contended core smaller by this factor (Linux,
-kernel/sched/core.c, sched_prio_to_weight)."""
-_EPSILON = 1e-12
+"""Each step of niceness divides a thread's share of a contended core by this factor (Linux, kernel/sched/core.c,
+sched_prio_to_weight)."""
+LOOP_SLICE_SECONDS = 0.001
+"""An event loop turns to the next request after this long: callbacks are about as short."""
+_LEAST_SLICE_SECONDS = 1e-12
 
 
-class Thread(Protocol):
-    """Computes one piece of work at a time."""
+class Machine:
+    """`count` cores that processes share as Linux does: each core has a queue of its own.
 
-    def compute(self, seconds: float, then: Action) -> None:
-        """Calls `then` when `seconds` of processor time have been computed."""
-
-
-class Cores(Protocol):
-    """What threads compute on."""
-
-    def thread(self, niceness: int) -> Thread: ...
-
-
-class OwnCores:
-    """A core for every thread: work takes its processor time."""
-
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
-
-    def thread(self, niceness: int) -> "OwnCores":
-        return self
-
-    def compute(self, seconds: float, then: Action) -> None:
-        self._loop.after(seconds, then)
-
-
-class SharedCores:
-    """`count` cores of one machine, shared as Linux shares them: each core has a queue of its own.
-
-    A thread that becomes ready goes to the core where it was last, or else to an idle one. If none is idle, it shares
-    its last core with whom it meets there, by the weights of their niceness (processor sharing). A core that becomes
-    idle takes a thread of the fullest other one. `background` cores, spread over all, are taken by others all the time.
+    A thread that becomes ready goes to its last core if that is idle, else to any idle core. If none is idle, it shares
+    its last core with the threads there, by the weights of their niceness (processor sharing). A core that becomes idle
+    takes a thread of the fullest core. Other programs take `background` cores all the time, spread over all of them.
+    With `count` None, each process has a core of its own.
 
     (`select_idle_sibling` and `sched_balance_newidle` in kernel/sched/fair.c.)
     """
 
-    def __init__(self, loop: EventLoop, count: int, background: float = 0.0) -> None:
-        speed = max(0.01, 1 - background / count)
-        self._cores = [_Core(loop, speed, self._take_over) for _ in range(count)]
+    def __init__(self, clock: Clock, count: int | None, background: float = 0.0) -> None:
+        self._clock = clock
+        num_cores = count or 0
+        speed = max(0.01, 1 - background / max(1, num_cores))
+        self._cores = [_Core(clock, speed, self._take_over) for _ in range(num_cores)]
         self._homes = itertools.cycle(self._cores)
+        self.busy_seconds = 0.0
 
-    def thread(self, niceness: int) -> "_SharedThread":
-        return _SharedThread(self, next(self._homes), _NICE_FACTOR**-niceness)
+    def home(self) -> "_Core | None":
+        """Returns the first core of another process, None for a core of its own."""
+        return next(self._homes, None)
 
-    def place(self, home: "_Core") -> "_Core":
-        """Returns where a thread goes that was last on `home`."""
-        if home.is_idle:
-            return home
-        return next((core for core in self._cores if core.is_idle), home)
+    def compute(self, process: "Process", seconds: float, then: Action) -> None:
+        """Calls `then` when the process has had `seconds` of processor time."""
+        self.busy_seconds += seconds
+        if process.core is None:
+            self._clock.after(seconds, then)
+            return
+        if process.core.tasks:
+            process.core = next((core for core in self._cores if not core.tasks), process.core)
+        process.core.add(process, seconds, then)
 
     def _take_over(self, idle: "_Core") -> None:
-        fullest = max(self._cores, key=lambda core: core.num_tasks)
-        if fullest.num_tasks > 1:
-            task = fullest.give_up()
-            task.thread.core = idle
-            idle.add(task)
+        fullest = max(self._cores, key=lambda core: len(core.tasks))
+        if len(fullest.tasks) > 1:
+            process, seconds, then = fullest.give_up()
+            process.core = idle
+            idle.add(process, seconds, then)
 
 
-class _SharedThread:
-    def __init__(self, cores: SharedCores, core: "_Core", weight: float) -> None:
-        self._cores = cores
-        self.core = core
-        self.weight = weight
-
-    def compute(self, seconds: float, then: Action) -> None:
-        self.core = self._cores.place(self.core)
-        self.core.add(_Task(self, seconds, then))
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Task:
-    thread: _SharedThread
-    seconds_left: float
+    """`end`: the core's progress at which the task is done."""
+
+    process: "Process"
+    end: float
     then: Action
 
 
 class _Core:
-    """A core that its threads share by their weights. `speed`: the share of it that is theirs."""
+    """A core that its tasks share by their weights. `speed`: the share of it that other programs leave."""
 
-    def __init__(self, loop: EventLoop, speed: float, when_idle: Callable[["_Core"], None]) -> None:
-        self._loop = loop
+    def __init__(self, clock: Clock, speed: float, when_idle: Callable[["_Core"], None]) -> None:
+        self._clock = clock
         self._speed = speed
         self._when_idle = when_idle
-        self._tasks: list[_Task] = []
+        self.tasks: list[_Task] = []
+        self._progress = 0.0
+        """The seconds so far that a task of weight 1 would have had."""
+        self._weight = 0.0
         self._updated_at = 0.0
         self._plan = 0
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._tasks
-
-    @property
-    def num_tasks(self) -> int:
-        return len(self._tasks)
-
-    def add(self, task: _Task) -> None:
+    def add(self, process: "Process", seconds: float, then: Action) -> None:
         self._advance()
-        self._tasks.append(task)
-        self._share()
+        self.tasks.append(_Task(process, self._progress + seconds / process.weight, then))
+        self._plan_end()
 
-    def give_up(self) -> _Task:
-        """Gives up the thread that came last."""
+    def give_up(self) -> tuple["Process", float, Action]:
+        """Removes the latest task and returns its process, its seconds that are left, and its action."""
         self._advance()
-        task = self._tasks.pop()
-        self._share()
-        return task
+        task = self.tasks.pop()
+        self._plan_end()
+        return task.process, (task.end - self._progress) * task.process.weight, task.then
 
     def _advance(self) -> None:
-        """Takes off what has been computed since the shares were last set."""
-        passed = self._loop.now - self._updated_at
-        self._updated_at = self._loop.now
-        if passed > 0 and self._tasks:
-            of_weight = passed * self._speed / sum(task.thread.weight for task in self._tasks)
-            for task in self._tasks:
-                task.seconds_left -= of_weight * task.thread.weight
+        if self.tasks:
+            self._progress += (self._clock.now - self._updated_at) * self._speed / self._weight
+        self._updated_at = self._clock.now
 
-    def _share(self) -> None:
-        """Comes back when the first task is done, unless the tasks change before."""
+    def _plan_end(self) -> None:
+        """Plans the end of the first task; any change of the tasks before it makes another plan."""
         self._plan += 1
-        if self._tasks:
-            weight = sum(task.thread.weight for task in self._tasks)
-            first = min(task.seconds_left / task.thread.weight for task in self._tasks) * weight / self._speed
-            self._loop.after(max(0.0, first), partial(self._end, self._plan))
+        if self.tasks:
+            self._weight = sum([task.process.weight for task in self.tasks])
+            seconds = (min([task.end for task in self.tasks]) - self._progress) * self._weight / self._speed
+            self._clock.after(max(0.0, seconds), partial(self._end, self._plan))
 
     def _end(self, plan: int) -> None:
-        if plan != self._plan:  # the tasks have changed since
+        if plan != self._plan:
             return
         self._advance()
-        ended = [task for task in self._tasks if task.seconds_left <= _EPSILON * max(1.0, self._loop.now)]
-        self._tasks = [task for task in self._tasks if task not in ended]
-        self._share()
+        first = min([task.end for task in self.tasks])
+        ended = [task for task in self.tasks if task.end == first]
+        self.tasks = [task for task in self.tasks if task.end != first]
+        self._plan_end()
         for task in ended:
             task.then()
-        if self.is_idle:
+        if not self.tasks:
             self._when_idle(self)
 
 
 Cost = float | Callable[[], float]
-LOOP_SLICE_SECONDS = 0.001
-"""How long an event loop goes on with one request before it turns to the next: callbacks are about as short."""
-
-
-@dataclass(slots=True)
-class _Job:
-    cost: Cost | None
-    """None once it has been asked."""
-    seconds_left: float
-    then: Action | None
 
 
 class Process:
-    """A thread, which does one piece of work after the other in the order of arrival.
+    """A thread, which does its work in the order of arrival.
 
-    With `slice_seconds` it is an event loop: work is done in slices, and all that waits takes turns."""
+    With `slice_seconds` it is an event loop: it does the work in slices, by turns. The `core` is the last one that it
+    computed on, and `weight` its share there beside others."""
 
-    def __init__(self, cores: Cores, niceness: int = 0, slice_seconds: float = math.inf) -> None:
-        self._thread = cores.thread(niceness)
+    def __init__(self, machine: Machine, niceness: int = 0, slice_seconds: float = math.inf) -> None:
+        self._machine = machine
+        self.core = machine.home()
+        self.weight: float = _NICE_FACTOR**-niceness
         self._slice_seconds = slice_seconds
-        self._queue: deque[_Job] = deque()
+        self._work: deque[tuple[Cost, Action]] = deque()
         self._is_busy = False
         self.busy_seconds = 0.0
 
-    def submit(self, cost: Cost, then: Action | None = None) -> None:
-        """Queues work and calls `then` when it is done. A `cost` that is a function is asked when the work begins."""
-        self._queue.append(_Job(cost, 0.0, then))
+    def submit(self, cost: Cost, then: Action = lambda: None) -> None:
+        """Queues work and calls `then` when it is done. A `cost` that is a function is called when the work begins."""
+        self._work.append((cost, then))
         if not self._is_busy:
             self._start()
 
+    async def compute(self, seconds: float) -> None:
+        await until(partial(self.submit, seconds))
+
+    async def pass_through(self, seconds: float, on_path_share: float) -> None:
+        """Does a request's work: returns after the share that the request waits for, and does the rest behind it."""
+        await self.compute(seconds * on_path_share)
+        self.submit(seconds * (1 - on_path_share))
+
     def _start(self) -> None:
-        while self._queue and not self._is_busy:
-            job = self._queue.popleft()
-            if job.cost is not None:
-                job.seconds_left = job.cost if isinstance(job.cost, float | int) else job.cost()
-                job.cost = None
+        while self._work and not self._is_busy:
+            cost, then = self._work.popleft()
             self._is_busy = True
-            seconds = min(job.seconds_left, self._slice_seconds)
-            job.seconds_left -= seconds
+            left = cost() if callable(cost) else cost
+            seconds = min(left, self._slice_seconds)
+            if left - seconds > _LEAST_SLICE_SECONDS:
+                then = partial(self._work.append, (left - seconds, then))
             if seconds > 0:
                 self.busy_seconds += seconds
-                self._thread.compute(seconds, partial(self._end_slice, job))
+                self._machine.compute(self, seconds, partial(self._end, then))
             else:
-                self._end(job)
+                then()
+                self._is_busy = False
 
-    def _end_slice(self, job: _Job) -> None:
-        if job.seconds_left > _EPSILON:
-            self._queue.append(job)
-            self._is_busy = False
-        else:
-            self._end(job)
+    def _end(self, then: Action) -> None:
+        then()  # still busy, so that the work that this submits waits for its turn
+        self._is_busy = False
         self._start()
 
-    def _end(self, job: _Job) -> None:
-        """Calls `then` while the process still counts as busy, so that what it submits waits for its turn."""
-        if job.then is not None:
-            job.then()
-        self._is_busy = False
 
-
-def pass_through(process: Process, seconds: float, on_path_share: float, then: Action) -> None:
-    """Lets a process do what it does for a request: the share that the request waits for, and behind it the rest."""
-
-    def go_on() -> None:
-        then()
-        process.submit(seconds * (1 - on_path_share))
-
-    process.submit(seconds * on_path_share, go_on)
-
-
-def event_loop(cores: Cores) -> Process:
-    """Returns a process that does all it has in turns, as an event loop of asyncio does."""
-    return Process(cores, slice_seconds=LOOP_SLICE_SECONDS)
+def event_loop(machine: Machine) -> Process:
+    """Returns a process that takes turns among its work, as an event loop of asyncio does."""
+    return Process(machine, slice_seconds=LOOP_SLICE_SECONDS)

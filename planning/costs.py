@@ -42,9 +42,6 @@ class Work(PlanSettings):
         fixed = self.seconds_per_repeated_picture if picture.is_repeated else self.seconds_per_new_picture
         return fixed + self.seconds_per_megapixel * picture.megapixels
 
-    def of_pieces(self, count: float, messages: float = 1) -> float:
-        return self.seconds_per_message * messages + self.seconds_per_piece * count
-
 
 class Reserved(PlanSettings):
     """What a replica reserves of a cluster."""
@@ -67,6 +64,10 @@ class PreprocessCosts(ProcessCosts):
     seconds_per_megapixel: float = Field(ge=0)
     max_ongoing_items: int = Field(16, ge=1)
     niceness: int = Field(15, ge=0, le=19)
+
+    def of_item(self, picture: Picture) -> float:
+        """Returns the seconds of decoding and processing a picture."""
+        return self.seconds_per_item + self.seconds_per_megapixel * picture.megapixels
 
 
 class EncodeCosts(ProcessCosts):
@@ -167,6 +168,17 @@ class Costs(PlanSettings):
         description="seconds of a first token in which nothing is computed",
     )
     fleet: FleetCosts = FleetCosts()
+
+    @property
+    def reserved(self) -> dict[str, Reserved]:
+        """Returns the reservation of a replica of each stage."""
+        return {
+            "ingress": self.ingress.reserved,
+            "shared": self.shared.reserved,
+            "preprocess": self.preprocess.reserved,
+            "encode": self.encode.reserved,
+            "generate": self.generate.reserved,
+        }
 
 
 def read_costs(path: Path, overrides: Mapping[str, float] | None = None) -> Costs:

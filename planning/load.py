@@ -33,8 +33,9 @@ class LoadProfile(PlanSettings):
         return self
 
     @property
-    def pictures_per_second(self) -> float:
-        return self.requests_per_second * self.picture_share * len(self.megapixels)
+    def picture_rate(self) -> float:
+        """Returns the requests a second that have pictures."""
+        return self.requests_per_second * self.picture_share
 
     @property
     def tokens_per_second(self) -> float:

@@ -3,29 +3,31 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from raylens.planning.costs import Costs, Reserved, Work
-from raylens.planning.load import Arrival, LoadProfile, Picture, Slo
-from raylens.planning.outcome import STAGES, Outcome
+from raylens.planning.costs import Costs
+from raylens.planning.load import LoadProfile, Slo, arrivals
 from raylens.planning.settings import PlanError
-from raylens.planning.shared_machine import WINDOW, SharedMachine, simulated_arrivals
-from raylens.planning.simulation import Fleet, simulate
+from raylens.planning.simulation import STAGES, Fleet, Outcome, simulate
+from raylens.planning.utilisation import least_work
 
 SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")
-"""Whose replicas are reduced first: the dearest."""
+"""The order in which the search reduces replicas: the dearest stage first."""
 MAX_UTILISATION = 0.8
+WINDOW = (0.2, 0.9)
+"""The shares of the simulated requests between which they count."""
+_TOKENS, _LEAST_REQUESTS, _MOST_REQUESTS = 60_000, 400, 1500
+"""The tokens of a simulated load, and bounds of its requests."""
 _CELL_REPLICAS = 6
-"""A larger load is simulated as a cell: a part of it for which no stage needs more replicas than about so many."""
+"""Of a larger load, the search simulates a cell: a part of it for which no stage needs many more replicas than this."""
 _MAX_DOUBLINGS = 6
 _GPU_TRIES, _NEAR_ENOUGH, _A_LITTLE_LESS = 6, 1.03, 0.995
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The replicas of one stage. `utilisation`: the load as a share of what they can do at most, in full batches.
-    `busy`: the share of time in which a replica's busiest thread computes. It is higher: with less to do, batches are
-    smaller."""
+    """The replicas of one stage. `utilisation`: the load as a share of their capacity with full batches. `busy`: the
+    share of time in which a replica's busiest thread computes, which is higher, because a lower load has smaller
+    batches."""
 
     name: str
     replicas: int
@@ -37,8 +39,8 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many replicas a load needs. `outcome` is what the simulation predicts. `cell`: the part of the load that was
-    simulated, 1 for all of it."""
+    """The replicas that a load needs, and the simulation's prediction. `cell`: the simulated part of the load, 1 for
+    all of it. `cores`: of the machine that all stages share; None: each process has a core of its own."""
 
     load: LoadProfile
     slo: Slo
@@ -46,8 +48,7 @@ class Plan:
     outcome: Outcome
     cell: float
     num_simulations: int
-    cores: int | None = None
-    """Of the machine that all stages share; None: each process has a core of its own."""
+    cores: int | None
 
     @property
     def cpus(self) -> float:
@@ -59,60 +60,18 @@ class Plan:
 
     @property
     def limiting_stage(self) -> str:
-        """Returns the stage that is nearest to what it can do."""
+        """Returns the stage that is nearest to its capacity."""
         return max(self.stages, key=lambda stage: stage.utilisation).name
 
     def stage(self, name: str) -> StagePlan:
         return next(stage for stage in self.stages if stage.name == name)
 
 
-def least_work(costs: Costs, load: LoadProfile) -> dict[str, float]:
-    """Returns how many replicas each stage keeps busy at least, with full batches: by the utilisation law, requests a
-    second times the seconds of a request (Lazowska et al., Quantitative System Performance, 1984, chapter 3). Each
-    token counts as a piece, and messages cost nothing, because the tokens of many answers share one."""
-    picture_rate = load.requests_per_second * load.picture_share
-    pictures = [Picture(size, is_repeated, 0) for size in load.megapixels for is_repeated in (False, True)]
-    shares = {False: 1 - load.repeated_share, True: load.repeated_share}
-
-    def each(of_picture: Callable[[Picture], float]) -> float:
-        """Returns the sum over a request's pictures, by how likely each is new or repeated."""
-        return picture_rate * sum(shares[picture.is_repeated] * of_picture(picture) for picture in pictures)
-
-    def new(of_picture: Callable[[Picture], float]) -> float:
-        return each(lambda picture: 0.0 if picture.is_repeated else of_picture(picture))
-
-    preprocess, encode, generate = costs.preprocess, costs.encode, costs.generate
-    tokens = load.requests_per_second * load.prompt_tokens + each(costs.model.tokens)
-    token_seconds = generate.seconds_per_step / generate.max_num_seqs + generate.seconds_per_sequence
-    batch_share = costs.encode.seconds_per_batch / costs.encode.max_batch_patches
-
-    def passing(work: Work) -> float:
-        requests = load.requests_per_second * work.seconds_per_request + each(work.of_picture)
-        return requests + load.tokens_per_second * work.seconds_per_piece
-
-    return {
-        "ingress": passing(costs.ingress.work),
-        "shared": each(costs.shared.work.of_picture),
-        "preprocess": max(
-            each(preprocess.work.of_picture),
-            new(lambda one: preprocess.seconds_per_item + preprocess.seconds_per_megapixel * one.megapixels),
-        ),
-        "encode": max(
-            new(encode.work.of_picture),
-            new(lambda one: (encode.seconds_per_patch + batch_share) * costs.model.patches(one)),
-        ),
-        "generate": max(
-            load.tokens_per_second * token_seconds + tokens * generate.seconds_per_prompt_token,
-            passing(generate.work),
-        ),
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How to look for a plan. `cores`: of the machine that all processes share; None: each has a core of its own.
-    `max_utilisation`: of any stage. `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError
-    unless `max_utilisation` is between 0 and 1."""
+    """`cores`: of the machine that all processes share; None: each has a core of its own. `max_utilisation`: of any
+    stage. `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError unless `max_utilisation` is
+    between 0 and 1 and `cores` is at least 1."""
 
     cores: int | None = None
     max_utilisation: float = MAX_UTILISATION
@@ -122,6 +81,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if not 0 < self.max_utilisation < 1:
             raise PlanError(f"max_utilisation: must be between 0 and 1, not {self.max_utilisation}")
+        if self.cores is not None and self.cores < 1:
+            raise PlanError(f"cores: must be at least 1, not {self.cores}")
 
 
 class PlanSearch:
@@ -135,63 +96,74 @@ class PlanSearch:
         self._work = least_work(costs, load)
         whole = 1.0 if options.cores else _CELL_REPLICAS * options.max_utilisation / max(self._work.values())
         self._cell = min(1.0, whole)
-        self._arrivals = self._cell_arrivals()
-        self._outcomes: dict[tuple[int, ...], Outcome] = {}
+        cell = load.model_copy(update={"requests_per_second": load.requests_per_second * self._cell})
+        count = max(_LEAST_REQUESTS, min(_MOST_REQUESTS, _TOKENS // load.answer_tokens))
+        self._arrivals = arrivals(cell, count, options.seed)
+        self._outcomes: dict[tuple[int | None, ...], Outcome] = {}
 
     def run(self) -> Plan:
-        """Returns the plan: no stage can have fewer replicas while the others stay. Raises PlanError if no number of
-        replicas meets the SLO."""
+        """Returns a plan in which no stage can have fewer replicas while the others stay. Raises PlanError if no number
+        of replicas meets the SLO, or if the cores are too few."""
         least = {stage: self._fewest(self._work[stage] * self._cell) for stage in STAGES}
         if self._options.cores is not None:
             self._check_cores(self._options.cores, least)
         replicas = self._enough(least)
         for stage in SEARCH_ORDER:
             replicas = self._reduced(replicas, stage, least[stage])
-        return self._plan(replicas, self._outcome(replicas))
+        return self._plan(replicas, self._outcome(replicas, self._options.cores))
 
-    def _check_cores(self, cores: int, least: Mapping[str, int]) -> None:
-        """Raises PlanError if all stages together keep the cores busier than `max_utilisation`."""
+    def _check_cores(self, cores: int, replicas: Mapping[str, int]) -> None:
+        """Raises PlanError, with the fewest cores that are enough, if all stages together keep the cores busier than
+        `max_utilisation`."""
         most = self._options.max_utilisation
-        machine = SharedMachine(self._costs, least, self._arrivals, most, self._options.seed)
-        if not machine.carries(cores):
-            raise PlanError(
-                f"cores: {cores} would be busier than {most:.0%} (max_utilisation) under this load;"
-                f" {machine.fewest_cores(cores)} are the fewest that would not, whether they meet an SLO or not"
-            )
 
-    def _cell_arrivals(self) -> list[Arrival]:
-        rate = self._load.requests_per_second * self._cell
-        return simulated_arrivals(self._load.model_copy(update={"requests_per_second": rate}), self._options.seed)
+        def busy(count: int | None) -> float:
+            return self._outcome(replicas, count).cores_busy + self._costs.background_cores
+
+        def carry(count: int) -> bool:
+            return busy(count) <= most * count
+
+        if carry(cores):
+            return
+        fewest = max(cores + 1, math.ceil(busy(None) / most))
+        while not carry(fewest):
+            fewest += 1
+        # Threads that wait for a core find more to do at once, and compute less in all.
+        while fewest - 1 > cores and carry(fewest - 1):
+            fewest -= 1
+        raise PlanError(
+            f"cores: {cores} would be busier than {most:.0%} (max_utilisation) under this load;"
+            f" {fewest} are the fewest that would not, whether they meet an SLO or not"
+        )
 
     def _fewest(self, work: float) -> int:
         return max(1, math.ceil(work / self._options.max_utilisation))
 
-    def _outcome(self, replicas: Mapping[str, int]) -> Outcome:
-        key = tuple(replicas[stage] for stage in STAGES)
+    def _outcome(self, replicas: Mapping[str, int], cores: int | None) -> Outcome:
+        key = (*(replicas[stage] for stage in STAGES), cores)
         if key not in self._outcomes:
-            fleet = Fleet.of(replicas, self._options.cores)
-            outcome = simulate(self._costs, fleet, self._arrivals, seed=self._options.seed, window=WINDOW)
-            self._outcomes[key] = outcome
-            counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
-            self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
+            fleet = Fleet(replicas, cores)
+            seed = self._options.seed
+            self._outcomes[key] = simulate(self._costs, fleet, self._arrivals, seed=seed, window=WINDOW)
         return self._outcomes[key]
 
-    def _misses(self, outcome: Outcome) -> list[tuple[str, float, float]]:
-        """Returns what of the SLO an outcome does not meet: names, figures and limits."""
-        figures = {"ttft_p95_seconds": outcome.ttft_p95, "tpot_p95_seconds": outcome.tpot_p95}
-        limits: dict[str, Any] = self._slo.model_dump()
-        return [
-            (name, value, limits[name])
-            for name, value in figures.items()
-            if value is not None and limits[name] is not None and value > limits[name]
+    def _misses(self, replicas: Mapping[str, int]) -> list[tuple[str, float, float]]:
+        """Returns the names, figures and limits of the SLO that these replicas miss."""
+        outcome, slo = self._outcome(replicas, self._options.cores), self._slo
+        counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
+        self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
+        figures = [
+            ("ttft_p95_seconds", outcome.ttft_p95, slo.ttft_p95_seconds),
+            ("tpot_p95_seconds", outcome.tpot_p95 or 0.0, slo.tpot_p95_seconds),
         ]
+        return [(name, value, limit) for name, value, limit in figures if limit is not None and value > limit]
 
     def _enough(self, least: Mapping[str, int]) -> dict[str, int]:
         """Returns replicas of all stages that meet the SLO, doubled until they do."""
         replicas = dict(least)
         tried = []
         for _ in range(_MAX_DOUBLINGS):
-            missed = self._misses(self._outcome(replicas))
+            missed = self._misses(replicas)
             if not missed:
                 return replicas
             tried.append(missed)
@@ -211,14 +183,14 @@ class PlanSearch:
         low, high = least, replicas[stage]
         while low < high:
             middle = (low + high) // 2
-            if self._misses(self._outcome({**replicas, stage: middle})):
+            if self._misses({**replicas, stage: middle}):
                 low = middle + 1
             else:
                 high = middle
         return {**replicas, stage: high}
 
     def _plan(self, replicas: Mapping[str, int], outcome: Outcome) -> Plan:
-        reserved = reserved_by_stage(self._costs)
+        reserved = self._costs.reserved
         stages = []
         for stage in STAGES:
             count = self._whole(replicas[stage], self._work[stage])
@@ -234,17 +206,6 @@ class PlanSearch:
         return by_utilisation if in_cell == 1 else max(by_utilisation, math.ceil(in_cell / self._cell - 1e-9))
 
 
-def reserved_by_stage(costs: Costs) -> dict[str, Reserved]:
-    """Returns what a replica of each stage reserves."""
-    return {
-        "ingress": costs.ingress.reserved,
-        "shared": costs.shared.reserved,
-        "preprocess": costs.preprocess.reserved,
-        "encode": costs.encode.reserved,
-        "generate": costs.generate.reserved,
-    }
-
-
 def make_plan(costs: Costs, load: LoadProfile, slo: Slo, options: SearchOptions = SearchOptions()) -> Plan:
     """Returns the fewest replicas with which the load meets the SLO. Equal arguments give equal plans. Raises PlanError
     if no number of replicas does."""
@@ -258,7 +219,7 @@ def plan_for_gpus(
     has a GPU, or where so many are too few for a replica of each stage."""
     if gpus < 1:
         raise PlanError(f"gpus: must be at least 1, not {gpus}")
-    if all(own.gpus == 0 for own in reserved_by_stage(costs).values()):
+    if all(own.gpus == 0 for own in costs.reserved.values()):
         raise PlanError(
             f"gpus: must be 0 with costs whose stages use none, not {gpus}; --cost generate.reserved.gpus=1 assumes one"
         )

@@ -1,4 +1,4 @@
-"""A plan as people read it, and as programs do."""
+"""A plan as text and as a JSON document."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,8 +10,8 @@ from raylens.planning.plan import Plan
 
 
 def as_text(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mapping[str, float]) -> str:
-    """Returns the report: replicas, what to expect, ceilings where there are any, and what is assumed."""
-    parts = [_replicas(plan), _expectations(plan), _ceilings(limits), _sources(plan, costs, assumed)]
+    """Returns the report: replicas, predicted times, ceilings if there are any, and assumptions."""
+    parts = [_replicas(plan), _predicted(plan), _ceilings(limits), _sources(plan, costs, assumed)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -41,47 +41,38 @@ def as_json(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mappin
     }
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(*rows: Sequence[str]) -> str:
     """Returns columns as wide as they need to be: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in [header, *rows]:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
 def _replicas(plan: Plan) -> str:
     rows = [
-        [
-            stage.name.capitalize(),
-            str(stage.replicas),
-            f"{stage.cpus:g}",
-            f"{stage.gpus:g}",
-            f"{stage.utilisation:.0%}",
-            f"{stage.busy:.0%}",
-        ]
-        for stage in plan.stages
+        [name, f"{one.replicas}", f"{one.cpus:g}", f"{one.gpus:g}", f"{one.utilisation:.0%}", f"{one.busy:.0%}"]
+        for name, one in ((stage.name.capitalize(), stage) for stage in plan.stages)
     ]
     total = ["all", str(sum(stage.replicas for stage in plan.stages)), f"{plan.cpus:g}", f"{plan.gpus:g}", "", ""]
-    return table(["Stage", "replicas", "CPUs", "GPUs", "of capacity", "busy"], [*rows, total])
+    return _table(["Stage", "replicas", "CPUs", "GPUs", "of capacity", "busy"], *rows, total)
 
 
-def _expectations(plan: Plan) -> str:
+def _predicted(plan: Plan) -> str:
     outcome, slo = plan.outcome, plan.slo
-    rows = [_percentiles("TTFT", outcome.ttft_p50, outcome.ttft_p95, slo.ttft_p95_seconds)]
-    if outcome.tpot_p50 is not None and outcome.tpot_p95 is not None:
-        rows.append(_percentiles("TPOT", outcome.tpot_p50, outcome.tpot_p95, slo.tpot_p95_seconds))
+    times = [
+        ("TTFT", outcome.ttft_p50, outcome.ttft_p95, slo.ttft_p95_seconds),
+        ("TPOT", outcome.tpot_p50, outcome.tpot_p95, slo.tpot_p95_seconds),
+    ]
+    rows = [[name, *map(_ms, seconds)] for name, *seconds in times if seconds[0] is not None]
     load = f"{plan.load.requests_per_second:g} requests and {plan.load.tokens_per_second:.0f} tokens a second"
-    return f"{load}; {plan.limiting_stage.capitalize()} limits\n" + table(["", "p50", "p95", "SLO p95"], rows)
+    return f"{load}; {plan.limiting_stage.capitalize()} limits\n" + _table(["", "p50", "p95", "SLO p95"], *rows)
 
 
-def _percentiles(name: str, p50: float, p95: float, limit: float | None) -> list[str]:
-    return [name, _ms(p50), _ms(p95), "-" if limit is None else _ms(limit)]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
 def _ceilings(limits: Sequence[Ceiling]) -> str:
@@ -93,11 +84,9 @@ def _ceilings(limits: Sequence[Ceiling]) -> str:
         for one in limits
     ]
     notes = [f"  {one.name}: {one.basis}. Raised by: {one.grows}." for one in limits]
-    verdict = f"The next ceiling: {nearest.name}, at {nearest.utilisation:.0%} of its limit"
-    if nearest.utilisation > 1:
-        verdict += ". By this figure the fleet does not run as one cluster"
-    heading = f"{verdict}."
-    return "\n".join([heading, table(["Ceiling", "number", "used of each", "limit", "share"], rows), *notes])
+    warning = " By this figure the fleet does not run as one cluster." if nearest.utilisation > 1 else ""
+    verdict = f"The next ceiling: {nearest.name}, at {nearest.utilisation:.0%} of its limit.{warning}"
+    return "\n".join([verdict, _table(["Ceiling", "number", "used of each", "limit", "share"], *rows), *notes])
 
 
 def _sources(plan: Plan, costs: Costs, assumed: Mapping[str, float]) -> str:

@@ -1,7 +1,7 @@
 """One direction of imports. cpu_kernels lies at the bottom, and modeling on it. preprocess, encoder and llm are plain
-libraries on modeling, and deployments is the only package above them. planning imports none of them, and of deployments
-only the command line imports planning. In deployments each room imports from those below it, see ROOMS. Only its room
-ray_internals uses Ray's private parts."""
+libraries on modeling, and deployments is the only package above them. planning imports encoder, llm and the choice of a
+replica, whose code it runs in virtual time; of deployments only the command line imports planning. In deployments each
+room imports from those below it, see ROOMS. Only its room ray_internals uses Ray's private parts."""
 
 import ast
 import re
@@ -63,6 +63,8 @@ _PLANNERS = ("launch.cli",)
 """The files of deployments that may import planning."""
 _STAGES = "deployments.metrics.waterfall_stages"
 """The file of deployments that dashboards may import. It imports nothing."""
+_PLANNED = ("deployments.routing.replica_choice",)
+"""The files of deployments that planning may import, besides encoder and llm."""
 SERVING_LIBRARIES = ("ray", "fastapi", "starlette", "uvicorn", "prometheus_client")
 
 
@@ -94,7 +96,8 @@ def violations(package: str, source: str) -> list[str]:
         top = package_of(module)
         is_other_package = top in (*PACKAGES, _PLUG_INS) and top != package
         if package == "planning":
-            if is_other_package or top in SERVING_LIBRARIES:
+            is_planned = top in ("encoder", "llm") or module in _PLANNED
+            if top in SERVING_LIBRARIES or (is_other_package and not is_planned):
                 found.append(module)
         elif package in ("cpu_kernels", "preprocess", "modeling", _PLUG_INS, "encoder", "llm"):
             is_halfs = package in ("encoder", "llm") and (module == "preprocess.schema" or top == "modeling")
@@ -298,6 +301,7 @@ def test_every_folder_of_deployments_is_a_room() -> None:
         ("preprocess", "from raylens.cpu_kernels.library import kernel_library"),
         ("checkpoints", "from raylens.deployments.launch.cli import main"),
         ("planning", "from raylens.deployments.config import AppConfig"),
+        ("planning", "from raylens.deployments.routing.room_router import rank"),
         ("planning", "from raylens.modeling.families import FAMILIES"),
         ("planning", "import ray"),
         ("llm", "from raylens.planning.costs import Costs"),
@@ -325,9 +329,13 @@ def test_raylens_has_a_link_to_each_package() -> None:
     }
 
 
-def test_the_ingress_process_needs_no_torch() -> None:
-    """It passes references to tensors on and never touches one: what it imports shows it."""
+@pytest.mark.parametrize(
+    ("program", "libraries"),
+    [("deployments.app", ("torch", "transformers")), ("planning.command", ("torch", "transformers", "ray"))],
+)
+def test_a_process_without_tensors_needs_no_torch(program: str, libraries: tuple[str, ...]) -> None:
+    """The ingress passes references to tensors on, and a plan has none: what they import shows it."""
     import subprocess
 
-    code = "import sys, raylens.deployments.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = f"import sys, raylens.{program}; sys.exit(any(one in sys.modules for one in {libraries}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -29,23 +29,12 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from raylens.deployments.ray_internals.calls_ahead import NOT_ASKED
 from raylens.deployments.ray_internals.choosing_router import ChoosingRouter
+from raylens.deployments.routing.replica_choice import Load, two_choices
 
 BALANCE_FACTOR = 1.25
 MIN_BOUND = 4
 _MAX_AGE_S = 0.5
 """Of what a replica has told of its load, where there is a choice. A call that is sent ahead brings no news of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The calls on a replica, of at most `limit`; `num_ongoing` is None when it is not known."""
-
-    num_ongoing: int | None
-    limit: int
-
-    @property
-    def is_full(self) -> bool:
-        return self.num_ongoing is not None and self.num_ongoing >= self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +82,6 @@ def spill_order(ranked: Sequence[str], loads: Mapping[str, Load], bound: LoadBou
     # Sorting is stable: within and over the bound keep the key's order.
     with_room.sort(key=lambda replica_id: (loads[replica_id].num_ongoing or 0) >= limit)
     return [[replica_id] for replica_id in with_room] + ([full] if full else [])
-
-
-def two_choices(shuffled: Sequence[str], loads: Mapping[str, Load]) -> list[list[str]]:
-    """For a call without a key: two at random, should these be gone the others, and last all full ones."""
-    full = [replica_id for replica_id in shuffled if loads[replica_id].is_full]
-    with_room = [replica_id for replica_id in shuffled if not loads[replica_id].is_full]
-    return [group for group in (with_room[:2], with_room[2:], full) if group]
 
 
 class OldestFirstLock:

@@ -90,6 +90,7 @@ def test_a_large_fleet_says_what_is_next_and_what_is_assumed(costs: str) -> None
         (["--rate", "3", "--cost", "encode.x=1"], "encode.x: Extra inputs are not permitted, not 1.0"),
         (["--rate", "3", "--gpus", "2"], "gpus: must be 0 with costs whose stages use none, not 2"),
         (["--rate", "3", "--gpus", "2", "--cores", "2"], "cores: must not be given with --gpus"),
+        (["--rate", "3", "--cores", "0"], "cores: must be at least 1, not 0"),
         (["--rate", "900", "--cores", "2"], "are the fewest that would not"),
         (["--rate", "3", "--network-gbit", "0"], "options: network_gbit: Input should be greater than 0, not 0.0"),
         (["--rate", "3", "--load", "/no/such.yaml"], "/no/such.yaml: "),

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raylens.planning.cores import LOOP_SLICE_SECONDS, OwnCores, Process, SharedCores, event_loop, pass_through
-from raylens.planning.events import EventLoop
+from raylens.planning.cores import LOOP_SLICE_SECONDS, Machine, Process, event_loop
+from raylens.planning.virtual_time import Clock, start
 
 SECONDS = st.floats(0.001, 10)
 
 
 def ends(count: int, work: list[tuple[float, int]], background: float = 0.0) -> list[float]:
     """Returns when each piece of work ends, of (seconds, niceness), if all begin at once."""
-    loop = EventLoop()
-    cores = SharedCores(loop, count, background)
+    clock = Clock()
+    machine = Machine(clock, count, background)
     found = [0.0] * len(work)
 
     def at_end(index: int) -> Callable[[], None]:
-        return lambda: found.__setitem__(index, loop.now)
+        return lambda: found.__setitem__(index, clock.now)
 
     for index, (seconds, niceness) in enumerate(work):
-        cores.thread(niceness).compute(seconds, at_end(index))
-    loop.run()
+        Process(machine, niceness).submit(seconds, at_end(index))
+    clock.run()
     return found
 
 
@@ -48,12 +48,12 @@ def test_a_thread_shares_its_last_core_while_the_other_one_is_taken() -> None:
 
 
 def test_a_thread_whose_last_core_is_taken_goes_to_an_idle_one() -> None:
-    loop = EventLoop()
-    cores, done = SharedCores(loop, 2), list[float]()
-    first, _, third = (cores.thread(0) for _ in range(3))  # the third was last where the first is
-    for thread in (first, third):
-        thread.compute(1.0, lambda: done.append(loop.now))
-    loop.run()
+    clock = Clock()
+    machine, done = Machine(clock, 2), list[float]()
+    first, _, third = (Process(machine) for _ in range(3))  # the third was last where the first is
+    for process in (first, third):
+        process.submit(1.0, lambda: done.append(clock.now))
+    clock.run()
     assert done == pytest.approx([1.0, 1.0])
 
 
@@ -76,50 +76,55 @@ def test_cores_lose_no_time_and_make_none(work: list[tuple[float, int]], count: 
 
 
 def test_a_process_does_one_thing_after_the_other() -> None:
-    loop = EventLoop()
-    process, done = Process(OwnCores(loop)), list[float]()
+    clock = Clock()
+    process, done = Process(Machine(clock, None)), list[float]()
     for _ in range(3):
-        process.submit(1.0, lambda: done.append(loop.now))
-    loop.run()
+        process.submit(1.0, lambda: done.append(clock.now))
+    clock.run()
     assert done == [1.0, 2.0, 3.0]
     assert process.busy_seconds == 3.0
 
 
 def test_a_cost_is_asked_when_the_work_begins() -> None:
-    loop = EventLoop()
-    process, begun = Process(OwnCores(loop)), list[float]()
+    clock = Clock()
+    process, begun = Process(Machine(clock, None)), list[float]()
 
     def cost() -> float:
-        begun.append(loop.now)
+        begun.append(clock.now)
         return 1.0
 
     process.submit(2.0)
     process.submit(cost)
-    loop.run()
-    assert (begun, loop.now) == ([2.0], 3.0)
+    clock.run()
+    assert (begun, clock.now) == ([2.0], 3.0)
 
 
 def test_what_work_without_cost_submits_goes_behind_what_waits() -> None:
-    loop = EventLoop()
-    process, order = Process(OwnCores(loop)), list[str]()
+    clock = Clock()
+    process, order = Process(Machine(clock, None)), list[str]()
     process.submit(1.0, lambda: process.submit(0.0, lambda: order.append("later")))
     process.submit(0.0, lambda: order.append("earlier"))
-    loop.run()
+    clock.run()
     assert order == ["earlier", "later"]
 
 
 def test_an_event_loop_takes_turns() -> None:
-    loop = EventLoop()
-    process, done = event_loop(OwnCores(loop)), dict[str, float]()
-    process.submit(10 * LOOP_SLICE_SECONDS, lambda: done.__setitem__("long", loop.now))
-    process.submit(LOOP_SLICE_SECONDS, lambda: done.__setitem__("short", loop.now))
-    loop.run()
+    clock = Clock()
+    process, done = event_loop(Machine(clock, None)), dict[str, float]()
+    process.submit(10 * LOOP_SLICE_SECONDS, lambda: done.__setitem__("long", clock.now))
+    process.submit(LOOP_SLICE_SECONDS, lambda: done.__setitem__("short", clock.now))
+    clock.run()
     assert done == pytest.approx({"short": 2 * LOOP_SLICE_SECONDS, "long": 11 * LOOP_SLICE_SECONDS})
 
 
 def test_what_is_behind_a_request_begins_when_the_request_has_passed() -> None:
-    loop = EventLoop()
-    process, done = Process(OwnCores(loop)), dict[str, float]()
-    pass_through(process, 1.0, 0.25, lambda: done.__setitem__("passed", loop.now))
-    loop.run()
-    assert (done, process.busy_seconds, loop.now) == ({"passed": 0.25}, 1.0, 1.0)
+    clock = Clock()
+    process, done = Process(Machine(clock, None)), dict[str, float]()
+
+    async def request() -> None:
+        await process.pass_through(1.0, 0.25)
+        done["passed"] = clock.now
+
+    start(request())
+    clock.run()
+    assert (done, process.busy_seconds, clock.now) == ({"passed": 0.25}, 1.0, 1.0)

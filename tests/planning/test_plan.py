@@ -8,10 +8,10 @@ import pytest
 from raylens.planning.ceilings import Ceiling, Hardware, ceilings
 from raylens.planning.costs import Costs
 from raylens.planning.load import LoadProfile, Slo, arrivals
-from raylens.planning.outcome import STAGES, Window
-from raylens.planning.plan import MAX_UTILISATION, Plan, SearchOptions, least_work, make_plan, plan_for_gpus
+from raylens.planning.plan import MAX_UTILISATION, WINDOW, Plan, SearchOptions, make_plan, plan_for_gpus
 from raylens.planning.settings import PlanError
-from raylens.planning.simulation import Fleet, simulate
+from raylens.planning.simulation import STAGES, Fleet, simulate
+from raylens.planning.utilisation import least_work
 from tests.planning.example_costs import example_costs
 
 LOAD = LoadProfile(requests_per_second=60, picture_share=0.5, answer_tokens=20)
@@ -53,7 +53,7 @@ def test_one_replica_less_of_any_stage_misses_the_slo_or_is_too_busy(plan: Plan,
         fewer = {**replicas, stage: replicas[stage] - 1}
         if fewer[stage] < max(1, math.ceil(work[stage] / MAX_UTILISATION)):
             continue
-        outcome = simulate(example_costs(), Fleet.of(fewer), load, window=Window(0.2, 0.9))
+        outcome = simulate(example_costs(), Fleet(fewer), load, window=WINDOW)
         assert outcome.ttft_p95 > limit(slo), stage
         num_tried += 1
     assert num_tried > 0

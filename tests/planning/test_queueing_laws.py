@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raylens.planning.cores import OwnCores, Process, SharedCores
+from raylens.planning.cores import Machine, Process
 from raylens.planning.costs import Costs
-from raylens.planning.events import EventLoop
 from raylens.planning.load import Arrival, LoadProfile, arrivals
-from raylens.planning.simulation import Fleet, run, simulate
+from raylens.planning.simulation import Fleet, simulate
+from raylens.planning.virtual_time import Clock
 from tests.planning.example_costs import example_costs, idle_costs
 
 
@@ -26,25 +26,22 @@ def texts(rate: float, count: int, seed: int = 0, **fields: int) -> list[Arrival
 def mean_time(work: Iterator[float], rate: float, count: int, *, at_once: bool) -> float:
     """Returns the mean time in the system of `count` jobs: on one process, or, if they go on `at_once`, on threads of
     their own that share one core."""
-    loop, draw, times = EventLoop(), random.Random(0), list[float]()
-    process, shared = Process(OwnCores(loop)), SharedCores(loop, 1)
+    clock, draw, times = Clock(), random.Random(0), list[float]()
+    process, shared = Process(Machine(clock, None)), Machine(clock, 1)
 
     def come(seconds: float) -> None:
-        came = loop.now
+        came = clock.now
 
         def end() -> None:
-            times.append(loop.now - came)
+            times.append(clock.now - came)
 
-        if at_once:
-            shared.thread(0).compute(seconds, end)
-        else:
-            process.submit(seconds, end)
+        (Process(shared) if at_once else process).submit(seconds, end)
 
     moment = 0.0
     for seconds in itertools.islice(work, count):
         moment += draw.expovariate(rate)
-        loop.at(moment, partial(come, seconds))
-    loop.run()
+        clock.after(moment, partial(come, seconds))
+    clock.run()
     return statistics.mean(times)
 
 
@@ -72,8 +69,8 @@ def test_requests_wait_for_a_stage_as_in_m_d_1() -> None:
     """The same through the whole pipeline: an engine that computes one prompt at a time."""
     service, utilisation = 0.01, 0.6
     costs = idle_costs(generate={"seconds_per_step": service, "max_num_seqs": 1})
-    _, requests = run(costs, Fleet(), texts(utilisation / service, 4000))
-    wait = statistics.mean(request.time_to_first_token for request in requests) - service
+    answers = simulate(costs, Fleet(), texts(utilisation / service, 4000)).answers
+    wait = statistics.mean(answer.time_to_first_token for answer in answers) - service
     assert wait == pytest.approx(utilisation * service / (2 * (1 - utilisation)), rel=0.12)
 
 
@@ -84,20 +81,11 @@ def test_utilisation_law(rate: float, seed: int, picture_share: float) -> None:
     costs = example_costs()
     load = LoadProfile(requests_per_second=rate, picture_share=picture_share, answer_tokens=4)
     came = arrivals(load, 300, seed)
-    outcome, requests = run(costs, Fleet(), came)
-    seconds = max(request.last_token for request in requests) - came[0].moment
+    outcome = simulate(costs, Fleet(), came)
+    seconds = max(answer.last_token for answer in outcome.answers) - came[0].moment
     pictures = sum(len(arrival.pictures) for arrival in came)
     assert outcome.utilisation["preprocess"] == pytest.approx(pictures * 0.012 / seconds, rel=0.02, abs=1e-9)
     assert outcome.utilisation["shared"] == pytest.approx(pictures * 0.001 / seconds, rel=0.02, abs=1e-9)
-
-
-@given(st.floats(1, 40), st.integers(0, 5), st.booleans())
-@settings(max_examples=15, deadline=None)
-def test_littles_law(rate: float, seed: int, shares_cores: bool) -> None:
-    """Requests under way are arrivals a second times their mean time (Little, 1961)."""
-    load = LoadProfile(requests_per_second=rate, picture_share=0.5, answer_tokens=8)
-    outcome = simulate(example_costs(), Fleet(cores=2 if shares_cores else None), arrivals(load, 300, seed))
-    assert outcome.mean_ongoing == pytest.approx(outcome.requests_per_second * outcome.mean_latency, rel=1e-6)
 
 
 def test_a_request_alone_takes_the_sum_of_its_costs() -> None:

@@ -27,15 +27,14 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, ReplicaID
 
 from raylens.deployments.cluster.ray_session import ray_session
+from raylens.deployments.routing.replica_choice import Load, two_choices
 from raylens.deployments.routing.room_router import (
-    Load,
     LoadBound,
     OldestFirstLock,
     RendezvousRouter,
     rank,
     rendezvous_routing,
     spill_order,
-    two_choices,
 )
 from tests.waiting import wait_until
 

@@ -1,0 +1,59 @@
+"""A simulated answer, and its tokens' way from the engine to the client."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from raylens.planning.cores import Process
+from raylens.planning.costs import Work
+from raylens.planning.load import Arrival
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """The tokens of a request that its client has, and the moments of the first and of the latest one. `relay`: that of
+    the ingress that leads the request."""
+
+    arrival: Arrival
+    relay: "TokenRelay"
+    num_tokens: int = 0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    def add_token(self, now: float) -> None:
+        if self.num_tokens == 0:
+            self.first_token = now
+        self.num_tokens += 1
+        self.last_token = now
+
+    @property
+    def time_to_first_token(self) -> float:
+        return self.first_token - self.arrival.moment
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Returns the mean seconds between two tokens, None for an answer of one token."""
+        count = self.arrival.answer_tokens
+        return (self.last_token - self.first_token) / (count - 1) if count > 1 else None
+
+
+class TokenRelay:
+    """Passes tokens on; each token is the answer that it belongs to. Tokens that come while the process is busy gather,
+    and go together as one message."""
+
+    def __init__(self, process: Process, work: Work, pass_on: Callable[[list[Answer]], None]) -> None:
+        self._process = process
+        self._work = work
+        self._pass_on = pass_on
+        self._gathered: list[Answer] = []
+
+    def send(self, tokens: list[Answer]) -> None:
+        message = self._gathered
+        is_queued = bool(message)
+        message += tokens
+        if not is_queued:
+            self._process.submit(partial(self._begin, message), partial(self._pass_on, message))
+
+    def _begin(self, message: list[Answer]) -> float:
+        self._gathered = []
+        return self._work.seconds_per_message + self._work.seconds_per_piece * len(set(message))

@@ -1,0 +1,185 @@
+"""Simulated replicas of Preprocess, Encode and Generate, with the real schedulers and the real choice of a replica."""
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from raylens.deployments.routing.replica_choice import Load, two_choices
+from raylens.encoder.scheduler import EncoderScheduler
+from raylens.encoder.schema import EncodeRequest, Segment
+from raylens.llm.block_manager import BlockManager
+from raylens.llm.scheduler import ScheduledChunk, Scheduler
+from raylens.llm.sequence import FinishReason
+from raylens.llm.sequence import Sequence as TokenSequence
+from raylens.llm.step_budget import StepBudget
+from raylens.planning.answer import Answer, TokenRelay
+from raylens.planning.cores import Machine, Process, event_loop
+from raylens.planning.costs import EncodeCosts, GenerateCosts, ModelSizes, PreprocessCosts
+from raylens.planning.load import Picture
+from raylens.planning.virtual_time import Action, Begin, Clock, start, until
+
+_NO_LIMIT = sys.maxsize
+_BLOCK_SIZE = sys.maxsize
+"""A block holds any sequence, so the KV cache has room for all that run."""
+
+
+class _Replica(Protocol):
+    num_ongoing: int
+
+
+ReplicaT = TypeVar("ReplicaT", bound=_Replica)
+
+
+class Router(Generic[ReplicaT]):
+    """Chooses the less loaded of two random replicas that have less than `limit` in work."""
+
+    def __init__(self, replicas: Sequence[ReplicaT], draw: random.Random, limit: int = _NO_LIMIT) -> None:
+        self._replicas = {str(number): replica for number, replica in enumerate(replicas)}
+        self._draw = draw
+        self._limit = limit
+        self._waiting: deque[Action] = deque()
+
+    async def call(self, work: Callable[[ReplicaT], Coroutine[Begin, None, None]]) -> None:
+        """Lets a replica work. Waits behind earlier calls while all replicas are full."""
+        while (replica := self._choose()) is None:
+            await until(self._waiting.append)
+        replica.num_ongoing += 1
+        await work(replica)
+        replica.num_ongoing -= 1
+        if self._waiting:
+            self._waiting.popleft()()
+
+    def _choose(self) -> ReplicaT | None:
+        loads = {name: Load(replica.num_ongoing, self._limit) for name, replica in self._replicas.items()}
+        best = two_choices(self._draw.sample(list(loads), len(loads)), loads)[0]
+        replica = min((self._replicas[name] for name in best), key=lambda one: one.num_ongoing)
+        return replica if replica.num_ongoing < self._limit else None
+
+
+class PreprocessReplica:
+    """Decodes pictures and runs the processor on them, one after the other."""
+
+    def __init__(self, machine: Machine, costs: PreprocessCosts) -> None:
+        self._costs = costs
+        self.loop = event_loop(machine)
+        self.worker = Process(machine, costs.niceness)
+        self.num_ongoing = 0
+
+    async def work(self, picture: Picture, on_path_share: float) -> None:
+        await self.loop.pass_through(self._costs.work.of_picture(picture), on_path_share)
+        await self.worker.compute(self._costs.of_item(picture))
+
+
+class EncodeReplica:
+    """Encodes pictures in the batches of `encoder/scheduler.py`."""
+
+    def __init__(self, machine: Machine, costs: EncodeCosts, model: ModelSizes) -> None:
+        self._costs = costs
+        self._model = model
+        self._scheduler = EncoderScheduler(costs.max_batch_patches)
+        self._actions: dict[str, Action] = {}
+        self._num_added = 0
+        self._is_running = False
+        self.loop = event_loop(machine)
+        self.worker = Process(machine, costs.niceness)
+        self.num_ongoing = 0
+
+    async def work(self, picture: Picture, on_path_share: float) -> None:
+        await self.loop.pass_through(self._costs.work.of_picture(picture), on_path_share)
+        await until(partial(self._add, self._model.patches(picture)))
+
+    def _add(self, num_patches: int, then: Action) -> None:
+        self._num_added += 1
+        request = EncodeRequest(str(self._num_added), "image", [Segment({}, num_patches)], None, arrival_time=0.0)
+        self._actions[request.request_id] = then
+        self._scheduler.add(request)
+        if not self._is_running:
+            start(self._run())
+
+    async def _run(self) -> None:
+        self._is_running = True
+        while batch := self._scheduler.schedule():
+            num_patches = sum(segment.num_patches for segment in batch)
+            await self.worker.compute(self._costs.seconds_per_batch + self._costs.seconds_per_patch * num_patches)
+            for segment in batch:
+                self._actions.pop(segment.request.request_id)()
+        self._is_running = False
+
+
+class GenerateReplica:
+    """Computes answers in the steps of `llm/scheduler.py` and `llm/step_budget.py`.
+
+    `engine` is the engine's thread; `loop` takes requests and sends tokens. The two share the interpreter."""
+
+    def __init__(
+        self, clock: Clock, machine: Machine, costs: GenerateCosts, pass_on: Callable[[list[Answer]], None]
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._blocks = BlockManager(costs.max_num_seqs, _BLOCK_SIZE)
+        self.scheduler = Scheduler(
+            self._blocks,
+            costs.max_num_seqs,
+            costs.max_num_batched_tokens,
+            step_budget=StepBudget(max_decode_slowdown=costs.max_decode_slowdown),
+            short_prompt_share=costs.short_prompt_share,
+        )
+        self._running: dict[TokenSequence, tuple[Answer, Action]] = {}
+        self._is_running = False
+        self.loop = event_loop(machine)
+        self.engine = Process(machine)
+        self._relay = TokenRelay(self.loop, costs.work, pass_on)
+        self.num_ongoing = self.num_steps = 0
+        self.step_seconds = 0.0
+
+    async def work(self, answer: Answer, prompt_tokens: int, on_path_share: float) -> None:
+        await self.loop.pass_through(self._costs.work.of_request(answer.arrival.pictures), on_path_share)
+        max_num_tokens = prompt_tokens + answer.arrival.answer_tokens
+        sequence = TokenSequence("", [0] * prompt_tokens, prompt_tokens, [], max_num_tokens)
+        await until(partial(self._add, sequence, answer))
+
+    def _add(self, sequence: TokenSequence, answer: Answer, then: Action) -> None:
+        self._running[sequence] = answer, then
+        self.scheduler.add(sequence)
+        if not self._is_running:
+            start(self._run())
+
+    async def _run(self) -> None:
+        self._is_running = True
+        while chunks := self.scheduler.schedule():
+            started, num_decodes = self._clock.now, self.scheduler.num_decodes
+            await self._compute(num_decodes, sum([chunk.num_tokens for chunk in chunks]) - num_decodes)
+            self.scheduler.note_step(chunks, num_decodes, self._clock.now - started)
+            if tokens := [self._sampled(chunk) for chunk in chunks if self._note_computed(chunk)]:
+                self._relay.send(tokens)
+            if self._costs.wait_per_step:
+                await until(partial(self._clock.after, self._costs.wait_per_step))
+        self._is_running = False
+
+    async def _compute(self, num_decodes: int, num_prompt_tokens: int) -> None:
+        seconds = self._costs.of_step(num_decodes, num_prompt_tokens)
+        self.num_steps += 1
+        self.step_seconds += seconds
+        locked = min(seconds, self._costs.interpreter_seconds_per_step)
+        if locked:
+            await self.loop.compute(locked)
+        await self.engine.compute(seconds - locked)
+
+    def _note_computed(self, chunk: ScheduledChunk) -> bool:
+        """Returns whether the chunk samples a token."""
+        self._blocks.note_computed(chunk.sequence, chunk.end)
+        return chunk.samples
+
+    def _sampled(self, chunk: ScheduledChunk) -> Answer:
+        """Appends a token to the chunk's sequence, ends the sequence with its last token, and returns its answer."""
+        sequence = chunk.sequence
+        sequence.append_token(0)
+        answer, then = self._running[sequence]
+        if sequence.num_tokens == sequence.max_num_tokens:
+            del self._running[sequence]
+            self.scheduler.finish(sequence, FinishReason.LENGTH)
+            then()
+        return answer

@@ -1,0 +1,66 @@
+"""The clock of a simulation, and coroutines that wait on it."""
+
+import heapq
+import itertools
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import partial
+from typing import Any
+
+Action = Callable[[], None]
+Begin = Callable[[Action], Any]
+"""Begins something that calls the action once it is done."""
+
+
+class Clock:
+    """Runs actions at their moments, simultaneous ones in the order of their submission. `now`: seconds since the
+    start."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Action]] = []
+        self._numbers = itertools.count()
+
+    def after(self, seconds: float, action: Action) -> None:
+        heapq.heappush(self._queue, (self.now + seconds, next(self._numbers), action))
+
+    def run(self) -> None:
+        """Runs until no action is left."""
+        while self._queue:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+
+
+@types.coroutine
+def until(begin: Begin) -> Generator[Begin, None, None]:
+    """Calls `begin` and suspends the coroutine until the action that `begin` gets is called."""
+    yield begin
+
+
+def start(coroutine: Coroutine[Begin, None, None]) -> None:
+    """Runs a coroutine up to its next `until`; the awaited action runs it on from there."""
+    try:
+        begin = coroutine.send(None)
+    except StopIteration:
+        return
+    begin(partial(start, coroutine))
+
+
+async def together(coroutines: Iterable[Coroutine[Begin, None, None]]) -> None:
+    """Starts all coroutines and returns when the last one has ended."""
+    waiting = list(coroutines)
+    num_running = len(waiting)
+
+    def begin(then: Action) -> None:
+        async def run(coroutine: Coroutine[Begin, None, None]) -> None:
+            nonlocal num_running
+            await coroutine
+            num_running -= 1
+            if num_running == 0:
+                then()
+
+        for coroutine in waiting:
+            start(run(coroutine))
+
+    if waiting:
+        await until(begin)
