@@ -1,5 +1,4 @@
-"""What a multimodal pipeline offers, and what a module of pipelines offers. Both are plain Python: nothing of Raylens
-has to be imported for them."""
+"""The interface of a multimodal pipeline. A plug-in is plain Python and imports nothing of Raylens."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -45,21 +44,6 @@ class MultimodalPipeline(Protocol):
 
     def embed_images(self, images: "list[Image.Image]") -> "torch.Tensor":
         """Returns the embeddings of RGB pictures, (len(images), num_image_embeds, hidden size of the text model)."""
-        ...
-
-
-class PipelineModule(Protocol):
-    """A module of pipelines. It is imported when a pipeline is looked for, so its own imports should be few."""
-
-    available_pipelines: list[str]
-    """The names that `get_pipeline` knows."""
-
-    def get_pipeline(self, name: str, params: PipelineParams) -> MultimodalPipeline | None:
-        """Returns the pipeline of this name, or None if it is not one of this module's."""
-        ...
-
-    def get_pipeline_from_model_name(self, model_name: str, params: PipelineParams) -> MultimodalPipeline | None:
-        """Returns the pipeline for a text model of this name, or None unless it surely fits."""
         ...
 
 
