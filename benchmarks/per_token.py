@@ -51,8 +51,9 @@ STREAMS = {1: 512, 8: 256, 32: 192}
 STEP_RATIO, INGRESS_RATIO, GAP_RATIO = 1.1, 0.5, 1.0
 GAPS = (50, 90, 99)
 """Percentiles."""
-ENGINE: dict[str, Any] = {"num_threads": 1, "prompt_lookup": False}
-"""Settings of the engine. A tree that does not know the first has one thread anyway."""
+NUM_THREADS = 1
+ENGINE: dict[str, Any] = {"prompt_lookup": False}
+"""Settings of the engine."""
 
 Figures = dict[str, float]
 
@@ -94,10 +95,11 @@ class ServedTree:
 
 
 def write_config(checkpoint: Path, tree: Path, file: Path) -> Path:
-    """Writes the settings for the server of `tree`, whose own `serve.yaml` says which ones of ENGINE it knows."""
+    """Writes the settings for the server of `tree`, whose own `serve.yaml` says where NUM_THREADS stands."""
     (served,) = yaml.safe_load((tree / "serve.yaml").read_text())["applications"]
-    engine = {name: value for name, value in ENGINE.items() if name in served["args"]["generate"]["engine"]}
-    args = {"model": str(checkpoint), "served_model_name": MODEL, "generate": {"engine": engine}}
+    args: dict[str, Any] = {"model": str(checkpoint), "served_model_name": MODEL, "generate": {"engine": {**ENGINE}}}
+    place = args if "num_threads" in served["args"] else args["generate"]["engine"]
+    place["num_threads"] = NUM_THREADS
     file.write_text(json.dumps({"applications": [{"import_path": served["import_path"], "args": args}]}))
     return file
 
@@ -158,7 +160,7 @@ def main() -> int:
         for name, path in paths.items():
             config = write_config(checkpoint, path, Path(folder) / f"{name}.json")
             trees[name] = ServedTree(*stack.enter_context(running_tree(path, config)))
-        engine = LLMEngine(EngineConfig(str(checkpoint), **ENGINE))
+        engine = LLMEngine(EngineConfig(str(checkpoint), num_threads=NUM_THREADS, **ENGINE))
         measured = measure(trees, engine, options.rounds)
     rounded = {
         count: {name: {key: round(value, 4) for key, value in own.items()} for name, own in sides.items()}
@@ -172,7 +174,7 @@ def main() -> int:
         "checks": checks_of(measured),
         "measured": rounded,
         "commits": commits,
-        "machine": this_machine(num_threads=ENGINE["num_threads"]),
+        "machine": this_machine(num_threads=NUM_THREADS),
     }
     publish(document, options.output)
     return 0

@@ -3,8 +3,8 @@
     python -m benchmarks.text_under_pictures [--seconds 20] [--rounds 2] [--output FILE]
 
 Two checkpoints of random weights with 40 million parameters in the language half: a Qwen2.5-VL, for which a picture is
-1,225 tokens, and a LLaVA, for which it is 576. Each round serves each of them twice: with prompts by arrival in steps
-of the whole budget (`OLD`), and with the engine's own defaults. Two clients stream short texts, one after the other,
+1,225 tokens, and a LLaVA, for which it is 576. Each round serves each of them twice: in steps of the whole
+budget (`OLD`), and with the engine's own defaults. Two clients stream short texts, one after the other,
 all the time. Pictures of 2048 x 2048, each a new one, arrive at random moments, at 0.5, 1 and 2 times the rate that the
 machine holds beside the text. This rate is measured first, with `OLD` and some pictures always under way. Arrivals end
 after `--seconds`; what has arrived is answered while text goes on, and counts. Both schedules meet the same arrivals.
@@ -40,7 +40,7 @@ SHAPES: dict[str, Callable[[Path], int]] = {
     "Qwen2.5-VL": make_qwen_checkpoint,
     "LLaVA": lambda folder: make_checkpoint(folder, image_size=336),
 }
-OLD = {"max_decode_slowdown": None, "short_prompt_share": 0.0}
+OLD = {"max_decode_slowdown": None}
 SCHEDULES: dict[str, dict[str, Any]] = {"old": OLD, "new": {}}
 LOADS = (0.5, 1.0, 2.0)
 NUM_STREAMS, TEXT_TOKENS, PICTURE_TOKENS = 2, 64, 8

@@ -34,10 +34,10 @@ from benchmarks.document import at_least, at_most, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
-from raylens.deployments.config import AppConfig, GenerateConfig
+from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import free_port, running_app
-from raylens.llm.config import EngineConfig, EngineSettings
+from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ProcessedPrompt
@@ -237,7 +237,7 @@ def main() -> int:
             scenarios = compare({"raylens": raylens, "vllm": vllm}, options.rounds)
             time.sleep(REPORT_SECONDS)
             guessed, *made = engine_counts(raylens, "spec_decode_num_accepted_tokens", "generation_tokens")
-        alone = config.model_copy(update={"generate": GenerateConfig(engine=EngineSettings(num_threads=1))})
+        alone = config.model_copy(update={"num_threads": 1})
         with running_app(alone, host="127.0.0.1", port=free_port()) as raylens:
             steps = compare_steps(raylens, Path(folder), options.rounds)
     for name, figures in {**scenarios, "step": steps}.items():

@@ -28,17 +28,10 @@ from raylens.deployments.config import (
 _Excluded = Mapping[str, Any]
 """What is left out of settings, in pydantic's form."""
 
-_SCALING = {
-    "min_replicas",
-    "max_replicas",
-    "target_requests",
-    "target_megapixels",
-    "target_batches",
-    "target_prompt_tokens",
-    "target_usage",
-}
-_OF_RAY = _SCALING | {"max_ongoing_requests", "max_ongoing_items"}
+_OF_RAY = {"min_replicas", "max_replicas"}
 """What only Ray Serve reads of the settings of a stage."""
+_OF_ENGINES: _Excluded = {"num_threads": True, "step_timeout_s": True}
+"""What only Encode and Generate read of the settings of a model."""
 _ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
 _GOALS: _Excluded = {"metrics": set(MetricsConfig.model_fields) - {"port"}}
 """What only the ingress reads of the settings of metrics."""
@@ -54,10 +47,11 @@ _STAGE: _Excluded = {
 _PIXELS: _Excluded = {
     # What Preprocess makes depends on the dtype that Encode takes, and so on its device. An inline encoder has that of
     # Generate.
-    "encode": set(EncodeConfig.model_fields) - {"tower", "projector", "num_gpus"},
+    "encode": set(EncodeConfig.model_fields) - {"tower", "projector", "linear", "num_gpus"},
     "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
 }
 _INGRESS_MODEL: _Excluded = {
+    **_OF_ENGINES,
     "preprocess": True,
     "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
     "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
@@ -66,7 +60,8 @@ _INGRESS_MODEL: _Excluded = {
 _SHARED_MODEL: _Excluded = {
     # The caches hold what Preprocess and Encode have made with their settings.
     **_PIXELS,
-    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft", "video_frames"},
+    **_OF_ENGINES,
+    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "video_frames"},
 }
 """The same for the shards."""
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
@@ -88,7 +83,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
         "updates": True,
         "scaling": True,
     },
-    "Preprocess": {**_STAGE, **_PIXELS, "preprocess": _OF_RAY},
+    "Preprocess": {**_STAGE, **_PIXELS, **_OF_ENGINES, "preprocess": _OF_RAY},
     "Encode": {**_STAGE, "preprocess": True, "encode": _OF_RAY, "generate": True},
     "Generate": {**_STAGE, **_PIXELS, "preprocess": True, "generate": _OF_RAY},
 }

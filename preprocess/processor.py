@@ -29,9 +29,6 @@ class ProcessorConfig:
     `model` is a folder or a hub id. `dtype` is that of the encoder's tower. `embedding_dtype` is that of the encoder's
     output; None: the same. `max_model_len` is in tokens; None: the model's.
 
-    `jpeg_draft` decodes large JPEGs at a fraction of their size, for models that resize every picture to one small
-    size. This is at least twice as fast, but does not give exactly what the model's Hugging Face processor gives.
-
     `video_frames` is the most frames of a video where neither the request nor the model's processor names a number or a
     rate.
 
@@ -41,7 +38,6 @@ class ProcessorConfig:
     model: str
     revision: str | None = None
     image_backend: ImageBackend = "auto"
-    jpeg_draft: bool = False
     video_frames: int = DEFAULT_VIDEO_FRAMES
     dtype: torch.dtype = torch.float32
     embedding_dtype: torch.dtype | None = None
@@ -71,7 +67,6 @@ class MultiModalProcessor:
             dtype=config.dtype,
             embedding_dtype=config.embedding_dtype or config.dtype,
             limits=config.limits,
-            jpeg_draft=config.jpeg_draft,
             video_frames=config.video_frames,
         )
         self.prompts = PromptRenderer(

@@ -93,8 +93,6 @@ class Ingress(Replica):
         monitor = StageMonitor(
             {"shared": shards, "preprocess": [stages.preprocess], "generate": [stages.generate]}
             | ({"encode": [stages.encoders["encode"]]} if "encode" in stages.encoders else {}),
-            period_s=config.ingress.health_period_s,
-            timeout_s=config.ingress.health_timeout_s,
             away_timeout_s=config.ingress.away_timeout_s,
             may_rest=["encode"] if config.encode.min_replicas == 0 else [],
             dispensable=["encode"] if config.encoder == "auto" else [],

@@ -55,16 +55,15 @@ class Encode(Replica):
         # Within a replica of Generate, its turn covers the encoder, too.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)
-        settings = config.encode
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
             self._engine,
             name="encoder-engine",
-            step_timeout_s=settings.step_timeout_s,
+            step_timeout_s=config.step_timeout_s,
             initializer=partial(give_way_to_answers, ENCODER_NICENESS),
         )
         self._metrics = EncodeMetrics()
         self._pending = PendingWork(BATCHES)
-        self._details = kernels_in_use(config.part_device(settings.tower))
+        self._details = kernels_in_use(config.part_device(config.encode.tower))
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
@@ -80,11 +79,10 @@ class Encode(Replica):
                 config.revision,
                 tower=part_config(config, settings.tower),
                 projector=part_config(config, settings.projector),
-                max_batch_patches=settings.max_batch_patches,
                 pipeline=pipeline_choice(config),
                 # A batch that takes too long is followed by each of its items alone, all in one step.
-                pipeline_timeout_s=settings.step_timeout_s / _CALLS_OF_A_STEP,
-                num_threads=settings.num_threads,
+                pipeline_timeout_s=config.step_timeout_s / _CALLS_OF_A_STEP,
+                num_threads=config.num_threads,
             )
         )
         items = load_model_processor(config).items
@@ -187,7 +185,7 @@ def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
     from raylens.modeling.packed_linear import packable_dtypes
 
     device, dtype = config.part_device(part), getattr(torch, config.part_dtype_name(part))
-    linear = part.linear
+    linear = config.encode.linear
     if linear == "auto":
         linear = "packed" if device == "cpu" and dtype in packable_dtypes() else "plain"
     return PartConfig(dtype, device, linear)

@@ -66,7 +66,7 @@ class Generate(Replica):
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._engine = engine
         self._loop: EngineLoop[RequestOutput] = EngineLoop(
-            engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
+            engine, name="llm-engine", step_timeout_s=config.step_timeout_s
         )
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
@@ -97,6 +97,7 @@ class Generate(Replica):
             device=config.generate_device,
             gpu_share=config.generate.gpu_share,
             reserved_bytes=reserved_bytes,
+            num_threads=config.num_threads,
             max_model_len=config.max_model_len,
             allow_longer_context=config.allow_longer_context,
             largest_item_tokens=_largest_picture_tokens(processor.items),

@@ -168,7 +168,6 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             model=config.model,
             revision=config.revision,
             image_backend=config.preprocess.image_backend,
-            jpeg_draft=config.preprocess.jpeg_draft,
             video_frames=config.preprocess.video_frames,
             dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
             embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),

@@ -119,18 +119,25 @@ def test_every_dtype_has_linear_layers_on_either_device(dtype: str, num_gpus: in
 
 
 @pytest.mark.parametrize(
-    ("tower", "bits"),
-    [({"dtype": "float32"}, 32), ({"dtype": "bfloat16"}, 16), ({"dtype": "float16"}, 16), ({"linear": "int8"}, 8)],
+    ("encode", "bits"),
+    [
+        ({"tower": {"dtype": "float32"}}, (32, 32)),
+        ({"tower": {"dtype": "bfloat16"}}, (16, 32)),
+        ({"tower": {"dtype": "float16"}}, (16, 32)),
+        ({"linear": "int8"}, (8, 8)),
+    ],
 )
-def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(tower: dict[str, str], bits: int) -> None:
-    settings = {"encode": {"num_gpus": 1, "tower": tower, "projector": {"device": "cpu"}}}
+def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(
+    encode: dict[str, Any], bits: tuple[int, int]
+) -> None:
+    settings = {"encode": {"num_gpus": 1, "projector": {"device": "cpu"}, **encode}}
     choice = pipeline_choice(AppConfig.model_validate({"multimodal_pipeline": {"name": "eyes"}, **settings}))
     assert choice is not None
     assert choice.params == {
         "vision_device": "cuda",
-        "vision_bits": bits,
+        "vision_bits": bits[0],
         "projector_device": "cpu",
-        "projector_bits": 32,
+        "projector_bits": bits[1],
     }
     assert pipeline_choice(AppConfig.model_validate(settings)) is None
 

@@ -49,7 +49,7 @@ def oracle(checkpoint: str) -> TextModelOracle:
 def url(checkpoint: str, ray_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = {"model": checkpoint, "served_model_name": "small", "multimodal_pipeline.name": plug_in.NAME}
     with plug_in.installed(tmp_path_factory.mktemp("package")):
-        config = load_config(None, {**flags, "encode.step_timeout_s": 9.0})
+        config = load_config(None, {**flags, "step_timeout_s": 9.0})
         with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
             yield url
 
