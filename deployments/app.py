@@ -93,8 +93,8 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
         **_scaling(config, config.preprocess, [PIXELS]),
     ).bind(config)
     generate: Any = _generate(config, suffix, most_items)
-    encoders: dict[str, Any] = {} if config.encoder == "separate" else {"generate": generate}
-    if config.encoder != "inline":
+    encoders: dict[str, Any] = {} if config.encode.placement == "separate" else {"generate": generate}
+    if config.encode.placement != "inline":
         encoders["encode"] = _deployment(
             Encode,
             config,
@@ -109,12 +109,12 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
 def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
     settings = config.generate
     units = [PROMPT_TOKENS, USAGE]
-    if config.encoder == "separate":
+    if config.encode.placement == "separate":
         room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), prefix_routing)
     else:
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
         room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
-    if config.encoder == "inline":
+    if config.encode.placement == "inline":
         units.append(BATCHES)
     return _deployment(
         Generate,

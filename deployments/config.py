@@ -176,9 +176,14 @@ class VisionPartConfig(Settings):
 
 
 class EncodeConfig(ScaledConfig):
-    """The vision stage. Each replica encodes other items, of one request, too. Where `encoder` is inline, these
-    settings are those of the vision half inside Generate."""
+    """The vision stage. Each replica encodes other items, of one request, too. With `placement: inline`, the settings
+    hold for the vision half inside Generate."""
 
+    placement: Literal["separate", "inline", "auto"] = Field(
+        "separate",
+        description="where items are encoded: in replicas of Encode; in those of Generate (inline), for little traffic"
+        " with pictures; or each item where requests wait the least for it (auto)",
+    )
     min_replicas: int = Field(
         1, ge=0, description="replicas at rest; 0: the first picture after a rest waits for one to start"
     )
@@ -336,11 +341,6 @@ class ModelConfig(Settings):
     step_timeout_s: float = Field(
         120.0, gt=0, description="seconds that a batch of Encode or a step of Generate takes before its replica is ill"
     )
-    encoder: Literal["separate", "inline", "auto"] = Field(
-        "separate",
-        description="where items are encoded: in a stage of their own; in the replicas of Generate (inline), for little"
-        " traffic with pictures; or each item where requests wait the least for it (auto)",
-    )
     multimodal_pipeline: PipelineConfig = PipelineConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
@@ -348,9 +348,9 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _encoders_are_alike(self) -> Self:
-        if self.encoder == "auto" and bool(self.encode.num_gpus) != bool(self.generate.num_gpus):
+        if self.encode.placement == "auto" and bool(self.encode.num_gpus) != bool(self.generate.num_gpus):
             raise ValueError(
-                "encoder: auto takes the same kind of device for both stages: encode.num_gpus is"
+                "encode.placement: auto takes the same kind of device for both stages: encode.num_gpus is"
                 f" {self.encode.num_gpus}, but generate.num_gpus {self.generate.num_gpus}"
             )
         return self
@@ -372,7 +372,7 @@ class ModelConfig(Settings):
     @property
     def encoder_device(self) -> str:
         """Returns the device of the vision half. A part may have a device of its own."""
-        if self.encoder == "inline":
+        if self.encode.placement == "inline":
             return self.generate_device
         return "cuda" if self.encode.num_gpus else "cpu"
 
@@ -391,7 +391,7 @@ class ModelConfig(Settings):
     @property
     def num_stage_cpus(self) -> float:
         """Returns the CPUs that the replicas of the model's stages reserve together when each stage is scaled up."""
-        encode = 0.0 if self.encoder == "inline" else self.encode.max_replicas * self.encode.num_cpus
+        encode = 0.0 if self.encode.placement == "inline" else self.encode.max_replicas * self.encode.num_cpus
         return (
             self.preprocess.max_replicas * self.preprocess.num_cpus
             + encode

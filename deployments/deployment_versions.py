@@ -47,13 +47,13 @@ _STAGE: _Excluded = {
 _PIXELS: _Excluded = {
     # What Preprocess makes depends on the dtype that Encode takes, and so on its device. An inline encoder has that of
     # Generate.
-    "encode": set(EncodeConfig.model_fields) - {"tower", "projector", "linear", "num_gpus"},
+    "encode": set(EncodeConfig.model_fields) - {"placement", "tower", "projector", "linear", "num_gpus"},
     "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
 }
 _INGRESS_MODEL: _Excluded = {
     **_OF_ENGINES,
     "preprocess": True,
-    "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
+    "encode": set(EncodeConfig.model_fields) - {"placement", "min_replicas"},  # none at rest is no failure
     "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
 }
 """What the ingress does not read of the settings of a model."""
@@ -106,7 +106,7 @@ def version_of(name: str, config: AppConfig) -> str:
     """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits. Those of a
     stage are in the `config` of its own model, see `AppConfig.of`."""
     kind = name.partition("-")[0]
-    excluded: Any = ({} if config.encoder == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
+    excluded: Any = ({} if config.encode.placement == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)
     return hashlib.sha256(json.dumps(concerning, sort_keys=True).encode()).hexdigest()[:32]
 

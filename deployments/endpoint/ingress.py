@@ -95,7 +95,7 @@ class Ingress(Replica):
             | ({"encode": [stages.encoders["encode"]]} if "encode" in stages.encoders else {}),
             away_timeout_s=config.ingress.away_timeout_s,
             may_rest=["encode"] if config.encode.min_replicas == 0 else [],
-            dispensable=["encode"] if config.encoder == "auto" else [],
+            dispensable=["encode"] if config.encode.placement == "auto" else [],
         )
         pipeline = Pipeline(
             config.media,

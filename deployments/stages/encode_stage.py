@@ -1,5 +1,5 @@
-"""The Encode deployment: a plain class, wrapped by `deployments/app.py`, or made by Generate where `encoder` is not
-separate."""
+"""The Encode deployment: a plain class, wrapped by `deployments/app.py`, or made by Generate where
+`encode.placement` is not separate."""
 
 import asyncio
 import logging

@@ -143,18 +143,18 @@ def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:
-    config = AppConfig.model_validate({"encoder": "inline", "generate": {"num_gpus": 1}, "encode": {"num_cpus": 7}})
+    config = AppConfig.model_validate({"generate": {"num_gpus": 1}, "encode": {"placement": "inline", "num_cpus": 7}})
     assert config.part_device(config.encode.tower) == "cuda"
     assert config.num_reserved_cpus == AppConfig().num_reserved_cpus - AppConfig().encode.num_cpus
 
 
 def test_an_item_s_embeddings_do_not_depend_on_where_it_is_encoded() -> None:
-    alike = {"encoder": "auto", "encode": {"num_gpus": 0.2}, "generate": {"num_gpus": 1}}
+    alike = {"encode": {"placement": "auto", "num_gpus": 0.2}, "generate": {"num_gpus": 1}}
     assert AppConfig.model_validate(alike).encoder_device == "cuda"
     with pytest.raises(
         ValueError, match=r"same kind of device .* encode\.num_gpus is 0\.0, but generate\.num_gpus 1\.0"
     ):
-        AppConfig.model_validate(alike | {"encode": {}})
+        AppConfig.model_validate(alike | {"encode": {"placement": "auto"}})
 
 
 def test_the_docs_show_several_models_as_the_settings_take_them() -> None:

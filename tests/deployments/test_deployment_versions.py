@@ -62,15 +62,15 @@ def test_a_setting_restarts_whom_it_concerns(change: dict[str, Any], names: set[
     assert restarted(change) == names
 
 
-@pytest.mark.parametrize("encoder", ["inline", "auto"])
-def test_the_encoder_s_settings_concern_generate_where_it_encodes(encoder: str) -> None:
-    before = versions({"encoder": encoder})
-    after = versions({"encoder": encoder, "encode": {"activation_bytes": 2**20}})
+@pytest.mark.parametrize("placement", ["inline", "auto"])
+def test_the_encoder_s_settings_concern_generate_where_it_encodes(placement: str) -> None:
+    before = versions({"encode": {"placement": placement}})
+    after = versions({"encode": {"placement": placement, "activation_bytes": 2**20}})
     assert before["Generate"] != after["Generate"]
 
 
 def test_an_inline_encoder_is_on_generate_s_device() -> None:
-    inline = {"encoder": "inline"}
+    inline = {"encode": {"placement": "inline"}}
     before = versions(inline)
     on_gpu = versions(inline | {"generate": {"num_gpus": 1}})
     assert before["Preprocess"] != on_gpu["Preprocess"], "its dtype is that of the encoder's device"
