@@ -256,22 +256,22 @@ class GenerateConfig(ScaledConfig):
         return self
 
 
-class PipelineConfig(Settings):
-    """Eyes for a text model without a vision half. `encode.tower` and `encode.projector` say where and how precisely
-    the pipeline's two parts compute; `encode.linear: int8` stands for 8 bits."""
+class VisionPluginConfig(Settings):
+    """A vision encoder for a text model without one. `encode.tower` and `encode.projector` say where and how precisely
+    its two parts compute; `encode.linear: int8` stands for 8 bits."""
 
     name: str | None = Field(
         None,
-        description="the multimodal pipeline of a text model; auto: the one for the model's name; null: the model has a"
+        description="the vision plug-in of a text model; auto: the one for the model's name; null: the model has a"
         " vision half",
     )
     folder: str | None = Field(
-        None, description="folder of Python modules with further pipelines, whose code is run; null: none is run"
+        None, description="folder of Python modules with further plug-ins, whose code is run; null: none is run"
     )
     add_all_images_to_prompt: bool = Field(
         True, description="whether a prompt gets all pictures of its conversation; else the last one alone"
     )
-    options: dict[str, Any] = Field({}, description="what the pipeline itself takes, such as where its weights are")
+    options: dict[str, Any] = Field({}, description="what the plug-in itself takes, such as where its weights are")
 
 
 class TracingConfig(Settings):
@@ -341,7 +341,7 @@ class ModelConfig(Settings):
     step_timeout_s: float = Field(
         120.0, gt=0, description="seconds that a batch of Encode or a step of Generate takes before its replica is ill"
     )
-    multimodal_pipeline: PipelineConfig = PipelineConfig()
+    vision_plugin: VisionPluginConfig = VisionPluginConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()
@@ -383,7 +383,7 @@ class ModelConfig(Settings):
         return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
 
     def part_bits(self, part: VisionPartConfig) -> int:
-        """Returns how many bits a weight of the part has, for a multimodal pipeline."""
+        """Returns how many bits a weight of the part has, for a vision plug-in."""
         if self.encode.linear == "int8":
             return 8
         return 32 if self.part_dtype_name(part) == "float32" else 16

@@ -19,7 +19,7 @@ from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 from raylens.preprocess.prompts import PromptRenderer
-from raylens.preprocess.vision_plugins.registry import PipelineChoice, find_pipeline
+from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ProcessorConfig:
     `video_frames` is the most frames of a video where neither the request nor the model's processor names a number or a
     rate.
 
-    `pipeline` gives eyes to a text model.
+    `vision_plugin` adds a vision encoder to a text model.
     """
 
     model: str
@@ -43,7 +43,7 @@ class ProcessorConfig:
     embedding_dtype: torch.dtype | None = None
     max_model_len: int | None = None
     limits: MediaLimits = field(default_factory=MediaLimits)
-    pipeline: PipelineChoice | None = None
+    vision_plugin: VisionPluginChoice | None = None
 
 
 class MultiModalProcessor:
@@ -81,10 +81,10 @@ class MultiModalProcessor:
 
 
 def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
-    if config.pipeline is not None:
-        from raylens.preprocess.models.pipeline import pipeline_family
+    if config.vision_plugin is not None:
+        from raylens.preprocess.models.vision_plugin import plugin_family
 
-        return pipeline_family(find_pipeline(config.pipeline, config.model), config.pipeline.params)
+        return plugin_family(find_plugin(config.vision_plugin, config.model), config.vision_plugin.params)
     family: ProcessorFamily = load_family("preprocess", model_type)
     return family
 

@@ -109,7 +109,7 @@ class Ingress(Replica):
             model=suffix,
             chooses_by_prefix=config.generate.max_replicas > 1,
         )
-        adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
+        adds_all_images = config.vision_plugin.add_all_images_to_prompt
         weighed = WeighedRequests(config.media.limits, adds_all_images=adds_all_images)
         return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, weighed)
 

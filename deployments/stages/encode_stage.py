@@ -19,7 +19,7 @@ from raylens.deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
-from raylens.deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
+from raylens.deployments.stages.preprocess_stage import load_model_processor, plugin_choice
 from raylens.deployments.stages.torch_setup import set_up_torch
 from raylens.deployments.tracing.spans import Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat
@@ -37,7 +37,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 BATCHES = "batches"
 _REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
-"""A step's time, in calls of a multimodal pipeline that take too long: a batch, one of its items alone, all else."""
+"""A step's time, in calls of a vision plug-in that take too long: a batch, one of its items alone, all else."""
 PROFILED_IMAGE = (448, 448)
 """Height and width of the picture by which activations are measured. The model's processor resizes it."""
 
@@ -79,9 +79,9 @@ class Encode(Replica):
                 config.revision,
                 tower=part_config(config, settings.tower),
                 projector=part_config(config, settings.projector),
-                pipeline=pipeline_choice(config),
+                vision_plugin=plugin_choice(config),
                 # A batch that takes too long is followed by each of its items alone, all in one step.
-                pipeline_timeout_s=config.step_timeout_s / _CALLS_OF_A_STEP,
+                plugin_timeout_s=config.step_timeout_s / _CALLS_OF_A_STEP,
                 num_threads=config.num_threads,
             )
         )
@@ -155,7 +155,7 @@ class Encode(Replica):
         """Raises EngineDiedError where the replica has to be replaced."""
         self._loop.check_health()
         if self._engine.has_hung:
-            raise EngineDiedError("a call of the multimodal pipeline took too long, and still runs")
+            raise EngineDiedError("a call of the vision plug-in took too long, and still runs")
 
     async def _report_forever(self) -> None:
         while True:

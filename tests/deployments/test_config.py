@@ -14,7 +14,7 @@ from raylens.deployments.cluster.ray_environment import RAY_ENVIRONMENT
 from raylens.deployments.config import AppConfig, ModelConfig
 from raylens.deployments.launch.local_cluster import LOGGING
 from raylens.deployments.stages.encode_stage import part_config
-from raylens.deployments.stages.preprocess_stage import pipeline_choice
+from raylens.deployments.stages.preprocess_stage import plugin_choice
 from raylens.modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -127,11 +127,11 @@ def test_every_dtype_has_linear_layers_on_either_device(dtype: str, num_gpus: in
         ({"linear": "int8"}, (8, 8)),
     ],
 )
-def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(
+def test_a_vision_plug_in_is_told_where_and_how_precisely_to_compute(
     encode: dict[str, Any], bits: tuple[int, int]
 ) -> None:
     settings = {"encode": {"num_gpus": 1, "projector": {"device": "cpu"}, **encode}}
-    choice = pipeline_choice(AppConfig.model_validate({"multimodal_pipeline": {"name": "eyes"}, **settings}))
+    choice = plugin_choice(AppConfig.model_validate({"vision_plugin": {"name": "eyes"}, **settings}))
     assert choice is not None
     assert choice.params == {
         "vision_device": "cuda",
@@ -139,7 +139,7 @@ def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(
         "projector_device": "cpu",
         "projector_bits": bits[1],
     }
-    assert pipeline_choice(AppConfig.model_validate(settings)) is None
+    assert plugin_choice(AppConfig.model_validate(settings)) is None
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:
