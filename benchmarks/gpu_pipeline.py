@@ -5,9 +5,9 @@
 A checkpoint of random weights in bfloat16, made on the GPU: a vision tower of full size (CLIP-L of LLaVA 1.5, or that
 of Qwen2.5-VL 7B), and a language half as wide as that of the 7B model, with a quarter of its layers, so that it is
 written and read in seconds. It is served twice: with `encode.num_gpus: 0.3` beside `generate.num_gpus: 0.7`, and with
-`encoder: inline`. Two clients stream short texts all the time. Pictures of 1024 x 1024, each a new one, arrive at
-random moments, at half of the rate that the first of both servers holds beside text, and at this rate. TTFT and ITL are
-those of `benchmarks.text_under_pictures`. The last line is one JSON document.
+`encode.placement: inline`. Two clients stream short texts all the time. Pictures of 1024 x 1024, each a new one, arrive
+at random moments, at half of the rate that the first of both servers holds beside text, and at this rate. TTFT and ITL
+are those of `benchmarks.text_under_pictures`. The last line is one JSON document.
 """
 
 import tempfile
@@ -29,11 +29,11 @@ NUM_PREPROCESS = 4
 CONCURRENCY, NUM_PICTURES = 16, 96
 SETTINGS: dict[str, dict[str, Any]] = {
     "separate": {"encode": {"num_gpus": 0.3}, "generate": {"num_gpus": 0.7}},
-    "inline": {"encoder": "inline", "generate": {"num_gpus": 1}},
+    "inline": {"encode": {"placement": "inline"}, "generate": {"num_gpus": 1}},
 }
 """Where pictures are encoded, and what the stages have of the card."""
 TINY_SECONDS = 3.0
-TINY_SETTINGS: dict[str, dict[str, Any]] = {"separate": {}, "inline": {"encoder": "inline"}}
+TINY_SETTINGS: dict[str, dict[str, Any]] = {"separate": {}, "inline": {"encode": {"placement": "inline"}}}
 
 
 def served(folder: Path, settings: dict[str, Any], *, tiny: bool) -> AppConfig:

@@ -49,7 +49,8 @@ STEP_RATIO = 1.1
 """The step in the server over that of the engine alone, at most."""
 GAPS = (50, 90, 99)
 """Percentiles."""
-ENGINE: dict[str, Any] = {"num_threads": 1, "prompt_lookup": False}
+NUM_THREADS = 1
+ENGINE: dict[str, Any] = {"prompt_lookup": False}
 
 Figures = dict[str, float]
 _numbers = itertools.count()
@@ -162,16 +163,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, config = Path(folder) / "checkpoint", Path(folder) / "config.json"
         make_checkpoint(checkpoint)
-        args = {"model": str(checkpoint), "served_model_name": MODEL, "generate": {"engine": ENGINE}}
+        args = {"model": str(checkpoint), "served_model_name": MODEL, "num_threads": NUM_THREADS}
+        args["generate"] = {"engine": ENGINE}
         config.write_text(json.dumps({"applications": [{"import_path": IMPORT_PATH, "args": args}]}))
         with running_serve(config) as (url, server):
-            engine = LLMEngine(EngineConfig(str(checkpoint), **ENGINE))
+            engine = LLMEngine(EngineConfig(str(checkpoint), num_threads=NUM_THREADS, **ENGINE))
             measured = measure(Served(url, server), engine, options.rounds)
     for count, figures in measured.items():
         print(f"{count:>2} streams {figures}")
     ratio = measured["8"]["step_ms"] / measured["8"]["step_alone_ms"]
     checks = {"step in the server over alone, 8 streams": at_most(round(ratio, 3), STEP_RATIO)}
-    machine = this_machine(num_threads=ENGINE["num_threads"])
+    machine = this_machine(num_threads=NUM_THREADS)
     publish({"checks": checks, "measured": measured, "machine": machine}, options.output)
     return 0
 

@@ -2,8 +2,7 @@
 
     python -m benchmarks.preprocess [--rounds 9] [--backend torchvision] [--output FILE]
 
-Both get the bytes of a JPEG and a text prompt, in turns, in one run. `cold` decodes, processes and expands; `draft` is
-`cold` with JPEGs decoded at a fraction of their size where that leaves the number of tokens as it is; `repeat`
+Both get the bytes of a JPEG and a text prompt, in turns, in one run. `cold` decodes, processes and expands; `repeat`
 finds the picture by its hash and expands only. Sizes and patches are those of the released models, the tokenisers are
 small. The last line is one JSON document; a check is a ratio of the best times, for others use the machine too.
 """
@@ -14,7 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ class Contest:
     """One family's processors, ours and Hugging Face's, and the prompt that both get."""
 
     ours: MultiModalProcessor
-    drafting: MultiModalProcessor
     theirs: Any
     prompt: str
 
@@ -58,9 +56,6 @@ class Contest:
         info, tensors = self.ours.items.process("image", content)
         self.ours.prompts.render(TextPrompt(self.prompt), [info], [key])
         return info, tensors
-
-    def draft(self, content: bytes) -> None:
-        self.drafting.items.process("image", content)
 
     def repeat(self, content: bytes, info: ItemInfo) -> None:
         self.ours.prompts.render(TextPrompt(self.prompt), [info], [self.key(content)])
@@ -77,7 +72,6 @@ def contest(model_type: str, folder: Path, backend: ImageBackend) -> Contest:
     config = ProcessorConfig(str(folder), image_backend=backend, max_model_len=1_000_000)
     return Contest(
         MultiModalProcessor(config),
-        MultiModalProcessor(replace(config, jpeg_draft=True)),
         load_processor(load_family("preprocess", model_type), str(folder), backend=backend),
         f"Look at this: {prompt_placeholder(model_type)} What is in the picture, and why?",
     )
@@ -104,11 +98,10 @@ def compare(one: Contest, content: bytes, rounds: int) -> dict[str, float]:
     """Best seconds of each way, measured in turns, and the bytes of the tensors that each keeps."""
     info, tensors = one.cold(content)
     outputs = one.direct(content)
-    times: dict[str, list[float]] = {"direct": [], "cold": [], "draft": [], "repeat": []}
+    times: dict[str, list[float]] = {"direct": [], "cold": [], "repeat": []}
     for _ in range(rounds):
         times["direct"].append(seconds(lambda: one.direct(content)))
         times["cold"].append(seconds(lambda: one.cold(content)))
-        times["draft"].append(seconds(lambda: one.draft(content)))
         times["repeat"] += [seconds(lambda: one.repeat(content, info)) for _ in range(5)]
     theirs = sum(value.nbytes for name, value in outputs.items() if name in tensors)
     best = {name: min(values) for name, values in times.items()}
@@ -140,7 +133,7 @@ def main() -> None:
                     checks[f"{name} {model_type} {size}"] = at_most(round(value, 4), target)
                 print(
                     f"{model_type:9} {size:7} direct {found['direct'] * 1e3:7.1f} ms, cold {ratios['cold'][0]:.2f}x,"
-                    f" draft {found['draft'] / found['direct']:.2f}x, repeat {ratios['repeat'][0]:.4f}x,"
+                    f" repeat {ratios['repeat'][0]:.4f}x,"
                     f" {found['ours_bytes'] / 2**20:.1f} MiB an item, {ratios['bytes'][0]:.2f}x"
                 )
     document = {"checks": checks, "measured": measured, "backend": options.backend, "machine": this_machine()}

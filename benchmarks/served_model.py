@@ -23,8 +23,8 @@ MODEL = "shapes"
 SETTINGS: dict[str, Any] = {
     "served_model_name": MODEL,
     "preprocess": {"max_replicas": 1},  # a second one would start in the middle, and have no core
-    "encode": {"num_threads": 1},
-    "generate": {"engine": {"num_threads": 1, "prompt_lookup": False}},
+    "num_threads": 1,
+    "generate": {"engine": {"prompt_lookup": False}},
 }
 """One thread for each step and batch, and a token a step: what the simulation has."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -251,7 +251,6 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
             "work": work_of(phases, "preprocess", computing),
             "seconds_per_item": item,
             "seconds_per_megapixel": per_megapixel,
-            "max_ongoing_items": config.preprocess.max_ongoing_items,
             "niceness": PREPROCESS_NICENESS,
         },
         "encode": {
@@ -259,7 +258,6 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
             "work": work_of(phases, "encode", encoding),
             "seconds_per_batch": 0.0,
             "seconds_per_patch": encode_seconds / model["patches_per_picture"],
-            "max_batch_patches": config.encode.max_batch_patches or 1024,
         },
         "generate": {
             "reserved": {"cpus": config.generate.num_cpus},
@@ -268,7 +266,6 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
             "max_num_seqs": engine.max_num_seqs,
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_decode_slowdown": engine.max_decode_slowdown,
-            "short_prompt_share": engine.short_prompt_share,
         },
         "beside": work_of(phases, "beside"),
         "background_cores": round(sum(idle.values()), 4),

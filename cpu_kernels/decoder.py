@@ -170,7 +170,7 @@ class Decoder:
     ) -> None:
         self._library = library
         self._kept = (layers, final_norm, embedding, head)  # the structures hold addresses of what these own
-        self.has_embedding, self.has_head = embedding is not None, head is not None
+        self.has_embedding = embedding is not None
         self._layers = (_DecoderLayer * len(layers))(*map(_DecoderLayer.of, layers))
         self._own = _Decoder(
             ctypes.addressof(self._layers),

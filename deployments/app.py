@@ -1,6 +1,6 @@
 """Builds the Ray Serve application: which deployment gets what, and which handle goes where."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ray import serve
@@ -31,6 +31,26 @@ from raylens.deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Gene
 from raylens.deployments.stages.preprocess_stage import PIXELS, Preprocess
 from raylens.deployments.stages.stage_handles import StageHandles
 
+_PREPROCESS_ITEMS = 16
+"""Items in a replica of Preprocess at most: one is computed, the next ones travel meanwhile."""
+_ENCODE_ITEMS = 64
+"""Items in a replica of Encode at most: several batches, so that no batch waits for items to travel."""
+_GENERATE_REQUESTS = 256
+"""Requests in a replica of Generate at most, unless its engine runs more: the engine's queue orders requests better
+than Serve's."""
+_NOTICE_SECONDS = 2.0
+_NOTICE_SHARE = 1 / 16
+"""Grace period: an idle replica keeps accepting requests this long after it was told to stop, for routers that have not
+heard yet. It is this share of the drain time at most, since nobody waits long for the end of a server on one
+machine."""
+_TARGETS = {
+    REQUESTS: 100.0,  # open ones, streams most of them
+    PIXELS: 17e6,  # two 4K pictures
+    BATCHES: 4.0,  # full ones, in work or waiting
+    PROMPT_TOKENS: 8192.0,  # that wait
+    USAGE: 0.8,  # of the KV cache or of `max_num_seqs`, whichever is more
+}
+"""Work of one replica that scaling aims at, before `scaling.target_load`."""
 _HEARTBEATS = 64
 """The room of a replica for heartbeats: each ingress has one under way."""
 _MOST_HTTP_CALLS = 2**16
@@ -59,7 +79,7 @@ def build_app(config: AppConfig) -> Application:
         ray_actor_options=_small_process(config.ingress),
         max_ongoing_requests=_MOST_HTTP_CALLS,
         graceful_shutdown_timeout_s=config.updates.drain_seconds + _ERROR_EVENT_SECONDS,
-        **_scaling(config, config.ingress, {REQUESTS: config.ingress.target_requests}),
+        **_scaling(config, config.ingress, [REQUESTS]),
     ).bind(config, stages, *shards)
 
 
@@ -73,40 +93,40 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
         ray_actor_options=_process(config.preprocess),
         # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
         max_ongoing_requests=most_items,
-        request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
-        **_scaling(config, config.preprocess, {PIXELS: config.preprocess.target_megapixels * 1e6}),
+        request_router_config=rendezvous_routing(limits={"process_item": _PREPROCESS_ITEMS}),
+        **_scaling(config, config.preprocess, [PIXELS]),
     ).bind(config)
     generate: Any = _generate(config, suffix, most_items)
-    encoders: dict[str, Any] = {} if config.encoder == "separate" else {"generate": generate}
-    if config.encoder != "inline":
+    encoders: dict[str, Any] = {} if config.encode.placement == "separate" else {"generate": generate}
+    if config.encode.placement != "inline":
         encoders["encode"] = _deployment(
             Encode,
             config,
             name=f"Encode{suffix}",
             ray_actor_options=_process(config.encode),
-            **_limited(config.encode, "encode", rendezvous_routing),
-            **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
+            **_limited("encode", _ENCODE_ITEMS, rendezvous_routing),
+            **_scaling(config, config.encode, [BATCHES]),
         ).bind(config)
     return StageHandles(preprocess, generate, encoders)
 
 
 def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
     settings = config.generate
-    targets = {PROMPT_TOKENS: settings.target_prompt_tokens, USAGE: settings.target_usage}
-    if config.encoder == "separate":
-        room = _limited(settings, "generate", prefix_routing)
+    units = [PROMPT_TOKENS, USAGE]
+    if config.encode.placement == "separate":
+        room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), prefix_routing)
     else:
         # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
         room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
-    if config.encoder == "inline":
-        targets[BATCHES] = config.encode.target_batches
+    if config.encode.placement == "inline":
+        units.append(BATCHES)
     return _deployment(
         Generate,
         config,
         name=f"Generate{suffix}",
         ray_actor_options=_process(settings),
         **room,
-        **_scaling(config, settings, targets),
+        **_scaling(config, settings, units),
         **_bundles(settings),
     ).bind(config)
 
@@ -117,29 +137,23 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: 
         "health_check_period_s": 1.0,  # Ray Serve's 10 s delay the replacement of a dead replica
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_timeout_s": config.updates.drain_seconds,
-        "graceful_shutdown_wait_loop_s": config.updates.notice_seconds,
+        "graceful_shutdown_wait_loop_s": min(_NOTICE_SECONDS, _NOTICE_SHARE * config.updates.drain_seconds),
         "max_surge_percent": config.updates.max_surge_percent,
     }
-    deployment = serve.deployment(replica, name=name, **(defaults | options))
-    return versioned(deployment, config)
+    return versioned(serve.deployment(replica, name=name, **(defaults | options)), config)
 
 
-def _limited(
-    settings: EncodeConfig | GenerateConfig, method: str, routing: Callable[..., RequestRouterConfig]
-) -> dict[str, Any]:
-    """Returns how many calls of `method` a replica takes. Other calls are heartbeats, which go past those that wait for
-    room."""
-    return {
-        "max_ongoing_requests": settings.max_ongoing_requests + _HEARTBEATS,
-        "request_router_config": routing(limits={method: settings.max_ongoing_requests}),
-    }
+def _limited(method: str, limit: int, routing: Callable[..., RequestRouterConfig]) -> dict[str, Any]:
+    """Returns the options of a replica that takes `limit` calls of `method`. Other calls are heartbeats, which go past
+    those that wait for room."""
+    return {"max_ongoing_requests": limit + _HEARTBEATS, "request_router_config": routing(limits={method: limit})}
 
 
-def _scaling(config: AppConfig, stage: ScaledConfig, targets: Mapping[str, float]) -> dict[str, Any]:
+def _scaling(config: AppConfig, stage: ScaledConfig, units: Iterable[str]) -> dict[str, Any]:
     return scaling(
         at_least=stage.min_replicas,
         at_most=stage.max_replicas,
-        targets=targets,
+        targets={unit: _TARGETS[unit] * config.scaling.target_load for unit in units},
         down_delay_s=config.scaling.downscale_delay_s,
     )
 

@@ -88,8 +88,6 @@ class UploadConfig(Settings):
         " node, until the server ends",
     )
 
-    max_files: int = Field(16384, ge=0, description="files kept")
-    max_files_per_key: int = Field(1024, ge=0, description="of these, for one API key")
     max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
     max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
 
@@ -127,18 +125,13 @@ class ScaledConfig(Settings):
 class IngressConfig(ScaledConfig):
     """The HTTP endpoint. Its replicas share all but open connections."""
 
-    target_requests: float = Field(
-        100.0, gt=0, description="requests that are open per replica, which scaling aims at; streams are most of them"
-    )
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     resources: Resources = {}
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
     allowed_hosts: tuple[str, ...] = Field(
         (), description="names in public DNS to which a server without API keys answers, e.g. vision.example.com"
     )
-    health_period_s: float = Field(2.0, gt=0, description="seconds between two looks at the stages")
     first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
-    health_timeout_s: float = Field(10.0, gt=0, description="seconds without a sign of life until a stage is down")
     away_timeout_s: float = Field(
         5.0, gt=0, description="seconds that requests wait for a stage that is down or has no replica"
     )
@@ -153,7 +146,6 @@ class SharedConfig(Settings):
     resources: Resources = {}
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept, by all shards")
     embedding_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of embeddings kept, by all shards")
-    max_names: int = Field(65_536, ge=0, description="names (uuid) that clients gave to items kept, by all shards")
 
 
 class PreprocessConfig(ScaledConfig):
@@ -164,9 +156,6 @@ class PreprocessConfig(ScaledConfig):
     image_backend: Literal["auto", "pil", "torchvision"] = Field(
         "auto", description="what resizes pictures; auto: torchvision, which is faster, where it is installed"
     )
-    jpeg_draft: bool = Field(
-        False, description="decode large JPEGs at a fraction of their size where the model makes all pictures small"
-    )
     video_frames: int = Field(
         DEFAULT_VIDEO_FRAMES,
         ge=1,
@@ -174,12 +163,6 @@ class PreprocessConfig(ScaledConfig):
         " rate",
     )
     max_replicas: int = Field(2, ge=1, description="replicas under load")
-    target_megapixels: float = Field(
-        17.0, gt=0, description="10^6 pixels in work per replica that scaling aims at; a 4K picture has 8.3"
-    )
-    max_ongoing_items: int = Field(
-        16, ge=1, description="items in work per replica at most; others wait, and prompts go past them"
-    )
 
 
 class VisionPartConfig(Settings):
@@ -187,58 +170,38 @@ class VisionPartConfig(Settings):
 
     dtype: Literal["auto", DtypeName] = Field("auto", description="auto: the application's")
     device: str = Field("auto", description="auto: a GPU where the stage has one, else the CPU")
-    linear: Literal["auto", "plain", "packed", "int8"] = Field(
-        "auto",
-        description="its linear layers. plain: as transformers has them, equal to the bit; packed: laid out for the"
-        " CPU, twice as fast, equal but for rounding; int8: weights of 8 bits; auto: packed on the CPU, else plain",
-    )
 
 
 class EncodeConfig(ScaledConfig):
-    """The vision stage. Each replica encodes other items, of one request, too. Where `encoder` is inline, these
-    settings are those of the vision half inside Generate."""
+    """The vision stage. Each replica encodes other items, of one request, too. With `placement: inline`, the settings
+    hold for the vision half inside Generate."""
 
+    placement: Literal["separate", "inline", "auto"] = Field(
+        "separate",
+        description="where items are encoded: in replicas of Encode; in those of Generate (inline), for little traffic"
+        " with pictures; or each item where requests wait the least for it (auto)",
+    )
     min_replicas: int = Field(
         1, ge=0, description="replicas at rest; 0: the first picture after a rest waits for one to start"
-    )
-    target_batches: float = Field(
-        4.0, gt=0, description="full batches in work or waiting per replica that scaling aims at"
     )
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
     resources: Resources = {}
     tower: VisionPartConfig = VisionPartConfig()
     projector: VisionPartConfig = VisionPartConfig()
-    max_batch_patches: int | None = Field(
-        None,
-        ge=1,
-        description="patches encoded together; a longer video is divided, a larger picture goes alone; null: 1024,"
-        " 16384 on GPUs",
-    )
-    num_threads: int | None = Field(
-        None,
-        ge=1,
-        description="threads of a batch on Raylens' kernels on the CPU; null: all cores, but 16 at most",
+    linear: Literal["auto", "plain", "packed", "int8"] = Field(
+        "auto",
+        description="linear layers of both. plain: transformers' own, equal to the bit; packed: laid out for the CPU,"
+        " twice as fast, equal but for rounding; int8: weights of 8 bits; auto: packed on the CPU, else plain",
     )
     activation_bytes: int = Field(
         2 * 2**30, ge=1, description="bytes that encoding may take beside the weights; bounds batches and single items"
     )
-    max_ongoing_requests: int = Field(64, ge=1, description="items in work per replica at most")
-    step_timeout_s: float = Field(120.0, gt=0, description="seconds that one batch may take until the replica is ill")
 
 
 class GenerateConfig(ScaledConfig):
     """The language stage."""
 
-    target_prompt_tokens: float = Field(
-        8192.0, gt=0, description="tokens of prompts that wait per replica, which scaling aims at"
-    )
-    target_usage: float = Field(
-        0.8,
-        gt=0,
-        description="share of the KV cache or of engine.max_num_seqs in use per replica, whichever is more, that"
-        " scaling aims at",
-    )
     tensor_parallel_size: int = Field(
         1, ge=1, description="ranks per replica that the model is divided among, each a process"
     )
@@ -253,8 +216,6 @@ class GenerateConfig(ScaledConfig):
         description="folder on the replicas' nodes whose folders are LoRA adapters, as PEFT saves them, each a model by"
         " its folder's name; engine.max_loras of them are in memory at once; null: none",
     )
-    max_ongoing_requests: int = Field(256, ge=1, description="requests in work per replica at most")
-    step_timeout_s: float = Field(120.0, gt=0, description="seconds that one step may take until the replica is ill")
 
     @property
     def gpu_share(self) -> float:
@@ -292,22 +253,22 @@ class GenerateConfig(ScaledConfig):
         return self
 
 
-class PipelineConfig(Settings):
-    """Eyes for a text model without a vision half. `encode.tower` and `encode.projector` say where and how precisely
-    the pipeline's two parts compute: `linear: int8` stands for 8 bits."""
+class VisionPluginConfig(Settings):
+    """A vision encoder for a text model without one. `encode.tower` and `encode.projector` say where and how precisely
+    its two parts compute; `encode.linear: int8` stands for 8 bits."""
 
     name: str | None = Field(
         None,
-        description="the multimodal pipeline of a text model; auto: the one for the model's name; null: the model has a"
+        description="the vision plug-in of a text model; auto: the one for the model's name; null: the model has a"
         " vision half",
     )
     folder: str | None = Field(
-        None, description="folder of Python modules with further pipelines, whose code is run; null: none is run"
+        None, description="folder of Python modules with further plug-ins, whose code is run; null: none is run"
     )
     add_all_images_to_prompt: bool = Field(
         True, description="whether a prompt gets all pictures of its conversation; else the last one alone"
     )
-    options: dict[str, Any] = Field({}, description="what the pipeline itself takes, such as where its weights are")
+    options: dict[str, Any] = Field({}, description="what the plug-in itself takes, such as where its weights are")
 
 
 class TracingConfig(Settings):
@@ -333,13 +294,6 @@ class UpdateConfig(Settings):
     drain_seconds: float = Field(
         600.0, gt=0, description="how long a replica that stops goes on with the answers that it has begun"
     )
-    notice_seconds: float = Field(
-        2.0,
-        ge=0.1,
-        le=60,
-        description="how long a replica that stops waits for requests of those that have not heard of it yet, if it has"
-        " none",
-    )
     max_surge_percent: int = Field(
         100,
         ge=0,
@@ -352,6 +306,11 @@ class UpdateConfig(Settings):
 class ScalingConfig(Settings):
     """How replicas come and go with the load. More of them start some two seconds after they are needed."""
 
+    target_load: float = Field(
+        1.0,
+        gt=0,
+        description="load per replica that scaling aims at, as a multiple of the default; 0.5: twice as many replicas",
+    )
     downscale_delay_s: float = Field(
         60.0, ge=0, description="seconds that a stage must need fewer replicas before one of them stops"
     )
@@ -370,21 +329,25 @@ class ModelConfig(Settings):
     allow_longer_context: bool = Field(
         False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
     )
-    encoder: Literal["separate", "inline", "auto"] = Field(
-        "separate",
-        description="where items are encoded: in a stage of their own; in the replicas of Generate (inline), for little"
-        " traffic with pictures; or each item where requests wait the least for it (auto)",
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        description="threads of Raylens' CPU kernels, in each process of Encode and Generate; a step that only decodes"
+        " takes fewer where that is faster; null: one per core, at most 16",
     )
-    multimodal_pipeline: PipelineConfig = PipelineConfig()
+    step_timeout_s: float = Field(
+        120.0, gt=0, description="seconds that a batch of Encode or a step of Generate takes before its replica is ill"
+    )
+    vision_plugin: VisionPluginConfig = VisionPluginConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()
 
     @model_validator(mode="after")
     def _encoders_are_alike(self) -> Self:
-        if self.encoder == "auto" and bool(self.encode.num_gpus) != bool(self.generate.num_gpus):
+        if self.encode.placement == "auto" and bool(self.encode.num_gpus) != bool(self.generate.num_gpus):
             raise ValueError(
-                "encoder: auto takes the same kind of device for both stages: encode.num_gpus is"
+                "encode.placement: auto takes the same kind of device for both stages: encode.num_gpus is"
                 f" {self.encode.num_gpus}, but generate.num_gpus {self.generate.num_gpus}"
             )
         return self
@@ -406,7 +369,7 @@ class ModelConfig(Settings):
     @property
     def encoder_device(self) -> str:
         """Returns the device of the vision half. A part may have a device of its own."""
-        if self.encoder == "inline":
+        if self.encode.placement == "inline":
             return self.generate_device
         return "cuda" if self.encode.num_gpus else "cpu"
 
@@ -417,15 +380,15 @@ class ModelConfig(Settings):
         return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
 
     def part_bits(self, part: VisionPartConfig) -> int:
-        """Returns how many bits a weight of the part has, for a multimodal pipeline."""
-        if part.linear == "int8":
+        """Returns how many bits a weight of the part has, for a vision plug-in."""
+        if self.encode.linear == "int8":
             return 8
         return 32 if self.part_dtype_name(part) == "float32" else 16
 
     @property
     def num_stage_cpus(self) -> float:
         """Returns the CPUs that the replicas of the model's stages reserve together when each stage is scaled up."""
-        encode = 0.0 if self.encoder == "inline" else self.encode.max_replicas * self.encode.num_cpus
+        encode = 0.0 if self.encode.placement == "inline" else self.encode.max_replicas * self.encode.num_cpus
         return (
             self.preprocess.max_replicas * self.preprocess.num_cpus
             + encode

@@ -25,17 +25,10 @@ from raylens.deployments.ray_internals.deployment_version import with_version
 _Excluded = Mapping[str, Any]
 """What is left out of settings, in pydantic's form."""
 
-_SCALING = {
-    "min_replicas",
-    "max_replicas",
-    "target_requests",
-    "target_megapixels",
-    "target_batches",
-    "target_prompt_tokens",
-    "target_usage",
-}
-_OF_RAY = _SCALING | {"max_ongoing_requests", "max_ongoing_items"}
+_OF_RAY = {"min_replicas", "max_replicas"}
 """What only Ray Serve reads of the settings of a stage."""
+_OF_ENGINES: _Excluded = {"num_threads": True, "step_timeout_s": True}
+"""What only Encode and Generate read of the settings of a model."""
 _ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
 _GOALS: _Excluded = {"metrics": set(MetricsConfig.model_fields) - {"port"}}
 """What only the ingress reads of the settings of metrics."""
@@ -51,19 +44,21 @@ _STAGE: _Excluded = {
 _PIXELS: _Excluded = {
     # What Preprocess makes depends on the dtype that Encode takes, and so on its device. An inline encoder has that of
     # Generate.
-    "encode": set(EncodeConfig.model_fields) - {"tower", "projector", "num_gpus"},
+    "encode": set(EncodeConfig.model_fields) - {"placement", "tower", "projector", "linear", "num_gpus"},
     "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
 }
 _INGRESS_MODEL: _Excluded = {
+    **_OF_ENGINES,
     "preprocess": True,
-    "encode": set(EncodeConfig.model_fields) - {"min_replicas"},  # none at rest is no failure
+    "encode": set(EncodeConfig.model_fields) - {"placement", "min_replicas"},  # none at rest is no failure
     "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
 }
 """What the ingress does not read of the settings of a model."""
 _SHARED_MODEL: _Excluded = {
     # The caches hold what Preprocess and Encode have made with their settings.
     **_PIXELS,
-    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "jpeg_draft", "video_frames"},
+    **_OF_ENGINES,
+    "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "video_frames"},
 }
 """The same for the shards."""
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
@@ -85,7 +80,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
         "updates": True,
         "scaling": True,
     },
-    "Preprocess": {**_STAGE, **_PIXELS, "preprocess": _OF_RAY},
+    "Preprocess": {**_STAGE, **_PIXELS, **_OF_ENGINES, "preprocess": _OF_RAY},
     "Encode": {**_STAGE, "preprocess": True, "encode": _OF_RAY, "generate": True},
     "Generate": {**_STAGE, **_PIXELS, "preprocess": True, "generate": _OF_RAY},
 }
@@ -104,6 +99,6 @@ def version_of(name: str, config: AppConfig) -> str:
     """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits. Those of a
     stage are in the `config` of its own model, see `AppConfig.of`."""
     kind = name.partition("-")[0]
-    excluded: Any = ({} if config.encoder == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
+    excluded: Any = ({} if config.encode.placement == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)
     return hashlib.sha256(json.dumps(concerning, sort_keys=True).encode()).hexdigest()[:32]

@@ -47,7 +47,7 @@ def _bundles(config: AppConfig) -> dict[str, tuple[Amounts, int]]:
         generate = own.generate
         bundles[f"Preprocess{suffix}"] = reserved(own.preprocess), own.preprocess.min_replicas
         bundles[f"Generate{suffix}"] = reserved(generate), generate.min_replicas * generate.tensor_parallel_size
-        if own.encoder != "inline":
+        if own.encode.placement != "inline":
             bundles[f"Encode{suffix}"] = reserved(own.encode), own.encode.min_replicas
     return bundles
 

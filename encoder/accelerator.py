@@ -17,9 +17,9 @@ _GRAPHS_SHARE = 1 / 16
 def make_staging(config: EncoderConfig) -> Staging:
     """Returns overlapped staging where the tower and the projector are on one GPU, and direct staging elsewhere.
 
-    Between two devices the host waits in the middle of a batch. A pipeline runs on a thread of its own, which knows
+    Between two devices the host waits in the middle of a batch. A plug-in runs on a thread of its own, which knows
     nothing of the streams of overlapped staging."""
-    if is_on_one_gpu(config) and config.pipeline is None:
+    if is_on_one_gpu(config) and config.vision_plugin is None:
         return OverlappedStaging(CudaTransfers(torch.device(config.tower.device)))
     return DirectStaging(torch.device(config.tower.device))
 

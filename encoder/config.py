@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 
 from raylens.modeling.packed_linear import packable_dtypes
-from raylens.preprocess.vision_plugins.registry import PipelineChoice
+from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 
 LinearForm = Literal["plain", "packed", "int8"]
 
@@ -52,8 +52,8 @@ class EncoderConfig:
     `projector`: the part that brings the tower's features to the language model's size. Its dtype is the embeddings'.
     `max_batch_patches`: the most patches in a batch. An item with more is encoded in several batches if its family
     divides it, and otherwise alone. None stands for a number that suits the tower's device.
-    `pipeline`: takes the place of a vision half, for a text model. It has devices and dtypes of its own.
-    `pipeline_timeout_s`: how many seconds the pipeline may take for a batch.
+    `vision_plugin`: takes the place of a vision half, for a text model. It has devices and dtypes of its own.
+    `plugin_timeout_s`: how many seconds the plug-in may take for a batch.
     `num_threads`: of Raylens' kernels on the CPU. None stands for one for each core, but 16 at most.
 
     Raises ValueError for a `max_batch_patches` below 1."""
@@ -63,8 +63,8 @@ class EncoderConfig:
     tower: PartConfig = field(default_factory=PartConfig)
     projector: PartConfig = field(default_factory=PartConfig)
     max_batch_patches: int | None = None
-    pipeline: PipelineChoice | None = None
-    pipeline_timeout_s: float = 40.0
+    vision_plugin: VisionPluginChoice | None = None
+    plugin_timeout_s: float = 40.0
     num_threads: int | None = None
 
     def __post_init__(self) -> None:

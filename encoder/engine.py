@@ -17,7 +17,7 @@ from raylens.encoder.activation_memory import peak_activation_bytes
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
 from raylens.encoder.models.family import VisionModality
-from raylens.encoder.pipeline_half import PipelineHalf, load_pipeline_half
+from raylens.encoder.plugin_half import PluginHalf, load_plugin_half
 from raylens.encoder.scheduler import EncoderScheduler
 from raylens.encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
 from raylens.encoder.segments import divide, join
@@ -49,12 +49,12 @@ class EncoderEngine:
         turn_off_cudnn_attention()
         self._device = torch.device(config.tower.device)
         self._model: Any
-        self._pipeline: PipelineHalf | None = None
-        if config.pipeline is None:
+        self._plugin: PluginHalf | None = None
+        if config.vision_plugin is None:
             self._model, self._family = load_vision_half(config)
         else:
-            self._pipeline, self._family = load_pipeline_half(config, config.pipeline)
-            self._model = self._pipeline
+            self._plugin, self._family = load_plugin_half(config, config.vision_plugin)
+            self._model = self._plugin
         self._threads = ThreadBackoff(config.num_threads or usable_cores())
         self._seconds_per_patch = math.inf
         self._scheduler = EncoderScheduler(config.batch_patches)
@@ -77,7 +77,7 @@ class EncoderEngine:
         num_patches = self._rules(modality).num_patches(self._model.config, tensors)
         with (
             nullcontext() if self._graphs is None else self._graphs.paused(),
-            nullcontext() if self._pipeline is None else self._pipeline.measured(),
+            nullcontext() if self._plugin is None else self._plugin.measured(),
         ):
             num_bytes = peak_activation_bytes(
                 lambda: [get() for get in self._encode(modality, [tensors])], self._device
@@ -129,8 +129,8 @@ class EncoderEngine:
 
     @property
     def has_hung(self) -> bool:
-        """Returns whether a call of the pipeline was given up, so that the process should be replaced."""
-        return self._pipeline is not None and self._pipeline.has_hung
+        """Returns whether a call of the plug-in was given up, so that the process should be replaced."""
+        return self._plugin is not None and self._plugin.has_hung
 
     @property
     def is_idle(self) -> bool:

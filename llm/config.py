@@ -80,14 +80,6 @@ class EngineSettings:
             " process computes the model"
         ),
     ] = None
-    num_threads: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="threads of a step of Raylens' kernels on the CPU at most; a step that only decodes takes fewer"
-            " where that is faster; null: all cores, but 16 at most",
-        ),
-    ] = None
     max_num_seqs: Annotated[
         int | None,
         Field(
@@ -113,20 +105,6 @@ class EngineSettings:
             " max_num_batched_tokens allows",
         ),
     ] = 9.0
-    target_step_ms: Annotated[
-        float | None,
-        Field(gt=0, description="milliseconds that such a step may take, in place of max_decode_slowdown"),
-    ] = None
-    short_prompt_share: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=0.9,
-            description="share of a step's prompt tokens for the prompts that lack the fewest; the rest go to prompts"
-            " by arrival; 0: all by arrival",
-        ),
-    ] = 0.5
-
     max_loras: Annotated[
         int,
         Field(
@@ -161,6 +139,7 @@ class EngineConfig(EngineSettings):
     `allow_longer_context`: whether `max_model_len` may exceed the number of positions that the model is made for.
     `gpu_share`: the part of a GPU's memory that `memory_fraction` is a fraction of. Other processes have the rest.
     `reserved_bytes`: how much of a GPU's memory the engine leaves to other work of its process.
+    `num_threads`: the most threads of Raylens' kernels on the CPU. None: one for each core, but 16 at most.
     `largest_item_tokens`: the positions that the model's largest picture takes in a prompt. The engine does not start
     where its context has no room for that picture. Tokens that attend to each other go in one step. They may be as many
     as `largest_item_tokens` and `max_num_batched_tokens` together.
@@ -173,6 +152,7 @@ class EngineConfig(EngineSettings):
     device: str = "cpu"
     gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     reserved_bytes: Annotated[int, Field(ge=0)] = 0
+    num_threads: Annotated[int | None, Field(ge=1)] = None
     max_model_len: Annotated[int | None, Field(ge=1)] = None
     allow_longer_context: bool = False
     largest_item_tokens: Annotated[int, Field(ge=0)] = 0

@@ -62,7 +62,6 @@ class LLMEngine:
             config.max_num_batched_tokens,
             max_draft_rows=_MAX_DRAFT_ROWS if self._looks_up else 0,
             step_budget=_step_budget(config, self._runner),
-            short_prompt_share=config.short_prompt_share,
         )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
         # The key is whether the decoder leaves special tokens out.
@@ -365,6 +364,5 @@ def _told(sequences: list[Sequence]) -> list[Sequence]:
 def _step_budget(config: EngineConfig, runner: ModelRunner) -> StepBudget:
     return StepBudget(
         max_decode_slowdown=config.max_decode_slowdown,
-        target_seconds=None if config.target_step_ms is None else config.target_step_ms / 1e3,
         num_threads=runner.num_prompt_threads,
     )

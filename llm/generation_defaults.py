@@ -1,7 +1,4 @@
-"""Reads a checkpoint's generation settings: end tokens, defaults of sampling, and the settings that are not supported.
-
-`SUPPORTED`, `UNSUPPORTED` and `WITHOUT_EFFECT` together name every setting of transformers' GenerationConfig.
-"""
+"""Reads a checkpoint's generation settings: end tokens, sampling defaults, and unsupported settings."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -13,14 +10,6 @@ from transformers import GenerationConfig, PreTrainedConfig
 from raylens.llm.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-SUPPORTED = frozenset(
-    {
-        *("eos_token_id", "stop_strings", "min_length", "min_new_tokens"),
-        *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-        *("suppress_tokens", "bad_words_ids"),
-    }
-)
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
@@ -49,26 +38,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "max_time": (),
 }
 """Settings that change the answers of `generate`, each with the values beside None that change nothing."""
-
-WITHOUT_EFFECT = frozenset(
-    {
-        # Each request has a limit of its own, `max_tokens`.
-        *("max_length", "max_new_tokens"),
-        # Only among beams, which are named as unsupported.
-        *("early_stopping", "length_penalty"),
-        # Caches, compilation and guessed tokens: the same tokens, sooner or later.
-        *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
-        *("compile_config", "disable_compile", "continuous_batching_config", "use_mtp", "speculation_type"),
-        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
-        *("assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight", "target_lookbehind"),
-        *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
-        # The order of tokens stays. A row with numbers that are not finite ends its own request.
-        *("renormalize_logits", "remove_invalid_values"),
-        # Padding, the first token of an encoder-decoder, and what `generate` returns beside tokens.
-        *("pad_token_id", "bos_token_id", "decoder_start_token_id"),
-        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How many tokens of prompts a step computes beside the sequences that decode, so that no stream halts for long.
 
 The engine tells how long its steps took. A step that only decodes is the measure: a step with prompts may take so many
-times as long, or so many seconds. Steps with prompts tell the cost of a prompt's token.
+times as long. Steps with prompts tell the cost of a prompt's token.
 
 Steps take longer, sometimes several times as long, when the system gives their cores to somebody else. So what a token
 costs is the median of the latest steps with as many threads. Decoding is measured less often, and short steps suffer
@@ -39,14 +39,12 @@ class StepBudget:
         self,
         *,
         max_decode_slowdown: float | None = None,
-        target_seconds: float | None = None,
         num_threads: Callable[[], int] = lambda: 1,
     ) -> None:
         """`max_decode_slowdown`: how many times as long as a decoding step a step with prompts may take.
-        `target_seconds`: how long it may take, instead. With neither, the number has no bound. `num_threads` returns
-        how many threads the next step with prompts has."""
+        None: the number of tokens has no bound. `num_threads` returns how many threads the next step with prompts
+        has."""
         self._max_decode_slowdown = max_decode_slowdown
-        self._target_seconds = target_seconds
         self._next_num_threads = num_threads
         self._num_threads = 1
         self._measured_num_threads = 1
@@ -63,7 +61,7 @@ class StepBudget:
 
         Of several tenants, each one's prompts may slow the others down by their part of the time: a step takes at most
         `num_tenants` times as long as one that only decodes."""
-        if num_decodes == 0 or (self._max_decode_slowdown is None and self._target_seconds is None):
+        if num_decodes == 0 or self._max_decode_slowdown is None:
             return room
         if self._is_decoding_unknown(num_decodes) or self._num_steps_with_prompts >= _PERIOD:
             return 0
@@ -110,8 +108,6 @@ class StepBudget:
 
     def _seconds_beside(self, decode_seconds: float, num_tenants: int) -> float:
         """Returns how long prompts may take in a step whose decoding takes `decode_seconds`."""
-        if self._target_seconds is not None:
-            return self._target_seconds - decode_seconds
         assert self._max_decode_slowdown is not None
         slowdown = self._max_decode_slowdown if num_tenants == 1 else min(self._max_decode_slowdown, num_tenants)
         return (slowdown - 1) * decode_seconds

@@ -50,14 +50,6 @@ class Flat:
         return list(torch.split(torch.as_tensor(value), sizes, dim=self.axis))
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Every item of a call gets the same whole value."""
-
-    def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
-        return [torch.as_tensor(value)] * num_items
-
-
 Fields = Mapping[str, FieldLayout]
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from raylens.preprocess.field_layout import Outputs, split_items
-from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits, decode_image
+from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import (
     DEFAULT_FRAMES,
     HFProcessor,
@@ -56,7 +56,6 @@ class ItemProcessor:
         dtype: torch.dtype,
         embedding_dtype: torch.dtype,
         limits: MediaLimits,
-        jpeg_draft: bool = False,
         video_frames: int = DEFAULT_VIDEO_FRAMES,
     ) -> None:
         self._processor = processor
@@ -65,7 +64,6 @@ class ItemProcessor:
         self._dtype = dtype
         self._embedding_dtype = embedding_dtype
         self._limits = limits
-        self._jpeg_draft = jpeg_draft
         merged = processor._merge_kwargs(
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt", return_metadata=True
         )
@@ -85,7 +83,7 @@ class ItemProcessor:
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
         watch = Stopwatch()
-        decoded = self._decode(rules, content, kwargs)
+        decoded = rules.decode(self._processor, content, self._limits, kwargs)
         decode = watch.read("media_decode")
         watch = Stopwatch()
         expansion, tensors = self._processed(modality, rules, decoded, kwargs)
@@ -222,7 +220,6 @@ class ItemProcessor:
             "kwargs": self._kwargs,
             "expansions": [self._probe(modality) for modality in self._family.modalities],
             "dtypes": [str(self._dtype), str(self._embedding_dtype)],
-            "jpeg_draft": self._jpeg_draft,
             "transformers": transformers.__version__,
         }
         text = json.dumps(settings, sort_keys=True, default=str)
@@ -235,11 +232,6 @@ class ItemProcessor:
             return []
         size = (8, 64, 64) if modality == "video" else (64, 64)
         return [int(one) for one in self.expansion_for_size(modality, size).token_ids]
-
-    def _decode(self, rules: Modality, content: bytes, kwargs: Mapping[str, Any]) -> Any:
-        if self._jpeg_draft and rules.fixed_side is not None:
-            return decode_image(content, self._limits, draft_side=rules.fixed_side(self._processor))
-        return rules.decode(self._processor, content, self._limits, kwargs)
 
     def _stored(self, rules: Modality, tensors: ItemTensors) -> ItemTensors:
         """Returns the tensors in the dtypes in which they are kept, contiguous and owning their memory, so that

@@ -19,6 +19,13 @@ DEFAULT_VIDEO_FRAMES = 32
 """The most frames of a video where nobody names a number or a rate. transformers would take all frames, which are 1,500
 for a minute of film. The families without a setting were trained with 8 to 32."""
 
+MIN_SIDE = 4
+"""Pixels of the shorter side of a picture or a video. A narrower one shows nothing."""
+MAX_ASPECT_RATIO = 100
+"""The longer side over the shorter one. Processors that scale the shorter side up make a huge picture of a narrow
+one."""
+MAX_SOURCE_FRAMES = 36_000
+"""Frames that are decoded of a video: ten minutes at 60 a second."""
 _GREY_STEPS = {"L;2": 85, "L;4": 17}  # the step from one shade to the next in 8 bits, for PNGs of 2 and 4 bits
 _MAX_SCANS = 100  # progressive JPEGs have about ten
 
@@ -26,13 +33,12 @@ _MAX_SCANS = 100  # progressive JPEGs have about ten
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class VideoLimits:
     """The limits of one video. The defaults bound the frames that are handed on to 0.8 GB. Decoding takes most of the
-    time; the limits of source frames and source pixels bound it."""
+    time; `max_source_pixels` bounds it, and `MAX_SOURCE_FRAMES` for frames of few pixels."""
 
     max_frames: Annotated[int, Field(ge=1, description="frames handed on to the model's processor")] = 768
     max_frame_pixels: Annotated[int, Field(ge=1, description="pixels of one frame, width x height")] = 4096 * 2304
     max_total_pixels: Annotated[int, Field(ge=1, description="pixels of all frames handed on, 3 bytes each")] = 2**28
     max_duration_s: Annotated[float, Field(gt=0, description="seconds that a video may last")] = 600.0
-    max_source_frames: Annotated[int, Field(ge=1, description="frames decoded to find those handed on")] = 36_000
     max_source_pixels: Annotated[
         int, Field(ge=1, description="pixels of all frames decoded to find those handed on")
     ] = 2**34
@@ -40,14 +46,12 @@ class VideoLimits:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MediaLimits:
-    """The limits of one request's media. The shortest side and the ratio of sides hold for videos as well."""
+    """The limits of one request's media."""
 
     max_items: Annotated[int, Field(ge=0, description="media items per request")] = 16
     max_item_bytes: Annotated[int, Field(ge=1, description="bytes of one encoded item")] = 20 * 2**20
     max_total_bytes: Annotated[int, Field(ge=1, description="bytes of all encoded items of a request")] = 64 * 2**20
     max_image_pixels: Annotated[int, Field(ge=1, description="pixels of one image, width x height")] = 50_000_000
-    min_image_side: Annotated[int, Field(ge=1, description="pixels of an image's shorter side")] = 4
-    max_aspect_ratio: Annotated[float, Field(ge=1, description="an image's longer side over its shorter one")] = 100.0
     video: Annotated[VideoLimits, Field(description="what one video may bring")] = field(default_factory=VideoLimits)
 
 
@@ -68,11 +72,10 @@ def too_large(num_bytes: int, limits: MediaLimits) -> InvalidRequestError:
     )
 
 
-def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None = None) -> Image.Image:
+def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
     """Decodes an image to RGB: EXIF orientation applied, alpha composited on white, first frame only.
 
-    The header is read and checked against `limits` before any pixel is decoded. With `draft_side` a JPEG is decoded at
-    1/2, 1/4 or 1/8 of its size as long as no side gets shorter than that, which is faster, but some grey levels off.
+    The header is read and checked against `limits` before any pixel is decoded.
     Raises InvalidRequestError if the content is no image, truncated, too small or too large.
     """
     check_metadata(content)
@@ -91,8 +94,6 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
                     f"the JPEG has more than {_MAX_SCANS} scans", field="media", code="invalid_image"
                 )
             _scale_transparent_grey(image)
-            if draft_side is not None:
-                image.draft("RGB", (draft_side, draft_side))
             ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies every picture
             return _to_rgb(image)
     except InvalidRequestError:
@@ -112,19 +113,18 @@ def decode_image(content: bytes, limits: MediaLimits, *, draft_side: int | None 
         ) from error
 
 
-def check_shape(size: tuple[int, int], limits: MediaLimits, *, kind: str) -> None:
+def check_shape(size: tuple[int, int], *, kind: str) -> None:
     """Raises InvalidRequestError if one side of an image or a video is too short, in itself or beside the other."""
     width, height = size
-    if min(width, height) < limits.min_image_side:
+    if min(width, height) < MIN_SIDE:
         raise InvalidRequestError(
-            f"the {kind} is {width}x{height} pixels, each side needs at least {limits.min_image_side}",
+            f"the {kind} is {width}x{height} pixels, each side needs at least {MIN_SIDE}",
             field="media",
             code=f"{kind}_too_small",
         )
-    if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        # Processors that scale the shorter side up would make a huge picture of it.
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise InvalidRequestError(
-            f"the {kind} is {width}x{height} pixels, one side may be {limits.max_aspect_ratio:g} times the other",
+            f"the {kind} is {width}x{height} pixels, one side may be {MAX_ASPECT_RATIO} times the other",
             field="media",
             code=f"{kind}_too_large",
         )
@@ -132,7 +132,7 @@ def check_shape(size: tuple[int, int], limits: MediaLimits, *, kind: str) -> Non
 
 def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
     """Raises InvalidRequestError for a picture of `size` (width, height) that breaks a limit."""
-    check_shape(size, limits=limits, kind="image")
+    check_shape(size, kind="image")
     width, height = size
     if width * height > limits.max_image_pixels:
         raise InvalidRequestError(

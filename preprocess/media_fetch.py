@@ -29,6 +29,8 @@ from raylens.preprocess.schema import InvalidRequestError
 
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 3
+_CONNECT_SECONDS = 5.0
+"""A host that does not answer a connection in this time leaves the rest of `total_timeout_s` to its other addresses."""
 _CHUNK_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 256
 _MAX_CONNECTIONS_PER_HOST = 32  # slow connections to one host leave room for other hosts
@@ -51,7 +53,6 @@ class FetchPolicy:
         str | None,
         Field(pattern=r"^[ -~]+$", description="address of the operator, told to media hosts in User-Agent"),
     ] = None
-    connect_timeout_s: Annotated[float, Field(gt=0, description="seconds to connect to a media host")] = 5.0
     total_timeout_s: Annotated[float, Field(gt=0, description="seconds for one fetch in all, with its redirects")] = (
         20.0
     )
@@ -83,7 +84,7 @@ class MediaFetcher:
             ),
             # Not `connect`, which also counts the wait for a free connection. `fetch` bounds the total time, of all
             # redirects together.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             # A cookie that a server sets on one client's fetch must not go out with another client's.
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

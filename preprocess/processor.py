@@ -19,7 +19,7 @@ from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 from raylens.preprocess.prompts import PromptRenderer
-from raylens.preprocess.vision_plugins.registry import PipelineChoice, find_pipeline
+from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,21 @@ class ProcessorConfig:
     `model` is a folder or a hub id. `dtype` is that of the encoder's tower. `embedding_dtype` is that of the encoder's
     output; None: the same. `max_model_len` is in tokens; None: the model's.
 
-    `jpeg_draft` decodes large JPEGs at a fraction of their size, for models that resize every picture to one small
-    size. This is at least twice as fast, but does not give exactly what the model's Hugging Face processor gives.
-
     `video_frames` is the most frames of a video where neither the request nor the model's processor names a number or a
     rate.
 
-    `pipeline` gives eyes to a text model.
+    `vision_plugin` adds a vision encoder to a text model.
     """
 
     model: str
     revision: str | None = None
     image_backend: ImageBackend = "auto"
-    jpeg_draft: bool = False
     video_frames: int = DEFAULT_VIDEO_FRAMES
     dtype: torch.dtype = torch.float32
     embedding_dtype: torch.dtype | None = None
     max_model_len: int | None = None
     limits: MediaLimits = field(default_factory=MediaLimits)
-    pipeline: PipelineChoice | None = None
+    vision_plugin: VisionPluginChoice | None = None
 
 
 class MultiModalProcessor:
@@ -71,7 +67,6 @@ class MultiModalProcessor:
             dtype=config.dtype,
             embedding_dtype=config.embedding_dtype or config.dtype,
             limits=config.limits,
-            jpeg_draft=config.jpeg_draft,
             video_frames=config.video_frames,
         )
         self.prompts = PromptRenderer(
@@ -86,10 +81,10 @@ class MultiModalProcessor:
 
 
 def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
-    if config.pipeline is not None:
-        from raylens.preprocess.models.pipeline import pipeline_family
+    if config.vision_plugin is not None:
+        from raylens.preprocess.models.vision_plugin import plugin_family
 
-        return pipeline_family(find_pipeline(config.pipeline, config.model), config.pipeline.params)
+        return plugin_family(find_plugin(config.vision_plugin, config.model), config.vision_plugin.params)
     family: ProcessorFamily = load_family("preprocess", model_type)
     return family
 

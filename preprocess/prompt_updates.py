@@ -310,15 +310,6 @@ def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenId
     return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
 
 
-def tokens_of_target(target: Target, tokenizer: PromptTokenizer) -> TokenIds:
-    """Returns the ids of a target that is tokenised by itself."""
-    ids = _target_ids(target, tokenizer)
-    if ids is None:
-        assert isinstance(target, str)
-        return tokenizer.encode_run(target, is_first=False)
-    return ids
-
-
 def text_of_target(target: Target, tokenizer: PromptTokenizer) -> str:
     return target if isinstance(target, str) else tokenizer.decode(token_ids(target))
 

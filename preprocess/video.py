@@ -25,6 +25,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from raylens.preprocess import media
 from raylens.preprocess.media import VideoLimits
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -222,8 +223,8 @@ def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMet
     from transformers.video_utils import VideoMetadata
 
     _check_size(stream.width, stream.height, num_frames=1, limits=limits)
-    if total > limits.max_source_frames:
-        raise _invalid(f"the video has more than {limits.max_source_frames} frames, the limit", code="video_too_long")
+    if total > media.MAX_SOURCE_FRAMES:
+        raise _invalid(f"the video has more than {media.MAX_SOURCE_FRAMES} frames, the limit", code="video_too_long")
     _check_source_pixels(total * stream.width * stream.height, limits=limits)
     if total <= 0:
         raise _invalid("the video has no frames", code="corrupt_video")
@@ -244,12 +245,12 @@ def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMet
 
 
 def _num_packets(content: bytes, file_format: str, limits: VideoLimits) -> int:
-    """Returns the number of the video's packets, counted without decoding. Stops beyond `limits.max_source_frames`."""
+    """Returns the number of the video's packets, counted without decoding. Stops beyond `MAX_SOURCE_FRAMES`."""
     num_packets = 0
     with _opened(content, file_format, limits=limits) as container:
         for packet in container.demux(_video_stream(container, limits=limits)):
             num_packets += packet.size > 0
-            if num_packets > limits.max_source_frames:
+            if num_packets > media.MAX_SOURCE_FRAMES:
                 break
     return num_packets
 

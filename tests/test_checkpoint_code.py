@@ -53,9 +53,9 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.generation_defaults import load_generation_defaults
 from raylens.modeling.model_configs import load_model_config
-from raylens.preprocess.vision_plugins.llava import LlavaPipeline
-from raylens.preprocess.vision_plugins.minigpt4 import MiniGPT4Pipeline
-from raylens.preprocess.models.pipeline import _Loader
+from raylens.preprocess.vision_plugins.llava import LlavaPlugin
+from raylens.preprocess.vision_plugins.minigpt4 import MiniGPT4Plugin
+from raylens.preprocess.models.vision_plugin import _Loader
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 
 PLUG_IN = SimpleNamespace(name=str, image_start=str, image_end=str, num_image_embeds=int)
@@ -69,8 +69,8 @@ WAYS = {
     "Pillow": lambda folder: MultiModalProcessor(ProcessorConfig(folder, image_backend="pil")),
     "torchvision": lambda folder: MultiModalProcessor(ProcessorConfig(folder, image_backend="torchvision")),
     "tokenizer": lambda folder: _Loader(PLUG_IN, {}).from_pretrained(folder),
-    "LLaVA": lambda folder: LlavaPipeline("llava-v1.5", {"vision_model": folder, **PARTS}).load(),
-    "MiniGPT-4": lambda folder: MiniGPT4Pipeline({"vision_model": folder, **PARTS}).load(),
+    "LLaVA": lambda folder: LlavaPlugin("llava-v1.5", {"vision_model": folder, **PARTS}).load(),
+    "MiniGPT-4": lambda folder: MiniGPT4Plugin({"vision_model": folder, **PARTS}).load(),
 }
 for folder in sys.argv[1:]:
     for name, load in WAYS.items():

@@ -1,7 +1,7 @@
 """Questions about scenes, each with its one right answer, in the words a person would type.
 
-Knows scenes but neither pixels nor tokens. `questions_about` lists all that can be asked, a `QuestionDeck`
-picks some of it.
+Knows scenes but neither pixels nor tokens. A `QuestionDeck` holds all questions about some pictures, and draws from
+them.
 """
 
 import random
@@ -106,11 +106,6 @@ class _Fact:
     kind: str
     answer: str
     gaps: dict[str, str]
-
-
-def questions_about(scenes: Sequence[Scene], rng: random.Random) -> list[Question]:
-    """Every question with one right answer about one to three pictures, each in one phrasing."""
-    return [_put_into_words(fact, rng) for fact in _facts(scenes)]
 
 
 class QuestionDeck:

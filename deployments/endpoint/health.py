@@ -13,6 +13,10 @@ from raylens.deployments.ray_internals.running_replicas import has_running_repli
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.deployments.wire.stage_messages import Heartbeat, ServedModel
 
+_PERIOD_SECONDS = 2.0
+_TIMEOUT_SECONDS = 10.0
+"""A heartbeat takes seconds where other processes take the cores of a stage. The loss of a replica shows sooner, by
+Ray Serve's own checks."""
 _LOOK_SECONDS = 0.25
 _LEAST_SECONDS = 1.0
 _STARTING_PERIOD_SECONDS = 0.1
@@ -29,9 +33,9 @@ class StageMonitor:
         self,
         stages: Mapping[str, Sequence[DeploymentHandle[Any]]],
         *,
-        period_s: float,
-        timeout_s: float,
         away_timeout_s: float,
+        period_s: float = _PERIOD_SECONDS,
+        timeout_s: float = _TIMEOUT_SECONDS,
         may_rest: Collection[str] = (),
         dispensable: Collection[str] = (),
     ) -> None:

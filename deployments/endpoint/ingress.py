@@ -92,11 +92,9 @@ class Ingress(Replica):
         monitor = StageMonitor(
             {"shared": shards, "preprocess": [stages.preprocess], "generate": [stages.generate]}
             | ({"encode": [stages.encoders["encode"]]} if "encode" in stages.encoders else {}),
-            period_s=config.ingress.health_period_s,
-            timeout_s=config.ingress.health_timeout_s,
             away_timeout_s=config.ingress.away_timeout_s,
             may_rest=["encode"] if config.encode.min_replicas == 0 else [],
-            dispensable=["encode"] if config.encoder == "auto" else [],
+            dispensable=["encode"] if config.encode.placement == "auto" else [],
         )
         pipeline = Pipeline(
             config.media,
@@ -110,7 +108,7 @@ class Ingress(Replica):
             model=suffix,
             chooses_by_prefix=config.generate.max_replicas > 1,
         )
-        adds_all_images = config.multimodal_pipeline.add_all_images_to_prompt
+        adds_all_images = config.vision_plugin.add_all_images_to_prompt
         requests = PipelineRequests(config.media.limits, adds_all_images=adds_all_images)
         return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, requests)
 

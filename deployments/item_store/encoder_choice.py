@@ -1,4 +1,4 @@
-"""Where an item is encoded, if there is a choice (`encoder: auto`): in a replica of Generate, or in the Encode stage.
+"""Chooses where an item is encoded with `encode.placement: auto`: in a replica of Generate, or in the Encode stage.
 
 Each item goes where it costs the least waiting, in seconds of all requests together. In both places the item itself
 waits. Beside answers that are being decoded, every one of them waits with it. A stage at rest has to start a replica

@@ -44,6 +44,8 @@ from raylens.preprocess.schema import InvalidRequestError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _REPORT_SECONDS = 0.5
+_MAX_NAMES = 65_536
+"""Names (`uuid`) of items, of all shards. Each takes some 200 bytes."""
 
 
 class SharedState(Replica):
@@ -57,7 +59,7 @@ class SharedState(Replica):
         self._metrics = ItemMetrics()
         calls = StageCalls(self._metrics.items_recomputed)
         self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
-        self.names = NamedContents(config.shared.max_names // config.shared.shards)
+        self.names = NamedContents(_MAX_NAMES // config.shared.shards)
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,

@@ -23,6 +23,10 @@ FOLDER_VARIABLE = "RAYLENS_FOLDER"
 """Names the variable with this user's folder on a node, for what the server keeps there. By default it is a temporary
 one, which does not outlive the process."""
 _KNOWN = ".json"
+_MAX_FILES = 16384
+"""Files of all keys together. A shard lists its folder at the start, and each file takes two entries of the disk."""
+_MAX_FILES_PER_KEY = 1024
+"""Files of one API key. A sixteenth of all: no key takes the places of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Uploads:
         self._config = config
         self._limits = limits
         self._now = now
-        self._max_files, self._max_bytes = config.max_files // num_shards, config.max_bytes // num_shards
+        self._max_files, self._max_bytes = _MAX_FILES // num_shards, config.max_bytes // num_shards
         parent = config.folder or os.environ.get(FOLDER_VARIABLE)
         if parent is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="raylens-")
@@ -97,7 +101,7 @@ class Uploads:
         except InvalidRequestError as error:
             raise error.for_field("file") from None
         await self._delete_old()
-        num_files, limit = len(self._by_tenant.get(tenant, {})), self._config.max_files_per_key
+        num_files, limit = len(self._by_tenant.get(tenant, {})), _MAX_FILES_PER_KEY
         if num_files >= limit:
             raise _no_room(f"{num_files} files are kept for this API key, the limit is {limit}")
         if self.num_files >= self._max_files:

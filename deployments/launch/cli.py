@@ -97,10 +97,10 @@ _SETTINGS = {
     "served_model_name": "served_model_name",
     "max_model_len": "max_model_len",
     "dtype": "dtype",
-    "multimodal_pipeline": "multimodal_pipeline.name",
+    "multimodal_pipeline": "vision_plugin.name",
     "tensor_parallel_size": "generate.tensor_parallel_size",
 }
-"""The setting that each flag of `raylens serve` changes."""
+"""The setting that each flag of `raylens serve` changes. text-generation-webui has `--multimodal-pipeline`, too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -282,7 +282,7 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add(
         "--multimodal-pipeline",
         metavar="NAME",
-        help="plug-in that gives eyes to a text model; auto: the one for its name (default: MODEL has a vision half)",
+        help="vision plug-in for a text model; auto: the one for its name (default: MODEL has a vision half)",
     )
     add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
     add(

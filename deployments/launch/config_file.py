@@ -13,7 +13,7 @@ from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig, ModelConfig
 from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES
-from raylens.preprocess.vision_plugins.registry import installed_pipelines
+from raylens.preprocess.vision_plugins.registry import installed_plugins
 
 ModelT = TypeVar("ModelT", bound=ModelConfig)
 
@@ -67,12 +67,12 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
 def _checked(config: ModelT) -> ModelT:
     """Refuses a model that cannot be served. Makes its paths absolute: replicas do not start where the command line was
     typed."""
-    config = _with_adapters(_with_pipelines(config))
+    config = _with_adapters(_with_plugins(config))
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config)
         return config
-    _check_family(f"--model {folder}", folder / "config.json", has_pipeline=config.multimodal_pipeline.name is not None)
+    _check_family(f"--model {folder}", folder / "config.json", has_plugin=config.vision_plugin.name is not None)
     return config.model_copy(update={"model": str(folder.resolve())})
 
 
@@ -181,34 +181,34 @@ def _check_hub_id(config: ModelConfig) -> None:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"--model {model}: cannot be fetched from the hub: {reason}") from error
-    _check_family(f"--model {model}", Path(file), has_pipeline=config.multimodal_pipeline.name is not None)
+    _check_family(f"--model {model}", Path(file), has_plugin=config.vision_plugin.name is not None)
 
 
-def _with_pipelines(config: ModelT) -> ModelT:
-    """Makes the path of the folder of pipelines absolute, and refuses a pipeline that no installed package has. Whether
-    a module of the folder has it shows when the module is run, in a replica."""
-    choice = config.multimodal_pipeline
+def _with_plugins(config: ModelT) -> ModelT:
+    """Makes the path of the folder of plug-ins absolute, and refuses a plug-in that no installed package has. Only a
+    replica runs the modules of the folder, and finds out whether one has the plug-in."""
+    choice = config.vision_plugin
     if choice.name is None:
         return config
     if choice.folder is None:
-        known = installed_pipelines()
+        known = installed_plugins()
         if choice.name not in ("auto", *known):
             raise ConfigError(f"--multimodal-pipeline {choice.name}: no such plug-in is installed, only {known}")
         return config
-    folder = _absolute_folder("multimodal_pipeline.folder", choice.folder)
-    return config.model_copy(update={"multimodal_pipeline": choice.model_copy(update={"folder": folder})})
+    folder = _absolute_folder("vision_plugin.folder", choice.folder)
+    return config.model_copy(update={"vision_plugin": choice.model_copy(update={"folder": folder})})
 
 
-def _check_family(argument: str, file: Path, *, has_pipeline: bool) -> None:
-    """Refuses a model whose `model_type` this server cannot serve. A text model with a pipeline may be of any type that
-    has no vision half here; the engine says if it cannot run it."""
+def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
+    """Refuses a model whose `model_type` this server cannot serve. With a plug-in a text model may be of any type
+    that has no vision half here; the engine refuses what it cannot run."""
     try:
         model_type = json.loads(file.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{argument}: no readable config.json with a model_type in it") from error
-    if has_pipeline:
+    if has_plugin:
         if model_type in FAMILIES and FAMILIES[model_type].encoder is not None:
-            raise ConfigError(f"{argument}: a {model_type!r} has a vision half and takes no multimodal pipeline")
+            raise ConfigError(f"{argument}: a {model_type!r} has a vision half and takes no vision plug-in")
         return
     if model_type not in SERVED_FAMILIES:
         known = FAMILIES.get(model_type)

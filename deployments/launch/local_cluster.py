@@ -53,7 +53,6 @@ _KILL_SECONDS = 5.0
 """How long Ray Serve may take to kill the replicas that still answer after `drain_seconds`."""
 _LAST_ANSWER_SECONDS = 5.0
 """A raylet that gets the signal, too, answers nobody any more, and ends after 10 s."""
-_NOTICE_SECONDS = 0.5
 _LOG_FILE = "server.log"
 _LASTING_PORTS = range(20_000, 30_000)
 
@@ -167,8 +166,8 @@ def on_one_machine(config: AppConfig) -> AppConfig:
     streams, since somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of
     its own node."""
     updates, metrics = config.updates, config.metrics
-    soon = {"drain_seconds": _DRAIN_SECONDS, "notice_seconds": _NOTICE_SECONDS}
-    updates = updates.model_copy(update={name: soon[name] for name in soon.keys() - updates.model_fields_set})
+    if "drain_seconds" not in updates.model_fields_set:
+        updates = updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})
     if "port" not in metrics.model_fields_set:
         metrics = metrics.model_copy(update={"port": 0})
     return config.model_copy(update={"updates": updates, "metrics": metrics})

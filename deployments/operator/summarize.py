@@ -48,7 +48,7 @@ _KINDS = (
         ("engine_decoded_sequences_total", "spec_decode_num_accepted_tokens_total"),
     ),
 )
-"""A deployment does what it counts: with `encoder: inline` the engine encodes, too."""
+"""A deployment does what it counts: with `encode.placement: inline` the engine encodes, too."""
 _ENGINE_GAUGES = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "waiting_prompt_tokens")
 _RESOURCES = ("requests", "bytes", "pixels", "tokens")
 _MAX_KEYS = 10

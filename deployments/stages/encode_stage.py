@@ -1,5 +1,5 @@
-"""The Encode deployment: a plain class, wrapped by `deployments/app.py`, or made by Generate where `encoder` is not
-separate."""
+"""The Encode deployment: a plain class, wrapped by `deployments/app.py`, or made by Generate where
+`encode.placement` is not separate."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from raylens.deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
-from raylens.deployments.stages.preprocess_stage import load_model_processor, pipeline_choice
+from raylens.deployments.stages.preprocess_stage import load_model_processor, plugin_choice
 from raylens.deployments.stages.torch_setup import set_up_torch
 from raylens.deployments.tracing.spans import Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat
@@ -37,7 +37,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 BATCHES = "batches"
 _REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
-"""A step's time, in calls of a multimodal pipeline that take too long: a batch, one of its items alone, all else."""
+"""A step's time, in calls of a vision plug-in that take too long: a batch, one of its items alone, all else."""
 PROFILED_IMAGE = (448, 448)
 """Height and width of the picture by which activations are measured. The model's processor resizes it."""
 
@@ -55,16 +55,15 @@ class Encode(Replica):
         # Within a replica of Generate, its turn covers the encoder, too.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)
-        settings = config.encode
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
             self._engine,
             name="encoder-engine",
-            step_timeout_s=settings.step_timeout_s,
+            step_timeout_s=config.step_timeout_s,
             initializer=partial(give_way_to_answers, ENCODER_NICENESS),
         )
         self._metrics = EncodeMetrics()
         self._pending = PendingWork(BATCHES)
-        self._details = kernels_in_use(config.part_device(settings.tower))
+        self._details = kernels_in_use(config.part_device(config.encode.tower))
         self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
         skip_startup_objects()
 
@@ -80,11 +79,10 @@ class Encode(Replica):
                 config.revision,
                 tower=part_config(config, settings.tower),
                 projector=part_config(config, settings.projector),
-                max_batch_patches=settings.max_batch_patches,
-                pipeline=pipeline_choice(config),
+                vision_plugin=plugin_choice(config),
                 # A batch that takes too long is followed by each of its items alone, all in one step.
-                pipeline_timeout_s=settings.step_timeout_s / _CALLS_OF_A_STEP,
-                num_threads=settings.num_threads,
+                plugin_timeout_s=config.step_timeout_s / _CALLS_OF_A_STEP,
+                num_threads=config.num_threads,
             )
         )
         items = load_model_processor(config).items
@@ -157,7 +155,7 @@ class Encode(Replica):
         """Raises EngineDiedError where the replica has to be replaced."""
         self._loop.check_health()
         if self._engine.has_hung:
-            raise EngineDiedError("a call of the multimodal pipeline took too long, and still runs")
+            raise EngineDiedError("a call of the vision plug-in took too long, and still runs")
 
     async def _report_forever(self) -> None:
         while True:
@@ -187,7 +185,7 @@ def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
     from raylens.modeling.packed_linear import packable_dtypes
 
     device, dtype = config.part_device(part), getattr(torch, config.part_dtype_name(part))
-    linear = part.linear
+    linear = config.encode.linear
     if linear == "auto":
         linear = "packed" if device == "cpu" and dtype in packable_dtypes() else "plain"
     return PartConfig(dtype, device, linear)

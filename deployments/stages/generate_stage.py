@@ -51,7 +51,7 @@ _REPORT_SECONDS = 0.5
 
 class Generate(Replica):
     """Stitches embeddings into the prompt and decodes. The replica is rank 0 where the model is divided among several
-    ranks. Where `encoder` is not separate, the replica encodes, too, on a thread of its own."""
+    ranks. Where `encode.placement` is not separate, the replica encodes, too, on a thread of its own."""
 
     _ranks: RankActors | None = None  # set also in a replica that could not load
 
@@ -66,7 +66,7 @@ class Generate(Replica):
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._engine = engine
         self._loop: EngineLoop[RequestOutput] = EngineLoop(
-            engine, name="llm-engine", step_timeout_s=settings.step_timeout_s
+            engine, name="llm-engine", step_timeout_s=config.step_timeout_s
         )
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
@@ -84,7 +84,7 @@ class Generate(Replica):
         """Loads the encoder, if there is one here, and the language half."""
         # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
         # may take as much memory as its activations.
-        self._encoder = None if config.encoder == "separate" else Encode(config, spans=self._spans)
+        self._encoder = None if config.encode.placement == "separate" else Encode(config, spans=self._spans)
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from raylens.llm.engine import LLMEngine
 
@@ -97,6 +97,7 @@ class Generate(Replica):
             device=config.generate_device,
             gpu_share=config.generate.gpu_share,
             reserved_bytes=reserved_bytes,
+            num_threads=config.num_threads,
             max_model_len=config.max_model_len,
             allow_longer_context=config.allow_longer_context,
             largest_item_tokens=_largest_picture_tokens(processor.items),
@@ -219,7 +220,7 @@ class Generate(Replica):
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """See `Encode.encode`. Not for a separate `encoder`."""
+        """See `Encode.encode`. Not where `encode.placement` is separate."""
         assert self._encoder is not None
         async with aclosing(self._encoder.encode(request_id, modality, item, sent_at, context)) as objects:
             async for one in objects:

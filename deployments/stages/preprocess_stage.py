@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from raylens.preprocess.processor import MultiModalProcessor
     from raylens.preprocess.prompts import PromptRenderer
     from raylens.preprocess.schema import ItemTensors
-    from raylens.preprocess.vision_plugins.interface import PipelineParams
-    from raylens.preprocess.vision_plugins.registry import PipelineChoice
+    from raylens.preprocess.vision_plugins.interface import PluginParams
+    from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 
 ResultT = TypeVar("ResultT")
 
@@ -168,29 +168,28 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             model=config.model,
             revision=config.revision,
             image_backend=config.preprocess.image_backend,
-            jpeg_draft=config.preprocess.jpeg_draft,
             video_frames=config.preprocess.video_frames,
             dtype=getattr(torch, config.part_dtype_name(config.encode.tower)),
             embedding_dtype=getattr(torch, config.part_dtype_name(config.encode.projector)),
             max_model_len=config.max_model_len,
             limits=config.media.limits,
-            pipeline=pipeline_choice(config),
+            vision_plugin=plugin_choice(config),
         )
     )
 
 
-def pipeline_choice(config: AppConfig) -> "PipelineChoice | None":
-    """Returns the multimodal pipeline of a text model in the libraries' form."""
-    from raylens.preprocess.vision_plugins.registry import PipelineChoice
+def plugin_choice(config: AppConfig) -> "VisionPluginChoice | None":
+    """Returns the vision plug-in of a text model in the libraries' form."""
+    from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 
-    settings, tower, projector = config.multimodal_pipeline, config.encode.tower, config.encode.projector
+    settings, tower, projector = config.vision_plugin, config.encode.tower, config.encode.projector
     if settings.name is None:
         return None
-    params: PipelineParams = {
+    params: PluginParams = {
         **settings.options,
         "vision_device": config.part_device(tower),
         "vision_bits": config.part_bits(tower),
         "projector_device": config.part_device(projector),
         "projector_bits": config.part_bits(projector),
     }
-    return PipelineChoice(None if settings.name == "auto" else settings.name, settings.folder, params)
+    return VisionPluginChoice(None if settings.name == "auto" else settings.name, settings.folder, params)

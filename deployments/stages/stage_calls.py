@@ -21,7 +21,7 @@ from raylens.deployments.stages.hand_over import EmbeddingsLostError
 from raylens.deployments.wire.piece_connection import PiecesLostError
 from raylens.llm.lora.request import LoraError
 from raylens.preprocess.schema import ChatTemplateError, InvalidRequestError
-from raylens.preprocess.vision_plugins.interface import PipelineError
+from raylens.preprocess.vision_plugins.interface import VisionPluginError
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -230,7 +230,7 @@ def _translated(error: Exception, stage: str) -> Exception:
         return cause
     if isinstance(cause, _LOSSES):
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
-    if isinstance(cause, PipelineError):
+    if isinstance(cause, VisionPluginError):
         return PlugInFailedError(stage, str(cause))
     if isinstance(cause, LoraError):
         return AdapterFailedError(stage, str(cause))

@@ -52,7 +52,6 @@ class DecodeGraphs:
         self._forward = forward
         self._attention = attention
         self._max_length = max_length
-        self._num_rope_axes = num_rope_axes
         self._table_start = _NUM_FIXED + num_rope_axes
         num_columns = self._table_start + -(-max_length // attention.block_size)
         # Each sequence has one row. Here the host puts them together; the device never reads this memory itself.

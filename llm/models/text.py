@@ -1,4 +1,4 @@
-"""Text models of transformers, without a vision half. Pictures come to them as embeddings that a pipeline makes."""
+"""Text models of transformers, without a vision half. Pictures come to them as embeddings that a plug-in makes."""
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -97,8 +97,6 @@ class Modality:
     `ordinal`: control tokens in front of the item that is a prompt's first, second, ... of the modality, from 0.
     `feature_tokens`: further tokens that count as the item's features, though they keep their own embedding.
     `pack` / `unpack`: an item's tensors from the processor's form to a smaller one, in which they are kept, and back.
-    `fixed_side`: for families that bring every picture to one size, so many pixels a side: one that is decoded at a
-    fraction of its size, but not below this, takes the same number of tokens.
     `max_items`: items that one prompt can hold, None: any number.
     `language_fields`: the fields that the language model needs beside an item's embeddings, e.g. for positions.
     `derived_fields`: floating-point fields that follow from an item's size, as all of whole numbers do.
@@ -122,7 +120,6 @@ class Modality:
     feature_tokens: Callable[[HFProcessor], tuple[str, ...]] = lambda processor: ()
     pack: Callable[[HFProcessor, ItemTensors], ItemTensors] = unchanged
     unpack: Callable[[HFProcessor, ItemTensors], ItemTensors] = unchanged
-    fixed_side: Callable[[HFProcessor], int] | None = None
     max_items: int | None = None
     language_fields: tuple[str, ...] = ()
     derived_fields: tuple[str, ...] = ()
@@ -182,19 +179,12 @@ def blank_pixels(*shape: int) -> npt.NDArray[np.float32]:
     return np.broadcast_to(np.float32(0), shape)
 
 
-def fixed_side(processor: HFProcessor) -> int:
-    """Returns the longest side in pixels of a resized picture, for a processor that resizes all pictures to one
-    size."""
-    return max(int(side) for side in dict(processor.image_processor.size).values() if side)
-
-
 FIXED_IMAGE = Modality(
     fields={"pixel_values": Batched()},
     update=replaces_image_token,
     embed_token=image_token,
     size_outputs=lambda processor, height, width, kwargs: {},
     largest=any_size,
-    fixed_side=fixed_side,
 )
 """Every picture is resized to one size, so its place in the prompt does not depend on it."""
 

@@ -36,7 +36,7 @@ def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwa
     chosen: list[Any] = []
 
     def choose(metadata: VideoMetadata) -> Any:
-        check_shape((metadata.width, metadata.height), limits=limits, kind="video")
+        check_shape((metadata.width, metadata.height), kind="video")
         chosen.append(_sample(processor, kwargs, metadata, most=limits.video.max_frames))
         return chosen[-1]
 

@@ -1,25 +1,24 @@
-"""What a multimodal pipeline offers, and what a module of pipelines offers. Both are plain Python: nothing of Raylens
-has to be imported for them."""
+"""The interface of a vision plug-in. A plug-in is plain Python and imports nothing of Raylens."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    # Not at run time: the command line looks for pipelines and never touches a tensor.
+    # Not at run time: the command line looks for plug-ins and never touches a tensor.
     import torch
     from PIL import Image
 
 
-PipelineParams = Mapping[str, Any]
-"""Where and how precisely a pipeline computes: `vision_device` and `projector_device` by torch's names, `vision_bits`
+PluginParams = Mapping[str, Any]
+"""Where and how precisely a plug-in computes: `vision_device` and `projector_device` by torch's names, `vision_bits`
 and `projector_bits` of 32, 16 or 8. Beside them stand the options of the server's settings, which the plug-in knows."""
 
 
-class MultimodalPipeline(Protocol):
+class VisionPlugin(Protocol):
     """Turns pictures into embeddings for one kind of text model.
 
-    A pipeline may have a method `load`, without arguments. Only the process that embeds pictures calls it, once, before
-    `embed_images`: weights belong there. A pipeline that loads its weights when it is made works, too, but each replica
+    A plug-in may have a method `load`, without arguments. Only the process that embeds pictures calls it, once, before
+    `embed_images`: weights belong there. A plug-in that loads its weights when it is made works, too, but each replica
     of Preprocess then holds them.
     """
 
@@ -48,22 +47,7 @@ class MultimodalPipeline(Protocol):
         ...
 
 
-class PipelineModule(Protocol):
-    """A module of pipelines. It is imported when a pipeline is looked for, so its own imports should be few."""
-
-    available_pipelines: list[str]
-    """The names that `get_pipeline` knows."""
-
-    def get_pipeline(self, name: str, params: PipelineParams) -> MultimodalPipeline | None:
-        """Returns the pipeline of this name, or None if it is not one of this module's."""
-        ...
-
-    def get_pipeline_from_model_name(self, model_name: str, params: PipelineParams) -> MultimodalPipeline | None:
-        """Returns the pipeline for a text model of this name, or None unless it surely fits."""
-        ...
-
-
-class PipelineError(RuntimeError):
+class VisionPluginError(RuntimeError):
     """A plug-in that breaks the interface, or that fails. The message names the pipeline. If embedding fails, clients
     see the message, so it holds nothing that the plug-in says."""
 
@@ -71,22 +55,22 @@ class PipelineError(RuntimeError):
 _METHODS = ("name", "image_start", "image_end", "placeholder_token_id", "num_image_embeds", "embed_images")
 
 
-def check_pipeline(pipeline: Any, source: str) -> MultimodalPipeline:
-    """Returns `pipeline`, which the module `source` has made. Raises PipelineError if it lacks a method, or if a method
-    returns something else than the interface says."""
-    if missing := [method for method in _METHODS if not callable(getattr(pipeline, method, None))]:
-        raise PipelineError(f"the multimodal pipeline of {source} has no method {', '.join(missing)}")
-    found: MultimodalPipeline = pipeline
+def check_plugin(plugin: Any, source: str) -> VisionPlugin:
+    """Returns `plugin`, which the module `source` has made. Raises VisionPluginError if it lacks a method, or if a
+    method returns something else than the interface says."""
+    if missing := [method for method in _METHODS if not callable(getattr(plugin, method, None))]:
+        raise VisionPluginError(f"the vision plug-in of {source} has no method {', '.join(missing)}")
+    found: VisionPlugin = plugin
     texts = {"name": found.name(), "image_start": found.image_start(), "image_end": found.image_end()}
     numbers = {"placeholder_token_id": found.placeholder_token_id(), "num_image_embeds": found.num_image_embeds()}
     for method, value in texts.items():
         if not isinstance(value, str):
-            raise PipelineError(f"{method} of the multimodal pipeline of {source} must return a text, got {value!r}")
+            raise VisionPluginError(f"{method} of the vision plug-in of {source} must return a text, got {value!r}")
     for method, number in numbers.items():
         least = 1 if method == "num_image_embeds" else 0
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise PipelineError(
-                f"{method} of the multimodal pipeline {texts['name']!r} must return a whole number of at least {least},"
+            raise VisionPluginError(
+                f"{method} of the vision plug-in {texts['name']!r} must return a whole number of at least {least},"
                 f" got {number!r}"
             )
     return found

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from raylens.preprocess.vision_plugins.interface import PipelineError, PipelineParams
+from raylens.preprocess.vision_plugins.interface import PluginParams, VisionPluginError
 
 _FEATURE_LAYER = -2
 """The tower's layer whose output is projected."""
@@ -20,15 +20,15 @@ _REPOSITORIES = {
     "llava-v1.5": ("openai/clip-vit-large-patch14-336", "liuhaotian/llava-v1.5-7b"),
     "llava-v1.5-13b": ("openai/clip-vit-large-patch14-336", "liuhaotian/llava-v1.5-13b"),
 }
-"""The hub's CLIP model and projector of each pipeline, which are the defaults of the options."""
+"""The hub's CLIP model and projector of each plug-in, which are the defaults of the options."""
 
 available_pipelines = list(_REPOSITORIES)
 
 
-class LlavaPipeline:
+class LlavaPlugin:
     """LLaVA 1.5: pictures are padded to squares, and each patch of CLIP's tower takes a position."""
 
-    def __init__(self, name: str, params: PipelineParams) -> None:
+    def __init__(self, name: str, params: PluginParams) -> None:
         from transformers import CLIPVisionConfig
 
         vision_model, projector = _REPOSITORIES[name]
@@ -77,22 +77,22 @@ class LlavaPipeline:
         return embeds
 
 
-def get_pipeline(name: str, params: PipelineParams) -> LlavaPipeline | None:
-    return LlavaPipeline(name, params) if name in _REPOSITORIES else None
+def get_pipeline(name: str, params: PluginParams) -> LlavaPlugin | None:
+    return LlavaPlugin(name, params) if name in _REPOSITORIES else None
 
 
-def get_pipeline_from_model_name(model_name: str, params: PipelineParams) -> LlavaPipeline | None:
+def get_pipeline_from_model_name(model_name: str, params: PluginParams) -> LlavaPlugin | None:
     name = model_name.lower()
     if "llava-v1.5" not in name:
         return None
-    return LlavaPipeline("llava-v1.5-13b" if "13b" in name else "llava-v1.5", params)
+    return LlavaPlugin("llava-v1.5-13b" if "13b" in name else "llava-v1.5", params)
 
 
 def _projector(weights: dict[str, Any]) -> nn.Module:
     """Returns two linear layers with a GELU between them, with the weights `...mm_projector.0` and `.2`."""
     own = {name.rpartition("mm_projector.")[2]: weight for name, weight in weights.items() if "mm_projector." in name}
     if own.keys() != {"0.weight", "0.bias", "2.weight", "2.bias"}:
-        raise PipelineError(f"mm_projector.bin has weights {sorted(weights)}, not those of LLaVA 1.5's projector")
+        raise VisionPluginError(f"mm_projector.bin has weights {sorted(weights)}, not those of LLaVA 1.5's projector")
     sizes = own["0.weight"].shape[1], own["0.weight"].shape[0], own["2.weight"].shape[0]
     projector = nn.Sequential(nn.Linear(sizes[0], sizes[1]), nn.GELU(), nn.Linear(sizes[1], sizes[2]))
     projector.load_state_dict({name: weight.float() for name, weight in own.items()})

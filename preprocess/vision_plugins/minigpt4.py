@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from raylens.preprocess.vision_plugins.interface import PipelineError, PipelineParams
+from raylens.preprocess.vision_plugins.interface import PluginParams, VisionPluginError
 
 _NAME = "minigpt4"
 _VISION_MODEL = "Salesforce/blip2-flan-t5-xxl"
@@ -20,10 +20,10 @@ _PROJECTOR = "Vision-CAIR/MiniGPT-4"
 available_pipelines = [_NAME]
 
 
-class MiniGPT4Pipeline:
+class MiniGPT4Plugin:
     """MiniGPT-4: each picture becomes the outputs of as many queries as the Q-Former has."""
 
-    def __init__(self, params: PipelineParams) -> None:
+    def __init__(self, params: PluginParams) -> None:
         from transformers import Blip2Config
 
         self._params = params
@@ -82,19 +82,19 @@ class _Queries(nn.Module):
         return output
 
 
-def get_pipeline(name: str, params: PipelineParams) -> MiniGPT4Pipeline | None:
-    return MiniGPT4Pipeline(params) if name == _NAME else None
+def get_pipeline(name: str, params: PluginParams) -> MiniGPT4Plugin | None:
+    return MiniGPT4Plugin(params) if name == _NAME else None
 
 
-def get_pipeline_from_model_name(model_name: str, params: PipelineParams) -> MiniGPT4Pipeline | None:
-    return MiniGPT4Pipeline(params) if "minigpt4" in model_name.lower().replace("-", "") else None
+def get_pipeline_from_model_name(model_name: str, params: PluginParams) -> MiniGPT4Plugin | None:
+    return MiniGPT4Plugin(params) if "minigpt4" in model_name.lower().replace("-", "") else None
 
 
 def _projector(weights: dict[str, Any]) -> nn.Linear:
     """Returns the linear layer with the weights `llama_proj`, which may stand under `model`."""
     found = weights.get("model", weights)
     if not {"llama_proj.weight", "llama_proj.bias"} <= found.keys():
-        raise PipelineError(f"the weights of MiniGPT-4's layer are {sorted(found)[:4]}, without llama_proj")
+        raise VisionPluginError(f"the weights of MiniGPT-4's layer are {sorted(found)[:4]}, without llama_proj")
     weight, bias = found["llama_proj.weight"].float(), found["llama_proj.bias"].float()
     projector = nn.Linear(weight.shape[1], weight.shape[0])
     projector.load_state_dict({"weight": weight, "bias": bias})

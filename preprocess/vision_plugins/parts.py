@@ -1,4 +1,4 @@
-"""The tower and the projector of the pipelines here: each on a device of its own, in as many bits as is asked for."""
+"""The tower and the projector of the plug-ins here: each on a device of its own, in as many bits as is asked for."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from raylens.modeling.quantized_linear import quantize_linear_layers
-from raylens.preprocess.vision_plugins.interface import PipelineError
+from raylens.preprocess.vision_plugins.interface import VisionPluginError
 
 
 class PlacedPart:
@@ -15,9 +15,9 @@ class PlacedPart:
 
     def __init__(self, module: nn.Module, device: str, bits: int) -> None:
         """Changes `module` in place. 32 `bits` are float32. 16 are bfloat16, on GPUs float16. 8 are linear layers of
-        int8, and all else in 16. Raises PipelineError for other numbers of bits."""
+        int8, and all else in 16. Raises VisionPluginError for other numbers of bits."""
         if bits not in (32, 16, 8):
-            raise PipelineError(f"the parts of a multimodal pipeline have 32, 16 or 8 bits, not {bits}")
+            raise VisionPluginError(f"the parts of a vision plug-in have 32, 16 or 8 bits, not {bits}")
         half = torch.float16 if torch.device(device).type == "cuda" else torch.bfloat16
         self._device, self._dtype = device, torch.float32 if bits == 32 else half
         module.to(self._device, self._dtype)
@@ -32,7 +32,7 @@ class PlacedPart:
 def read_weights(place: str, name: str) -> dict[str, Any]:
     """Returns the tensors of the file `name` in a folder or a repository of the hub, or of the file that `place` is.
 
-    Only tensors are read: a pickle with anything else in it raises PipelineError, and so does a file that is not there.
+    Only tensors are read: a pickle with anything else in it raises VisionPluginError, and so does a missing file.
     """
     try:
         file = Path(place)
@@ -44,5 +44,5 @@ def read_weights(place: str, name: str) -> dict[str, Any]:
             file /= name
         weights: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise PipelineError(f"the weights {name} of {place} cannot be read: {error}") from error
+        raise VisionPluginError(f"the weights {name} of {place} cannot be read: {error}") from error
     return weights

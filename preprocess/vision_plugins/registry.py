@@ -1,4 +1,4 @@
-"""Finds pipelines: in installed packages, by the entry points `raylens.vision_plugins`, and in a folder of modules."""
+"""Finds plug-ins: in installed packages, by the entry points `raylens.vision_plugins`, and in a folder of modules."""
 
 import sys
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from raylens.preprocess.vision_plugins.interface import (
-    MultimodalPipeline,
-    PipelineError,
-    PipelineParams,
-    check_pipeline,
+    PluginParams,
+    VisionPlugin,
+    VisionPluginError,
+    check_plugin,
 )
 
 ENTRY_POINTS = "raylens.vision_plugins"
-"""The group of entry points. An entry point has the name of a pipeline, and its value is the module that makes it."""
+"""The group of entry points. An entry point has the name of a plug-in, and its value is the module that makes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineChoice:
-    """Which pipeline gives eyes to a text model.
+class VisionPluginChoice:
+    """The plug-in that adds a vision encoder to a text model.
 
     `name`: None: the one that a module finds for the model's name. `folder`: a folder of further modules, whose code is
     run; None: only installed packages are looked through.
@@ -29,39 +29,39 @@ class PipelineChoice:
 
     name: str | None
     folder: str | None
-    params: PipelineParams
+    params: PluginParams
 
 
-def installed_pipelines() -> list[str]:
-    """Returns the names of the pipelines of installed packages, sorted. Imports none of them."""
+def installed_plugins() -> list[str]:
+    """Returns the names of the plug-ins of installed packages, sorted. Imports none of them."""
     return sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
 
 
-def find_pipeline(choice: PipelineChoice, model: str) -> MultimodalPipeline:
-    """Returns the chosen pipeline for a text model, a folder or a hub id. The model's name is the last part of that.
+def find_plugin(choice: VisionPluginChoice, model: str) -> VisionPlugin:
+    """Returns the chosen plug-in for a text model, a folder or a hub id. The model's name is the last part of that.
 
-    Raises PipelineError if there is none, if a module cannot be imported, and if a plug-in breaks the interface.
+    Raises VisionPluginError if there is none, if a module cannot be imported, and if a plug-in breaks the interface.
     """
     model_name = model.rstrip("/").rsplit("/", 1)[-1]
     for source, module in _modules(choice):
         try:
             if choice.name is None:
-                pipeline = module.get_pipeline_from_model_name(model_name, choice.params)
+                plugin = module.get_pipeline_from_model_name(model_name, choice.params)
             else:
-                pipeline = module.get_pipeline(choice.name, choice.params)
+                plugin = module.get_pipeline(choice.name, choice.params)
         except Exception as error:
-            raise PipelineError(f"{source} failed to make a multimodal pipeline: {error!r}") from error
-        if pipeline is not None:
-            return check_pipeline(pipeline, source)
+            raise VisionPluginError(f"{source} failed to make a vision plug-in: {error!r}") from error
+        if plugin is not None:
+            return check_plugin(plugin, source)
     wanted = f"for the model {model_name}" if choice.name is None else f"named {choice.name!r}"
-    known = ", ".join(installed_pipelines()) or "none"
+    known = ", ".join(installed_plugins()) or "none"
     where = "" if choice.folder is None else f", nor in the folder {choice.folder}"
-    raise PipelineError(f"there is no multimodal pipeline {wanted}; installed are: {known}{where}")
+    raise VisionPluginError(f"there is no vision plug-in {wanted}; installed are: {known}{where}")
 
 
-def _modules(choice: PipelineChoice) -> Iterator[tuple[str, Any]]:
-    """Yields modules that may have the pipeline, with a name for errors. Of the installed ones it imports only those
-    that have a pipeline of the name."""
+def _modules(choice: VisionPluginChoice) -> Iterator[tuple[str, Any]]:
+    """Yields modules that may have the plug-in, with a name for errors. Of the installed ones it imports only those
+    that have a plug-in of the name."""
     imported: set[str] = set()
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
         if choice.name in (None, point.name) and point.value not in imported:
@@ -76,14 +76,12 @@ def _loaded(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        raise PipelineError(
-            f"the module {point.value} of multimodal pipelines cannot be imported: {error!r}"
-        ) from error
+        raise VisionPluginError(f"the module {point.value} of vision plug-ins cannot be imported: {error!r}") from error
 
 
 def _run(file: Path) -> Any:
     """Imports a file of the folder as a module. The module gets a name of its own, so that it hides no other."""
-    name = f"raylens_pipeline_{file.stem}"
+    name = f"raylens_vision_plugin_{file.stem}"
     spec = spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -92,5 +90,5 @@ def _run(file: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise PipelineError(f"{file} cannot be imported: {error!r}") from error
+        raise VisionPluginError(f"{file} cannot be imported: {error!r}") from error
     return module

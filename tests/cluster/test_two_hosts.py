@@ -382,7 +382,7 @@ def test_a_second_up_brings_new_settings_and_restarts_nothing_else(cluster: Clus
     before = raylets()
     assert all(before)
     served = serve_file(CROSSING)
-    served["applications"][0]["args"]["encode"]["step_timeout_s"] = 100
+    served["applications"][0]["args"]["encode"]["activation_bytes"] = 2**30
     said = cluster.up(served)
     assert "Encode: updating, 1 of 2 replicas" in said
     assert "every stage is ready after" in said

@@ -54,8 +54,7 @@ def served(spare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(shapes: str, served: Path, ray_port: int) -> Iterator[OpenAI]:
     generate = {"engine": {"max_loras": 2, "max_lora_rank": 8}, "adapters_folder": str(served)}
-    ingress = {"health_period_s": 0.2}
-    config = AppConfig.model_validate({"model": shapes, "generate": generate, "ingress": ingress})
+    config = AppConfig.model_validate({"model": shapes, "generate": generate})
     with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
 

@@ -17,10 +17,10 @@ def notices(config: AppConfig) -> set[float]:
     return {one._bound_deployment._deployment_config.graceful_shutdown_wait_loop_s for one in apps}
 
 
-@pytest.mark.parametrize(("chosen", "alone"), [({}, 0.5), ({"notice_seconds": 3.0}, 3.0)])
+@pytest.mark.parametrize(("chosen", "alone"), [({}, 0.5), ({"drain_seconds": 99}, 2.0)])
 def test_replicas_of_one_machine_end_sooner_if_nothing_else_is_set(
     shapes: str, chosen: dict[str, float], alone: float
 ) -> None:
     config = AppConfig.model_validate({"model": shapes, "updates": chosen})
-    assert notices(config) == {chosen.get("notice_seconds", 2.0)}
+    assert notices(config) == {2.0}
     assert notices(on_one_machine(config)) == {alone}

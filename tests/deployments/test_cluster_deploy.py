@@ -89,7 +89,7 @@ def deploy(tmp_path: Path, ray_port: int) -> Iterator[Deploy]:
     address = ray.get_runtime_context().gcs_address
 
     def run(*arguments: str, port: int = ray_port, **args: Any) -> "subprocess.CompletedProcess[str]":
-        args["updates"] = {"drain_seconds": 2, "notice_seconds": 0.5}
+        args["updates"] = {"drain_seconds": 2}
         file = written(tmp_path, {**document(**args), "http_options": {"host": "127.0.0.1", "port": port}})
         command = [sys.executable, "-m", "raylens", "deploy", str(file), *arguments]
         environment = os.environ | {"RAY_ADDRESS": address}

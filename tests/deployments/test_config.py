@@ -14,7 +14,7 @@ from raylens.deployments.config import AppConfig, ModelConfig
 from raylens.deployments.launch.local_cluster import LOGGING
 from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT
 from raylens.deployments.stages.encode_stage import part_config
-from raylens.deployments.stages.preprocess_stage import pipeline_choice
+from raylens.deployments.stages.preprocess_stage import plugin_choice
 from raylens.modeling.packed_linear import packable_dtypes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -119,35 +119,42 @@ def test_every_dtype_has_linear_layers_on_either_device(dtype: str, num_gpus: in
 
 
 @pytest.mark.parametrize(
-    ("tower", "bits"),
-    [({"dtype": "float32"}, 32), ({"dtype": "bfloat16"}, 16), ({"dtype": "float16"}, 16), ({"linear": "int8"}, 8)],
+    ("encode", "bits"),
+    [
+        ({"tower": {"dtype": "float32"}}, (32, 32)),
+        ({"tower": {"dtype": "bfloat16"}}, (16, 32)),
+        ({"tower": {"dtype": "float16"}}, (16, 32)),
+        ({"linear": "int8"}, (8, 8)),
+    ],
 )
-def test_a_multimodal_pipeline_is_told_where_and_how_precisely_to_compute(tower: dict[str, str], bits: int) -> None:
-    settings = {"encode": {"num_gpus": 1, "tower": tower, "projector": {"device": "cpu"}}}
-    choice = pipeline_choice(AppConfig.model_validate({"multimodal_pipeline": {"name": "eyes"}, **settings}))
+def test_a_vision_plug_in_is_told_where_and_how_precisely_to_compute(
+    encode: dict[str, Any], bits: tuple[int, int]
+) -> None:
+    settings = {"encode": {"num_gpus": 1, "projector": {"device": "cpu"}, **encode}}
+    choice = plugin_choice(AppConfig.model_validate({"vision_plugin": {"name": "eyes"}, **settings}))
     assert choice is not None
     assert choice.params == {
         "vision_device": "cuda",
-        "vision_bits": bits,
+        "vision_bits": bits[0],
         "projector_device": "cpu",
-        "projector_bits": 32,
+        "projector_bits": bits[1],
     }
-    assert pipeline_choice(AppConfig.model_validate(settings)) is None
+    assert plugin_choice(AppConfig.model_validate(settings)) is None
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:
-    config = AppConfig.model_validate({"encoder": "inline", "generate": {"num_gpus": 1}, "encode": {"num_cpus": 7}})
+    config = AppConfig.model_validate({"generate": {"num_gpus": 1}, "encode": {"placement": "inline", "num_cpus": 7}})
     assert config.part_device(config.encode.tower) == "cuda"
     assert config.num_reserved_cpus == AppConfig().num_reserved_cpus - AppConfig().encode.num_cpus
 
 
 def test_an_item_s_embeddings_do_not_depend_on_where_it_is_encoded() -> None:
-    alike = {"encoder": "auto", "encode": {"num_gpus": 0.2}, "generate": {"num_gpus": 1}}
+    alike = {"encode": {"placement": "auto", "num_gpus": 0.2}, "generate": {"num_gpus": 1}}
     assert AppConfig.model_validate(alike).encoder_device == "cuda"
     with pytest.raises(
         ValueError, match=r"same kind of device .* encode\.num_gpus is 0\.0, but generate\.num_gpus 1\.0"
     ):
-        AppConfig.model_validate(alike | {"encode": {}})
+        AppConfig.model_validate(alike | {"encode": {"placement": "auto"}})
 
 
 def test_the_docs_show_several_models_as_the_settings_take_them() -> None:

@@ -13,10 +13,10 @@ from raylens.deployments.deployment_versions import version_of
 
 ALL = {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
 NO_RESTART: list[dict[str, Any]] = [
-    {"updates": {"drain_seconds": 1, "notice_seconds": 1}},
-    {"preprocess": {"max_replicas": 5, "target_megapixels": 3, "max_ongoing_items": 3}},
-    {"encode": {"target_batches": 1, "max_replicas": 2, "max_ongoing_requests": 3}},
-    {"generate": {"max_replicas": 3, "target_usage": 0.1, "target_prompt_tokens": 10, "max_ongoing_requests": 3}},
+    {"updates": {"drain_seconds": 1}},
+    {"preprocess": {"max_replicas": 5}},
+    {"encode": {"max_replicas": 2}},
+    {"generate": {"max_replicas": 3}},
 ]
 RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"admission": {"max_queued_requests": 1}}, {"Ingress"}),
@@ -24,13 +24,14 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"ingress": {"max_replicas": 2}}, {"Ingress"}),
     ({"served_model_name": "other"}, {"Ingress"}),
     ({"scaling": {"downscale_delay_s": 1}}, {"Ingress"}),
-    ({"uploads": {"max_files": 1}}, {"Shared-0"}),
-    ({"shared": {"max_names": 1}}, {"Shared-0"}),
+    ({"uploads": {"max_bytes": 1}}, {"Shared-0"}),
     ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess"}),
     ({"preprocess": {"video_frames": 8}}, {"Shared-0", "Preprocess"}),
     ({"preprocess": {"num_cpus": 0.5}}, {"Preprocess"}),
     ({"encode": {"tower": {"dtype": "bfloat16"}}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
-    ({"encode": {"step_timeout_s": 1}}, {"Encode"}),
+    ({"encode": {"linear": "int8"}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
+    ({"step_timeout_s": 1}, {"Encode", "Generate"}),
+    ({"num_threads": 1}, {"Encode", "Generate"}),
     ({"generate": {"num_gpus": 1}}, {"Shared-0", "Preprocess", "Generate"}),
     ({"generate": {"max_replicas": 3}}, {"Ingress"}),
     ({"generate": {"engine": {"max_num_seqs": 3}}}, {"Generate"}),
@@ -61,15 +62,15 @@ def test_a_setting_restarts_whom_it_concerns(change: dict[str, Any], names: set[
     assert restarted(change) == names
 
 
-@pytest.mark.parametrize("encoder", ["inline", "auto"])
-def test_the_encoder_s_settings_concern_generate_where_it_encodes(encoder: str) -> None:
-    before = versions({"encoder": encoder})
-    after = versions({"encoder": encoder, "encode": {"activation_bytes": 2**20}})
+@pytest.mark.parametrize("placement", ["inline", "auto"])
+def test_the_encoder_s_settings_concern_generate_where_it_encodes(placement: str) -> None:
+    before = versions({"encode": {"placement": placement}})
+    after = versions({"encode": {"placement": placement, "activation_bytes": 2**20}})
     assert before["Generate"] != after["Generate"]
 
 
 def test_an_inline_encoder_is_on_generate_s_device() -> None:
-    inline = {"encoder": "inline"}
+    inline = {"encode": {"placement": "inline"}}
     before = versions(inline)
     on_gpu = versions(inline | {"generate": {"num_gpus": 1}})
     assert before["Preprocess"] != on_gpu["Preprocess"], "its dtype is that of the encoder's device"
@@ -105,8 +106,8 @@ CHANGES_OF_TWO: list[tuple[dict[str, Any], set[str]]] = [
     ({"revision": "v2"}, {"Ingress", "Shared-0"} | OF_TWO - ALL),
     ({"preprocess": {"image_backend": "pil"}}, {"Shared-0", "Preprocess-two"}),
     ({"preprocess": {"num_cpus": 0.5}}, {"Preprocess-two"}),
-    ({"encode": {"tower": {"linear": "int8"}}}, {"Shared-0"} | OF_TWO - ALL),
-    ({"encode": {"step_timeout_s": 1}}, {"Encode-two"}),
+    ({"encode": {"linear": "int8"}}, {"Shared-0"} | OF_TWO - ALL),
+    ({"step_timeout_s": 1}, {"Encode-two", "Generate-two"}),
     ({"encode": {"min_replicas": 0}}, {"Ingress"}),
     ({"generate": {"engine": {"max_num_seqs": 3}}}, {"Generate-two"}),
     ({"generate": {"max_replicas": 3}}, {"Ingress"}),

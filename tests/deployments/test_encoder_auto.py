@@ -1,4 +1,4 @@
-"""`encoder: auto`: few pictures are encoded in Generate while Encode rests; many start it."""
+"""`encode.placement: auto`: few pictures are encoded in Generate while Encode rests; many start it."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,8 +20,7 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     settings = {
         "model": make_slow_checkpoint(tmp_path_factory.mktemp("model"), SIDE),
         "served_model_name": "small",
-        "encoder": "auto",
-        "encode": {"min_replicas": 0},
+        "encode": {"placement": "auto", "min_replicas": 0},
         "scaling": {"downscale_delay_s": 1},
     }
     return AppConfig.model_validate(settings)

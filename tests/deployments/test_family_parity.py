@@ -94,10 +94,12 @@ class Served:
 
 @pytest.fixture(scope="module", params=SERVED, ids=" ".join)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ray_port: int) -> Iterator[Served]:
-    model_type, encoder = request.param
+    model_type, placement = request.param
     change = with_pictures_of_1024_tokens if model_type == "paligemma" else lambda folder: None
     checkpoint = make_checkpoint(model_type, tmp_path_factory.mktemp(model_type), change=change)
-    config = AppConfig.model_validate({"model": checkpoint, "served_model_name": "small", "encoder": encoder})
+    config = AppConfig.model_validate(
+        {"model": checkpoint, "served_model_name": "small", "encode": {"placement": placement}}
+    )
     with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
         yield Served(model_type, checkpoint, url)
 

@@ -24,7 +24,7 @@ def missing(nodes: list[dict[str, float]], **settings: Any) -> dict[str, str]:
         ([SMALL, SMALL], {"encode": {"num_gpus": 1}}, {"Encode": "1 GPU, and the cluster has none"}),
         ([SMALL, WITH_GPU], {"encode": {"num_gpus": 1}}, {}),
         ([WITH_GPU], {"encode": {"num_gpus": 0.5}, "generate": {"num_gpus": 0.5}}, {}),
-        ([WITH_GPU], {"encode": {"num_gpus": 1}, "encoder": "inline"}, {}),
+        ([WITH_GPU], {"encode": {"num_gpus": 1, "placement": "inline"}}, {}),
         ([WITH_GPU], {"generate": {"num_gpus": 4}}, {"Generate": "4 GPU, and this machine has 1"}),
         ([WITH_GPU, SMALL], {"generate": {"num_gpus": 4}}, {"Generate": "4 GPU, and no node has more than 1"}),
         (

@@ -31,8 +31,8 @@ def app_config(shapes: str) -> AppConfig:
                 "tensor_parallel_size": 2,
                 "num_cpus": 0.5,
                 "engine": {"kv_cache_bytes": 2**24},
-                "step_timeout_s": STEP_TIMEOUT_S,
             },
+            "step_timeout_s": STEP_TIMEOUT_S,
         }
     )
 

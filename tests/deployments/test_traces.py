@@ -34,7 +34,7 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
         {
             "model": checkpoint,
             "served_model_name": "small",
-            "further_models": [{"model": checkpoint, "served_model_name": "inline", "encoder": "inline"}],
+            "further_models": [{"model": checkpoint, "served_model_name": "inline", "encode": {"placement": "inline"}}],
             "tracing": {"endpoint": f"http://127.0.0.1:{PORT}", "sample_ratio": 1},
         }
     )

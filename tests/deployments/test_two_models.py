@@ -39,7 +39,7 @@ def app_config(shapes: str, checkpoint: str) -> AppConfig:
     return AppConfig.model_validate(
         {
             "model": shapes,
-            "ingress": {"health_timeout_s": 3, "away_timeout_s": 1},
+            "ingress": {"away_timeout_s": 1},
             **one,
             "further_models": [{"model": checkpoint, "served_model_name": SECOND, **one}],
         }

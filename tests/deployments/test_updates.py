@@ -36,7 +36,7 @@ UPDATES: list[dict[str, Any]] = [
     {"ingress": {**replicas(2), "num_cpus": 0.1}},
     {"generate": places(72), "encode": {"num_cpus": 0.5}},
     {"preprocess": {**replicas(2), "num_cpus": 0.5}, "encode": replicas(2), "generate": {**places(72), **replicas(2)}},
-    {"ingress": {"num_cpus": 0.1}, "shared": {"num_cpus": 0.1, "max_names": 100}, "generate": places(72)}
+    {"ingress": {"num_cpus": 0.1}, "shared": {"num_cpus": 0.1, "processor_cache_bytes": 2**28}, "generate": places(72)}
     | {stage: replicas(1) for stage in ("preprocess", "encode")},
 ]
 """New arguments, places and numbers of replicas; the last one scales every stage down."""

@@ -96,7 +96,8 @@ class Conversations:
     def _item(self, medium: Medium) -> Item:
         items = self._processor.items
         rules = items.rules(medium.modality)
-        decoded = items._decode(rules, medium.content, items._kwargs_with(medium.modality, rules, medium.options))
+        kwargs = items._kwargs_with(medium.modality, rules, medium.options)
+        decoded = rules.decode(items._processor, medium.content, items._limits, kwargs)
         info, _ = items.process(medium.modality, medium.content, options=medium.options)
         return Item(info, content_hash(medium.content + json.dumps(medium.options).encode()), decoded)
 

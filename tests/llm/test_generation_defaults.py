@@ -13,9 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlavaForCo
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.generation_defaults import (
-    SUPPORTED,
     UNSUPPORTED,
-    WITHOUT_EFFECT,
     load_generation_config,
     unsupported_settings,
 )
@@ -27,6 +25,32 @@ from tests.small_models import Json, whole_class
 
 PROMPT = [1, *range(20, 32)]
 METADATA = {"_from_model_config", "transformers_version"}
+SUPPORTED = frozenset(
+    {
+        *("eos_token_id", "stop_strings", "min_length", "min_new_tokens"),
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+        *("suppress_tokens", "bad_words_ids"),
+    }
+)
+WITHOUT_EFFECT = frozenset(
+    {
+        # Each request has a limit of its own, `max_tokens`.
+        *("max_length", "max_new_tokens"),
+        # Only among beams, which are named as unsupported.
+        *("early_stopping", "length_penalty"),
+        # Caches, compilation and guessed tokens: the same tokens, sooner or later.
+        *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
+        *("compile_config", "disable_compile", "continuous_batching_config", "use_mtp", "speculation_type"),
+        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("assistant_early_exit", "assistant_lookbehind", "assistant_ensemble_weight", "target_lookbehind"),
+        *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        # The order of tokens stays. A row with numbers that are not finite ends its own request.
+        *("renormalize_logits", "remove_invalid_values"),
+        # Padding, the first token of an encoder-decoder, and what `generate` returns beside tokens.
+        *("pad_token_id", "bos_token_id", "decoder_start_token_id"),
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+    }
+)
 # WeMM has no class in transformers.
 GENERATING = sorted(SERVED_FAMILIES - {"wemm"})
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from raylens.preprocess.field_layout import Batched, FieldLayout, Flat, Shared
+from raylens.preprocess.field_layout import Batched, FieldLayout, Flat
 from raylens.preprocess.items import ItemProcessor
 from raylens.preprocess.models.llava_next import NumTogether
 from raylens.preprocess.models.molmo2 import PooledPatches, moved
@@ -31,8 +31,6 @@ def merged_items(
 def _merged(layout: FieldLayout, items: list[torch.Tensor], fill: int) -> torch.Tensor:
     if isinstance(layout, Flat):
         return torch.cat(items, dim=layout.axis)
-    if isinstance(layout, Shared):
-        return items[0]
     if isinstance(layout, NumTogether):
         return torch.tensor([max(2, len(items))])
     if isinstance(layout, PooledPatches):

@@ -11,7 +11,7 @@ from raylens.preprocess.media import MediaLimits, decode_image
 from raylens.preprocess.schema import InvalidRequestError
 from tests.pictures import disc, encoded
 
-LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=40_000, min_image_side=4)
+LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=40_000)
 
 
 def refused(call: Callable[[], object]) -> InvalidRequestError:
@@ -72,11 +72,3 @@ def test_only_the_first_frame_counts() -> None:
     frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
     content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert decode_image(content, limits=LIMITS).getpixel((5, 5)) == (255, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("side", "size"), [(None, (1600, 800)), (100, (200, 100)), (336, (800, 400)), (401, (1600, 800))]
-)
-def test_drafts_never_fall_below_the_side_asked_for(side: int | None, size: tuple[int, int]) -> None:
-    content = encoded(Image.new("RGB", (1600, 800)), "JPEG")
-    assert decode_image(content, MediaLimits(), draft_side=side).size == size

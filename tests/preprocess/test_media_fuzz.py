@@ -31,7 +31,7 @@ from tests.preprocess.test_video import KINDS, every, made
 LIMITS = MediaLimits(
     max_item_bytes=200_000,
     max_image_pixels=100_000,
-    video=VideoLimits(max_frames=20, max_frame_pixels=100_000, max_total_pixels=400_000, max_source_frames=50),
+    video=VideoLimits(max_frames=20, max_frame_pixels=100_000, max_total_pixels=400_000, max_source_pixels=400_000),
 )
 SECONDS = 5.0
 """For one example; the slowest takes some hundredths."""

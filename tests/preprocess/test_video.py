@@ -323,14 +323,14 @@ def test_frames_are_turned_as_the_file_says(
 # --- limits
 
 
-def test_what_is_just_within_the_limits_is_decoded() -> None:
+def test_what_is_just_within_the_limits_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raylens.preprocess.media.MAX_SOURCE_FRAMES", 20)
     content = made(num_frames=20)
     limits = VideoLimits(
         max_frames=20,
         max_frame_pixels=64 * 48,
         max_total_pixels=20 * 64 * 48,
         max_duration_s=0.8,
-        max_source_frames=20,
         max_source_pixels=20 * 64 * 48,
     )
     assert len(decode_video(content, every(1), limits=limits).frames) == 20
@@ -344,7 +344,6 @@ def test_what_is_just_within_the_limits_is_decoded() -> None:
         (VideoLimits(max_frame_pixels=64 * 48 - 1), "video_too_large", ("64x48", "3071")),
         (VideoLimits(max_total_pixels=20 * 64 * 48 - 1), "video_too_large", ("20 frames of 64x48", "61439")),
         (VideoLimits(max_duration_s=0.79), "video_too_long", ("0.8 s", "0.79 s")),
-        (VideoLimits(max_source_frames=19), "video_too_long", ("more than 19 frames",)),
         (VideoLimits(max_source_pixels=20 * 64 * 48 - 1), "video_too_long", ("61440 pixels", "61439")),
     ],
 )
@@ -354,18 +353,28 @@ def test_limits_are_named(file_format: str, limits: VideoLimits, code: str, told
     assert all(part in error.reason for part in told)
 
 
+@pytest.mark.parametrize("file_format", ["mp4", "matroska"])
+def test_a_video_of_too_many_frames_is_refused_before_frames_are_chosen(
+    file_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raylens.preprocess.media.MAX_SOURCE_FRAMES", 19)
+    error = refused(made(file_format, num_frames=20), choose=choose_nothing)
+    assert error.code == "video_too_long"
+    assert "more than 19 frames" in error.reason
+    assert video._num_packets(made("matroska", num_frames=30), "matroska", limits=VideoLimits()) == 20
+
+
 def choose_nothing(metadata: VideoMetadata) -> list[int]:
     pytest.fail("frames were chosen")
 
 
 def test_long_videos_are_refused_before_frames_are_chosen() -> None:
     for limits in (
-        *(VideoLimits(max_source_frames=5), VideoLimits(max_duration_s=0.1), VideoLimits(max_frame_pixels=9)),
+        *(VideoLimits(max_duration_s=0.1), VideoLimits(max_frame_pixels=9)),
         VideoLimits(max_source_pixels=9 * 64 * 48),
     ):
         for file_format in ("mp4", "matroska"):
             refused(made(file_format), limits=limits, choose=choose_nothing)
-    assert video._num_packets(made("matroska"), "matroska", limits=VideoLimits(max_source_frames=5)) == 6
 
 
 def test_too_many_pixels_are_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,7 +598,7 @@ def test_no_bytes_raise_anything_else(kind: tuple[str, str, dict[str, str]]) -> 
             places = chance.choice((len(content), min(300, len(content))))
             damaged[chance.randrange(places) * (1 if trial % 2 else -1)] = chance.randrange(256)
         try:
-            decoded = decode_video(bytes(damaged), every(1), limits=VideoLimits(max_source_frames=100))
+            decoded = decode_video(bytes(damaged), every(1), limits=VideoLimits(max_source_pixels=100 * 64 * 48))
         except InvalidRequestError as error:
             reasons.append(error.reason)
         else:

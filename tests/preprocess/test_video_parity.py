@@ -421,9 +421,6 @@ def test_too_few_frames_a_second() -> None:
         (MediaLimits(video=VideoLimits(max_frame_pixels=3000)), "video_too_large"),
         (MediaLimits(video=VideoLimits(max_total_pixels=6000)), "video_too_large"),
         (MediaLimits(video=VideoLimits(max_duration_s=2.9)), "video_too_long"),
-        (MediaLimits(video=VideoLimits(max_source_frames=23)), "video_too_long"),
-        (MediaLimits(min_image_side=49), "video_too_small"),
-        (MediaLimits(max_aspect_ratio=1.3), "video_too_large"),
     ],
 )
 def test_what_breaks_a_limit_is_refused(
@@ -431,6 +428,24 @@ def test_what_breaks_a_limit_is_refused(
 ) -> None:
     items = video_pair(model_type).ours.items
     monkeypatch.setattr(items, "_limits", limits)
+    with pytest.raises(InvalidRequestError) as caught:
+        items.process("video", clip(0), options={"fps": 2})
+    assert (caught.value.field, caught.value.code) == ("media", code)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "code"),
+    [
+        ("MAX_SOURCE_FRAMES", 23, "video_too_long"),
+        ("MIN_SIDE", 49, "video_too_small"),
+        ("MAX_ASPECT_RATIO", 1.3, "video_too_large"),
+    ],
+)
+def test_what_breaks_a_fixed_bound_is_refused(
+    model_type: str, bound: str, value: float, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = video_pair(model_type).ours.items
+    monkeypatch.setattr(f"raylens.preprocess.media.{bound}", value)
     with pytest.raises(InvalidRequestError) as caught:
         items.process("video", clip(0), options={"fps": 2})
     assert (caught.value.field, caught.value.code) == ("media", code)

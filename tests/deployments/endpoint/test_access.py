@@ -83,7 +83,7 @@ def app_config(long_shapes: Path, keys_file: Path) -> AppConfig:
     return AppConfig.model_validate(
         {
             "model": str(long_shapes),
-            "encoder": "inline",
+            "encode": {"placement": "inline"},
             "auth": {"keys_file": str(keys_file)},
             "admission": admission,
             "media": {"limits": {"max_items": 4}},

@@ -54,7 +54,7 @@ def app_config(shapes: str, tmp_path_factory: pytest.TempPathFactory) -> AppConf
     )
     (folder / "chat_template.jinja").write_text(MOOD + TOO_LONG + TOOLS + template)
     # Clients that name no length get an answer as long as the context.
-    return AppConfig.model_validate({"model": str(folder), "encoder": "inline", "max_model_len": 800})
+    return AppConfig.model_validate({"model": str(folder), "encode": {"placement": "inline"}, "max_model_len": 800})
 
 
 def ask(client: OpenAI, **options: Any) -> Any:

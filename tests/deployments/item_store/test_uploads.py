@@ -62,8 +62,6 @@ async def test_files_are_deleted_when_they_are_old() -> None:
 @pytest.mark.parametrize(
     ("settings", "content", "reason"),
     [
-        ({"max_files_per_key": 1}, b"x", "1 files are kept for this API key, the limit is 1"),
-        ({"max_files": 2}, b"x", "2 files are kept, which is the limit"),
         ({"max_bytes": 50}, b"x" * 60, "60 bytes more than the 2 .* limit of 50"),
         ({}, b"x" * 101, "101 bytes or more, the limit is 100"),
         ({}, b"", "empty"),
@@ -76,6 +74,23 @@ async def test_there_is_room_for_so_much(settings: dict[str, Any], content: byte
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         await files.add("alice", "c", "vision", content)
     assert caught.value.field == "file"
+    assert len(await files.all("alice")) == 1
+
+
+@pytest.mark.parametrize(
+    ("bound", "most", "reason"),
+    [
+        ("_MAX_FILES_PER_KEY", 1, "1 files are kept for this API key, the limit is 1"),
+        ("_MAX_FILES", 2, "2 files are kept, which is the limit"),
+    ],
+)
+async def test_there_is_room_for_so_many(bound: str, most: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"raylens.deployments.item_store.uploads.{bound}", most)
+    files = uploads()
+    await files.add("alice", "a", "vision", b"x")
+    await files.add("bob", "b", "vision", b"x")
+    with pytest.raises(InvalidRequestError, match=reason):
+        await files.add("alice", "c", "vision", b"x")
     assert len(await files.all("alice")) == 1
 
 

@@ -117,13 +117,13 @@ def test_what_serve_does_not_know_counts_as_nothing(field: str, desired: int) ->
     assert WorkScaling({PIXELS: 17e6})(unknown) == (desired, {})
 
 
-def test_the_default_has_room_for_two_4k_pictures() -> None:
-    target = AppConfig().preprocess.target_megapixels
-    desired = [
-        WorkScaling({PIXELS: target * 1e6})(context(a=(number * (PIXELS_4K + CALL_PIXELS) / 1e6, number)))
-        for number in range(1, 4)
-    ]
-    assert desired == [(1, {}), (1, {}), (2, {})]
+@pytest.mark.parametrize(("load", "expected"), [(1.0, [1, 1, 2]), (0.5, [1, 2, 3])])
+def test_a_replica_has_room_for_two_4k_pictures_times_the_target_load(load: float, expected: list[int]) -> None:
+    app: Any = build_app(AppConfig.model_validate({"scaling": {"target_load": load}}))
+    stage = app._bound_deployment.init_args[1][""].preprocess._bound_deployment
+    policy = WorkScaling(**stage._deployment_config.autoscaling_config.policy.policy_kwargs)
+    works = [context(a=(number * (PIXELS_4K + CALL_PIXELS) / 1e6, number)) for number in range(1, 4)]
+    assert [policy(work)[0] for work in works] == expected
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])

@@ -81,9 +81,9 @@ def test_a_gpu_s_lock_has_its_name_wherever_a_process_sees_it(tmp_path: Path, mo
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.parametrize("encoder", ["separate", "inline"])
+@pytest.mark.parametrize("placement", ["separate", "inline"])
 async def test_a_replica_has_one_turn_for_all_that_it_loads(
-    encoder: str, shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    placement: str, shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second turn within the first would wait for ever."""
     turns: list[str] = []
@@ -98,10 +98,10 @@ async def test_a_replica_has_one_turn_for_all_that_it_loads(
     monkeypatch.setattr(replica_start, "end_when_stuck", lambda _: None)
     for module in (encode_stage, generate_stage):
         monkeypatch.setattr(module, "memory_turn", counted)
-    replica = generate_stage.Generate(AppConfig.model_validate({"model": shapes, "encoder": encoder}))
+    replica = generate_stage.Generate(AppConfig.model_validate({"model": shapes, "encode": {"placement": placement}}))
     assert turns == ["begin cpu", "end"]
     replica._loop.close()
-    if encoder == "separate":
+    if placement == "separate":
         encode_stage.Encode(AppConfig(model=shapes))._loop.close()
         assert turns == ["begin cpu", "end"] * 2
 

@@ -1,4 +1,4 @@
-"""A package with a multimodal pipeline, made and installed as a third party would, and a text model for it."""
+"""A package with a vision plug-in, made and installed as a third party would, and a text model for it."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.preprocess.small_tokenizers import small_tokenizer
 
 NAME = "blocks-4x4"
 START, END = "<Img>", "</Img>"
-PLACEHOLDER = 1  # BOS, as in MiniGPT-4's pipeline
+PLACEHOLDER = 1  # BOS, as in MiniGPT-4's plug-in
 NUM_EMBEDS = 6
 HIDDEN_SIZE = 32
 RAISES, WRONG_NUMBER, HANGS = (61, 61), (62, 62), (63, 63)

@@ -1,4 +1,4 @@
-"""Small models with a vision half, and their parts saved as the weights of the pipelines here are published."""
+"""Small models with a vision half, and their parts saved as the weights of the plug-ins here are published."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class WholeModel:
 
 
 def save_llava_parts(whole: WholeModel, folder: Path) -> dict[str, Any]:
-    """Saves the parts of a LLaVA. Returns the pipeline's options."""
+    """Saves the parts of a LLaVA. Returns the plug-in's options."""
     parts: Any = whole.model.model
     tower = CLIPVisionModel(whole.model.config.vision_config)
     tower.load_state_dict(parts.vision_tower.state_dict())
@@ -46,7 +46,7 @@ def save_llava_parts(whole: WholeModel, folder: Path) -> dict[str, Any]:
 
 
 def save_minigpt4_parts(whole: WholeModel, folder: Path) -> dict[str, Any]:
-    """Saves the projector of a BLIP-2 as MiniGPT-4's. Returns the pipeline's options."""
+    """Saves the projector of a BLIP-2 as MiniGPT-4's. Returns the plug-in's options."""
     projector: Any = whole.model.language_projection
     file = folder / "pretrained_minigpt4.pth"
     torch.save({"model": {f"llama_proj.{name}": one for name, one in projector.state_dict().items()}}, file)

@@ -24,7 +24,7 @@ NUM_TOKENS = 16
 
 @dataclass(frozen=True)
 class Shipped:
-    """A pipeline that comes with Raylens, the model that its parts are from, and what it does to a picture first."""
+    """A plug-in that comes with Raylens, the model that its parts are from, and what it does to a picture first."""
 
     whole: str
     save_parts: Callable[[WholeModel, Path], dict[str, Any]]
@@ -53,8 +53,8 @@ def test_answers_are_those_of_generate(name: str, ray_port: int, tmp_path: Path)
 
     oracle = TextModelOracle(checkpoint, embed, shipped.marks, shipped.placeholder)
     questions = [("What?", [picture(0)]), ("What?", [picture(3)]), ("And?", [picture(2), picture(4)]), ("Hello", [])]
-    flags = {"model": checkpoint, "served_model_name": "small", "multimodal_pipeline.name": name}
-    config = load_config(None, {**flags, "multimodal_pipeline.options": options})
+    flags = {"model": checkpoint, "served_model_name": "small", "vision_plugin.name": name}
+    config = load_config(None, {**flags, "vision_plugin.options": options})
     with deployed_app(config, host="127.0.0.1", port=ray_port) as url, ThreadPoolExecutor(len(questions)) as pool:
         client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
         completions = list(pool.map(lambda question: ask(client, *question), questions))

@@ -1,4 +1,4 @@
-"""The family of a text model that a multimodal pipeline gives eyes: pictures go to the pipeline as they are."""
+"""The family of a text model with a vision plug-in: pictures go to the plug-in as they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from raylens.preprocess.models.family import (
     image_token,
     replaces_image_token,
 )
-from raylens.preprocess.vision_plugins.interface import MultimodalPipeline, PipelineParams
+from raylens.preprocess.vision_plugins.interface import PluginParams, VisionPlugin
 
 _IMAGE_TOKEN = "\U000f0002image"
 """Begins with a character for private use: the text model's tokenizer has no such token, so what people type stays text
 and merges with the text around it."""
 
 
-class PipelineProcessor(ProcessorMixin):
+class VisionPluginProcessor(ProcessorMixin):
     """A text model's tokenizer, with a token more for the place of a picture."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
@@ -39,20 +39,22 @@ class PipelineProcessor(ProcessorMixin):
 class _Loader:
     """Loads the tokenizer of a checkpoint for a pipeline."""
 
-    pipeline: MultimodalPipeline
-    params: PipelineParams
+    plugin: VisionPlugin
+    params: PluginParams
 
-    def from_pretrained(self, model: str, *, revision: str | None = None, backend: str = "pil") -> PipelineProcessor:
+    def from_pretrained(
+        self, model: str, *, revision: str | None = None, backend: str = "pil"
+    ) -> VisionPluginProcessor:
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
-        processor = PipelineProcessor(tokenizer)
-        pipeline = self.pipeline
-        processor.identity = f"{pipeline.name()} {pipeline.num_image_embeds()} {sorted(self.params.items())}"
+        processor = VisionPluginProcessor(tokenizer)
+        plugin = self.plugin
+        processor.identity = f"{plugin.name()} {plugin.num_image_embeds()} {sorted(self.params.items())}"
         return processor
 
 
-def pipeline_family(pipeline: MultimodalPipeline, params: PipelineParams) -> ProcessorFamily:
-    """Returns the family of text models with this pipeline, which was made with `params`."""
-    num_embeds = pipeline.num_image_embeds()
+def plugin_family(plugin: VisionPlugin, params: PluginParams) -> ProcessorFamily:
+    """Returns the family of text models with this plug-in, which was made with `params`."""
+    num_embeds = plugin.num_image_embeds()
 
     def expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
         return _IMAGE_TOKEN * num_embeds
@@ -62,16 +64,16 @@ def pipeline_family(pipeline: MultimodalPipeline, params: PipelineParams) -> Pro
         content_fields=("pixels",),
         update=replaces_image_token,
         embed_token=image_token,
-        marks=(pipeline.image_start(), pipeline.image_end()),
+        marks=(plugin.image_start(), plugin.image_end()),
         size_outputs=lambda processor, height, width, kwargs: {},
         largest=any_size,
         run=_pixels,
         expansion=expansion,
     )
     return ProcessorFamily(
-        processor_class=_Loader(pipeline, params),
+        processor_class=_Loader(plugin, params),
         modalities={"image": image},
-        placeholder_id=pipeline.placeholder_token_id(),
+        placeholder_id=plugin.placeholder_token_id(),
         backends=("pil",),
         typed_placeholder="<image>",
     )

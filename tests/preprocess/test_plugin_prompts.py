@@ -1,4 +1,4 @@
-"""Prompts of a text model with a pipeline: pictures with their markers in the text, and prompts cut from the left."""
+"""Prompts of a text model with a plug-in: pictures with their markers in the text, and prompts cut from the left."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from raylens.preprocess.schema import (
     PromptTruncation,
     TextPrompt,
 )
-from raylens.preprocess.vision_plugins.registry import PipelineChoice
+from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.preprocess.test_precomputed import content
@@ -37,18 +37,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def processor(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> MultiModalProcessor:
-    folder: Path = tmp_path_factory.mktemp("pipelines")
+    folder: Path = tmp_path_factory.mktemp("plug-ins")
     (folder / "blocks.py").write_text(plug_in.MODULE)
-    choice = PipelineChoice(plug_in.NAME, str(folder), PARAMS)
-    return MultiModalProcessor(ProcessorConfig(checkpoint, pipeline=choice))
+    choice = VisionPluginChoice(plug_in.NAME, str(folder), PARAMS)
+    return MultiModalProcessor(ProcessorConfig(checkpoint, vision_plugin=choice))
 
 
-def test_what_the_pipeline_is_told_is_a_part_of_an_items_identity(checkpoint: str, tmp_path: Path) -> None:
+def test_what_the_plug_in_is_told_is_a_part_of_an_items_identity(checkpoint: str, tmp_path: Path) -> None:
     (tmp_path / "blocks.py").write_text(plug_in.MODULE)
 
     def fingerprint(**params: Any) -> str:
-        choice = PipelineChoice(plug_in.NAME, str(tmp_path), {**PARAMS, **params})
-        return MultiModalProcessor(ProcessorConfig(checkpoint, pipeline=choice)).identity.fingerprint
+        choice = VisionPluginChoice(plug_in.NAME, str(tmp_path), {**PARAMS, **params})
+        return MultiModalProcessor(ProcessorConfig(checkpoint, vision_plugin=choice)).identity.fingerprint
 
     assert fingerprint() == fingerprint()
     assert len({fingerprint(), fingerprint(vision_bits=8), fingerprint(projector="elsewhere")}) == 3

@@ -1,4 +1,4 @@
-"""Makes a multimodal pipeline the vision half of a text model: it takes the items of a batch and returns embeddings."""
+"""Makes a vision plug-in the vision half of a text model: it takes the items of a batch and returns embeddings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from raylens.encoder.models.family import VisionFamily, VisionModality, all_toge
 from raylens.encoder.time_limit import GivenUpError, TimeLimit
 from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.schema import ItemTensors
-from raylens.preprocess.vision_plugins.interface import MultimodalPipeline, PipelineError
-from raylens.preprocess.vision_plugins.registry import PipelineChoice, find_pipeline
+from raylens.preprocess.vision_plugins.interface import VisionPlugin, VisionPluginError
+from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_plugin
 
 
-class PipelineHalf(nn.Module):
-    """A pipeline with its weights, for a text model of a hidden size. Its cost of a picture is the same for all."""
+class PluginHalf(nn.Module):
+    """A plug-in with its weights, for a text model of a hidden size. Its cost of a picture is the same for all."""
 
-    def __init__(self, pipeline: MultimodalPipeline, config: Any, timeout_s: float) -> None:
+    def __init__(self, plugin: VisionPlugin, config: Any, timeout_s: float) -> None:
         """`config`: the configuration of the text model. `timeout_s`: how many seconds a call may take."""
         super().__init__()
         self.config = config
-        self._pipeline = pipeline
+        self._plugin = plugin
         self._limit = TimeLimit(timeout_s)
         self._is_measured = False
 
@@ -47,46 +47,46 @@ class PipelineHalf(nn.Module):
         """Takes items with `pixels`, (height, width, 3) uint8 on the CPU. Returns (num_image_embeds, hidden_size) of
         each.
 
-        Raises PipelineError where the pipeline fails, takes too long or returns something else."""
+        Raises VisionPluginError where the plug-in fails, takes too long or returns something else."""
         images = [Image.fromarray(item["pixels"].numpy()) for item in items]
-        name = self._pipeline.name()
+        name = self._plugin.name()
         try:
             embeds = self._embed(images) if self._is_measured else self._limit.run(lambda: self._embed(images))
         except torch.AcceleratorError:
             raise
         except GivenUpError as error:
-            raise PipelineError(f"the multimodal pipeline {name!r} took {error} for this picture") from error
+            raise VisionPluginError(f"the vision plug-in {name!r} took {error} for this picture") from error
         except Exception as error:
-            raise PipelineError(f"the multimodal pipeline {name!r} failed on this picture") from error
-        expected = (len(images), self._pipeline.num_image_embeds(), self.config.get_text_config().hidden_size)
+            raise VisionPluginError(f"the vision plug-in {name!r} failed on this picture") from error
+        expected = (len(images), self._plugin.num_image_embeds(), self.config.get_text_config().hidden_size)
         shape = tuple(embeds.shape) if isinstance(embeds, torch.Tensor) else type(embeds).__name__
         if shape != expected:
-            raise PipelineError(
-                f"the multimodal pipeline {name!r} returned embeddings of shape {shape}, it should be {expected}"
+            raise VisionPluginError(
+                f"the vision plug-in {name!r} returned embeddings of shape {shape}, it should be {expected}"
             )
         return list(embeds)
 
     @torch.inference_mode()
     def _embed(self, images: list[Image.Image]) -> Any:
-        return self._pipeline.embed_images(images)
+        return self._plugin.embed_images(images)
 
 
-def load_pipeline_half(config: EncoderConfig, choice: PipelineChoice) -> tuple[PipelineHalf, VisionFamily]:
-    """Returns the chosen pipeline, with its weights loaded, and how it encodes pictures.
+def load_plugin_half(config: EncoderConfig, choice: VisionPluginChoice) -> tuple[PluginHalf, VisionFamily]:
+    """Returns the chosen plug-in, with its weights loaded, and how it encodes pictures.
 
-    Raises PipelineError if there is no such pipeline, or if it cannot load."""
-    pipeline = find_pipeline(choice, config.model)
+    Raises VisionPluginError if there is no such plug-in, or if it cannot load."""
+    plugin = find_plugin(choice, config.model)
     try:
-        getattr(pipeline, "load", lambda: None)()
+        getattr(plugin, "load", lambda: None)()
     except Exception as error:
-        raise PipelineError(f"the multimodal pipeline {pipeline.name()!r} cannot load: {error!r}") from error
-    num_embeds = pipeline.num_image_embeds()
+        raise VisionPluginError(f"the vision plug-in {plugin.name()!r} cannot load: {error!r}") from error
+    num_embeds = plugin.num_image_embeds()
     image = VisionModality(
         encode=lambda model, items: model.embed(items),
         num_patches=lambda config, item: num_embeds,
         batch_key=all_together,
         on_host=frozenset({"pixels"}),
     )
-    half = PipelineHalf(pipeline, load_model_config(config.model, config.revision), config.pipeline_timeout_s)
-    # The pipeline has no parts that the encoder could place, divide or record.
+    half = PluginHalf(plugin, load_model_config(config.model, config.revision), config.plugin_timeout_s)
+    # The plug-in has no parts that the encoder could place, divide or record.
     return half, VisionFamily(whole="", unused=(), tower="", projector=(), modalities={"image": image})

@@ -39,17 +39,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def oracle(checkpoint: str) -> TextModelOracle:
     module = ModuleType("plug_in")
     exec(plug_in.MODULE, vars(module))
-    pipeline = module.get_pipeline(plug_in.NAME, {"vision_device": "cpu", "vision_bits": 32})
-    pipeline.load()
+    plugin = module.get_pipeline(plug_in.NAME, {"vision_device": "cpu", "vision_bits": 32})
+    plugin.load()
     marks = (plug_in.START, plug_in.END)
-    return TextModelOracle(checkpoint, lambda image: pipeline.embed_images([image])[0], marks, plug_in.PLACEHOLDER)
+    return TextModelOracle(checkpoint, lambda image: plugin.embed_images([image])[0], marks, plug_in.PLACEHOLDER)
 
 
 @pytest.fixture(scope="module")
 def url(checkpoint: str, ray_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    flags = {"model": checkpoint, "served_model_name": "small", "multimodal_pipeline.name": plug_in.NAME}
+    flags = {"model": checkpoint, "served_model_name": "small", "vision_plugin.name": plug_in.NAME}
     with plug_in.installed(tmp_path_factory.mktemp("package")):
-        config = load_config(None, {**flags, "encode.step_timeout_s": 9.0})
+        config = load_config(None, {**flags, "step_timeout_s": 9.0})
         with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
             yield url
 
@@ -124,7 +124,7 @@ def test_a_plug_in_that_fails_ends_its_request_alone(
     with ThreadPoolExecutor(3) as pool:
         failing = pool.submit(ask, client, "What?", [bad])
         others = [pool.submit(ask, client, "Now?", [picture(index)]) for index in (5, 6)]
-        with pytest.raises(InternalServerError, match=rf"messages\[0\].* pipeline 'blocks-4x4' {reason}"):
+        with pytest.raises(InternalServerError, match=rf"messages\[0\].* plug-in 'blocks-4x4' {reason}"):
             failing.result()
         for index, other in zip((5, 6), others, strict=True):
             _, expected = oracle.expected(prompt_of("Now?", [picture(index)]), [picture(index)], NUM_TOKENS)
@@ -145,7 +145,7 @@ def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: Tex
     with ThreadPoolExecutor(3) as pool:
         hanging = pool.submit(ask, client, "What?", [Image.new("RGB", plug_in.HANGS)])
         others = [pool.submit(ask, client, "Then?", [picture(index)]) for index in (7, 8)]
-        with pytest.raises(InternalServerError, match="pipeline 'blocks-4x4' took more than 3 s for this picture"):
+        with pytest.raises(InternalServerError, match="plug-in 'blocks-4x4' took more than 3 s for this picture"):
             hanging.result()
         for index, other in zip((7, 8), others, strict=True):
             _, expected = oracle.expected(prompt_of("Then?", [picture(index)]), [picture(index)], NUM_TOKENS)
@@ -158,11 +158,11 @@ def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: Tex
 
 def test_wrong_choices_are_refused_at_once(checkpoint: str, shapes: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--multimodal-pipeline nothing: no such plug-in is installed, only \["):
-        load_config(None, {"model": checkpoint, "multimodal_pipeline.name": "nothing"})
-    with pytest.raises(ConfigError, match="has a vision half and takes no multimodal pipeline"):
-        load_config(None, {"model": shapes, "multimodal_pipeline.name": "auto"})
-    folder = {"multimodal_pipeline.folder": str(tmp_path / "none")}
-    with pytest.raises(ConfigError, match="multimodal_pipeline.folder: .* is no folder"):
-        load_config(None, {"model": checkpoint, "multimodal_pipeline.name": "auto", **folder})
+        load_config(None, {"model": checkpoint, "vision_plugin.name": "nothing"})
+    with pytest.raises(ConfigError, match="has a vision half and takes no vision plug-in"):
+        load_config(None, {"model": shapes, "vision_plugin.name": "auto"})
+    folder = {"vision_plugin.folder": str(tmp_path / "none")}
+    with pytest.raises(ConfigError, match="vision_plugin.folder: .* is no folder"):
+        load_config(None, {"model": checkpoint, "vision_plugin.name": "auto", **folder})
     with pytest.raises(ConfigError, match="'llama' is not supported"):
         load_config(None, {"model": checkpoint})

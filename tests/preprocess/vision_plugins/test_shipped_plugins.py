@@ -1,4 +1,4 @@
-"""The pipelines that come with Raylens make the embeddings of transformers' whole models from the same weights."""
+"""The plug-ins that come with Raylens make the embeddings of transformers' whole models from the same weights."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,8 +12,8 @@ from raylens.encoder.config import EncoderConfig
 from raylens.encoder.engine import EncoderEngine
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.vision_plugins import registry
-from raylens.preprocess.vision_plugins.interface import PipelineError
-from raylens.preprocess.vision_plugins.registry import PipelineChoice, find_pipeline, installed_pipelines
+from raylens.preprocess.vision_plugins.interface import VisionPluginError
+from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_plugin, installed_plugins
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.preprocess.vision_plugins import plug_in
@@ -50,9 +50,9 @@ def minigpt4_options(blip_2: WholeModel, tmp_path_factory: pytest.TempPathFactor
 
 def embedded(text_model: str, name: str, params: dict[str, Any], images: list[Image.Image]) -> list[torch.Tensor]:
     """By the processor and the encoder, all pictures in one batch."""
-    choice = PipelineChoice(name, None, params)
-    items = MultiModalProcessor(ProcessorConfig(text_model, pipeline=choice)).items
-    engine = EncoderEngine(EncoderConfig(text_model, pipeline=choice))
+    choice = VisionPluginChoice(name, None, params)
+    items = MultiModalProcessor(ProcessorConfig(text_model, vision_plugin=choice)).items
+    engine = EncoderEngine(EncoderConfig(text_model, vision_plugin=choice))
     for index, image in enumerate(images):
         engine.add_request(str(index), "image", items.process("image", encoded(image))[1])
     outputs = engine.step()
@@ -66,7 +66,7 @@ def embedded(text_model: str, name: str, params: dict[str, Any], images: list[Im
 
 
 def test_they_are_installed() -> None:
-    assert {"llava-v1.5", "llava-v1.5-13b", "minigpt4"} <= set(installed_pipelines())
+    assert {"llava-v1.5", "llava-v1.5-13b", "minigpt4"} <= set(installed_plugins())
 
 
 def test_llava_makes_the_embeddings_of_the_whole_model(
@@ -100,17 +100,17 @@ def test_fewer_bits_are_near(
 
 
 def test_bits_that_no_part_has_are_refused(text_model: str, llava_options: dict[str, Any]) -> None:
-    with pytest.raises(PipelineError, match="'llava-v1.5' cannot load: .*32, 16 or 8 bits, not 4"):
+    with pytest.raises(VisionPluginError, match="'llava-v1.5' cannot load: .*32, 16 or 8 bits, not 4"):
         embedded(text_model, "llava-v1.5", {**FULL, **llava_options, "vision_bits": 4}, [])
 
 
 def test_weights_that_are_not_there_or_of_another_form_are_named(
     text_model: str, llava_options: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(PipelineError, match=f"the weights mm_projector.bin of {tmp_path} cannot be read"):
+    with pytest.raises(VisionPluginError, match=f"the weights mm_projector.bin of {tmp_path} cannot be read"):
         embedded(text_model, "llava-v1.5", {**FULL, **llava_options, "projector": str(tmp_path)}, [])
     torch.save({"model.mm_projector.weight": torch.zeros(2, 2)}, tmp_path / "mm_projector.bin")
-    with pytest.raises(PipelineError, match="not those of LLaVA 1.5's projector"):
+    with pytest.raises(VisionPluginError, match="not those of LLaVA 1.5's projector"):
         embedded(text_model, "llava-v1.5", {**FULL, **llava_options, "projector": str(tmp_path)}, [])
 
 
@@ -120,7 +120,7 @@ def test_a_pickle_with_code_is_not_run(text_model: str, llava_options: dict[str,
             return (Path.touch, (tmp_path / "was_run",))
 
     torch.save({"model.mm_projector.0.weight": Code()}, tmp_path / "mm_projector.bin")
-    with pytest.raises(PipelineError, match=r"mm_projector.bin .* cannot be read"):
+    with pytest.raises(VisionPluginError, match=r"mm_projector.bin .* cannot be read"):
         embedded(text_model, "llava-v1.5", {**FULL, **llava_options, "projector": str(tmp_path)}, [])
     assert not (tmp_path / "was_run").exists()
 
@@ -144,4 +144,4 @@ def test_they_are_found_by_the_models_name(
     own = [point for point in entry_points(group=registry.ENTRY_POINTS) if point.value.startswith("raylens.")]
     monkeypatch.setattr(registry, "entry_points", lambda group: own)
     options = minigpt4_options if name == "minigpt4" else llava_options
-    assert find_pipeline(PipelineChoice(None, None, {**FULL, **options}), f"/models/{model}").name() == name
+    assert find_plugin(VisionPluginChoice(None, None, {**FULL, **options}), f"/models/{model}").name() == name
