@@ -23,7 +23,7 @@ from raylens.deployments.endpoint.ingress import REQUESTS, Ingress
 from raylens.deployments.item_store.store import SharedState
 from raylens.deployments.placement import reserved
 from raylens.deployments.routing.prefix_router import prefix_routing
-from raylens.deployments.routing.room_router import rendezvous_routing
+from raylens.deployments.routing.room_router import room_routing
 from raylens.deployments.routing.work_scaling import scaling
 from raylens.deployments.stages.encode_stage import BATCHES, Encode
 from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
@@ -73,7 +73,7 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
         ray_actor_options=_process(config.preprocess),
         # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
         max_ongoing_requests=most_items,
-        request_router_config=rendezvous_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
+        request_router_config=room_routing(limits={"process_item": config.preprocess.max_ongoing_items}),
         **_scaling(config, config.preprocess, {PIXELS: config.preprocess.target_megapixels * 1e6}),
     ).bind(config)
     generate: Any = _generate(config, suffix, most_items)
@@ -84,7 +84,7 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
             config,
             name=f"Encode{suffix}",
             ray_actor_options=_process(config.encode),
-            **_limited(config.encode, "encode", rendezvous_routing),
+            **_limited(config.encode, "encode", room_routing),
             **_scaling(config, config.encode, {BATCHES: config.encode.target_batches}),
         ).bind(config)
     return StageHandles(preprocess, generate, encoders)
