@@ -23,7 +23,7 @@ from raylens.deployments.item_store.store import SharedState
 from raylens.deployments.placement import reserved
 from raylens.deployments.ray_internals.start_worker import FORKED
 from raylens.deployments.routing.prefix_router import prefix_routing
-from raylens.deployments.routing.room_router import rendezvous_routing
+from raylens.deployments.routing.room_router import room_routing
 from raylens.deployments.routing.work_scaling import scaling
 from raylens.deployments.stages.encode_stage import BATCHES, Encode
 from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
@@ -93,7 +93,7 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
         ray_actor_options=_process(config.preprocess),
         # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
         max_ongoing_requests=most_items,
-        request_router_config=rendezvous_routing(limits={"process_item": _PREPROCESS_ITEMS}),
+        request_router_config=room_routing(limits={"process_item": _PREPROCESS_ITEMS}),
         **_scaling(config, config.preprocess, [PIXELS]),
     ).bind(config)
     generate: Any = _generate(config, suffix, most_items)
@@ -104,7 +104,7 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
             config,
             name=f"Encode{suffix}",
             ray_actor_options=_process(config.encode),
-            **_limited("encode", _ENCODE_ITEMS, rendezvous_routing),
+            **_limited("encode", _ENCODE_ITEMS, room_routing),
             **_scaling(config, config.encode, [BATCHES]),
         ).bind(config)
     return StageHandles(preprocess, generate, encoders)

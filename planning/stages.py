@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from raylens.deployments.routing.replica_choice import Load, two_choices
+from raylens.deployments.routing.replica_choice import Load, least_loaded, two_choices
 from raylens.encoder.scheduler import EncoderScheduler
 from raylens.encoder.schema import EncodeRequest, Segment
 from raylens.llm.block_manager import BlockManager
@@ -53,10 +53,11 @@ class Router(Generic[ReplicaT]):
             self._waiting.popleft()()
 
     def _choose(self) -> ReplicaT | None:
-        loads = {name: Load(replica.num_ongoing, self._limit) for name, replica in self._replicas.items()}
+        numbers = {name: replica.num_ongoing for name, replica in self._replicas.items()}
+        loads = {name: Load(number, is_full=number >= self._limit) for name, number in numbers.items()}
         best = two_choices(self._draw.sample(list(loads), len(loads)), loads)[0]
-        replica = min((self._replicas[name] for name in best), key=lambda one: one.num_ongoing)
-        return replica if replica.num_ongoing < self._limit else None
+        chosen = least_loaded({name: loads[name] for name in best})
+        return None if chosen is None else self._replicas[chosen]
 
 
 class PreprocessReplica:

@@ -22,7 +22,7 @@ from raylens.deployments.item_store.messages import (
     Pending,
     Result,
 )
-from raylens.deployments.routing.room_router import rank
+from raylens.deployments.routing.rendezvous import rank
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
 

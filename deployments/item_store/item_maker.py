@@ -207,10 +207,9 @@ class ItemMaker:
             order.is_precomputed,
             order.context,
         )
-        # The same item goes to the same replica, because that node has what the item needs.
         self._check_model(order, "preprocess")
         preprocess = self._stages[order.model].preprocess
-        process_item = preprocess.options(stream=True, session_id=order.mm_hash).process_item
+        process_item = preprocess.options(stream=True).process_item
 
         async def call() -> tuple[ObjectRef, Any]:
             (tensors, _), info = await objects_of(
@@ -245,7 +244,7 @@ class ItemMaker:
 
         async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
             encoder = cheapest(encoders, order.num_pixels)
-            encode = encoder.handle.options(stream=True, session_id=order.mm_hash).encode
+            encode = encoder.handle.options(stream=True).encode
             with encoder.call(order.num_pixels) as answered:
                 response = encode.remote(item_id, order.modality, tensors, time.time(), order.context)
                 (embeddings, _), info = await objects_of(response, 2, announce_embeddings)

@@ -2,7 +2,8 @@
 
 Ray 2.60: `RequestRouter` puts calls into queues, and routing tasks choose replicas for them. The queues know a call by
 its internal request id. All calls that one request makes in parallel share that id, so the second waits until the
-process ends.
+process ends. They also give a replica with room to the oldest waiting call, even to one of a method that has reached
+its limit there, and further calls of any method wait behind it.
 
 Needed: many calls at once for one request. An error of the choice reaches its caller, a cancellation ends it, and each
 call that was sent counts when the next one chooses.
@@ -13,6 +14,7 @@ Test: `tests/deployments/ray_internals/test_choosing_router.py`; `tests/deployme
 Way back: an id for each call in `RequestRouter`. ray-project/ray#62906 brought a router by `session_id`,
 `ConsistentHashRouter`, on the same queues."""
 
+import math
 from collections.abc import Coroutine
 from typing import Any
 
@@ -33,6 +35,10 @@ class ChoosingRouter(RequestRouter):
         """Asks the replica for its load, which goes into `replica_queue_len_cache`."""
         probing: Coroutine[Any, Any, Any] = self._probe_queue_lens([replica], attempt)
         return probing
+
+    def keep_reports(self) -> None:
+        """Keeps the replicas' last reports of their loads. Ray forgets a report after 10 s."""
+        self.replica_queue_len_cache._staleness_timeout_s = math.inf
 
     def backoff_s(self, attempt: int) -> float:
         seconds: float = self._compute_backoff_s(attempt)

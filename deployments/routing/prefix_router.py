@@ -3,8 +3,9 @@
 A prompt's beginning is told by marks: hashes of its first 256 characters, of its first 512, and so on. The router notes
 which replica got which marks. A prompt goes to the replica that has had at least half of it, the one with the most
 first. Any other prompt goes by rendezvous hashing of its key, so that all ingresses choose alike: a conversation whose
-first turn came to one ingress, and whose second comes to another, finds its replica by the key. A replica that is busy
-counts as full in both cases, see `deployments/routing/room_router.py`.
+first turn came to one ingress, and whose second comes to another, finds its replica by the key. In both cases a replica
+with far more calls than the others is passed over while another one has room ("consistent hashing with bounded loads",
+Mirrokni et al., 2016).
 
     serve.deployment(Generate, ..., request_router_config=prefix_routing())
     handle.options(session_id=PromptAffinity(key, marks).session_id).generate.remote(...)"""
@@ -18,12 +19,18 @@ from typing import Any, Self
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from raylens.deployments.routing.room_router import RendezvousRouter, rank, rendezvous_routing
+from raylens.deployments.routing.rendezvous import rank
+from raylens.deployments.routing.replica_choice import Load
+from raylens.deployments.routing.room_router import RoomRouter, room_routing
 
 _MOST_MARKS = 65_536
 """The marks that an ingress knows replicas of. The oldest are forgotten, as replicas forget the oldest blocks."""
 _LEAST_SHARE = 0.5
 """Of a prompt. Who has had less of it saves less than a better balance brings."""
+_BALANCE_FACTOR = 1.25
+"""A replica with this many times the mean number of calls is busy."""
+_MIN_BUSY_CALLS = 4
+"""Below it affinity is worth more than balance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +78,33 @@ class MarkIndex:
         return known
 
 
-class PrefixRouter(RendezvousRouter):
-    """See the module. Calls without a `session_id` go to the less loaded of two."""
+def spill_order(ranked: Sequence[str], loads: Mapping[str, Load]) -> list[list[str]]:
+    """Returns groups of replicas to try in turn: one by one those that are not busy, then busy ones, last all full ones
+    together."""
+    mean = (sum(load.num_calls for load in loads.values()) + 1) / max(1, len(loads))  # with this call
+    busy = max(_MIN_BUSY_CALLS, _BALANCE_FACTOR * mean)
+    full = [replica_id for replica_id in ranked if loads[replica_id].is_full]
+    with_room = [replica_id for replica_id in ranked if not loads[replica_id].is_full]
+    # Sorting is stable, so replicas that are not busy keep the key's order, and busy ones do.
+    with_room.sort(key=lambda replica_id: loads[replica_id].num_calls >= busy)
+    return [[replica_id] for replica_id in with_room] + ([full] if full else [])
+
+
+class PrefixRouter(RoomRouter):
+    """See the module. Calls without a `session_id` are routed as RoomRouter does."""
 
     def initialize_state(self, **settings: Any) -> None:
         super().initialize_state(**settings)
         self._index = MarkIndex()
 
-    def ranked(self, session_id: str, replica_ids: Sequence[str]) -> list[str]:
-        affinity = PromptAffinity.of(session_id)
+    def preferences(self, session_id: str, loads: Mapping[str, Load]) -> tuple[list[str], list[list[str]]]:
+        if not session_id:
+            return super().preferences(session_id, loads)
+        ranked = self.ranked(PromptAffinity.of(session_id), list(loads))
+        return ranked, spill_order(ranked, loads)
+
+    def ranked(self, affinity: PromptAffinity, replica_ids: Sequence[str]) -> list[str]:
+        """Returns the replicas in the prompt's order of preference."""
         by_key = rank(affinity.key, replica_ids)
         known = self._index.num_known(affinity.marks, by_key)
         least = max(1.0, _LEAST_SHARE * len(affinity.marks))
@@ -94,5 +119,5 @@ class PrefixRouter(RendezvousRouter):
 
 
 def prefix_routing(*, limits: Mapping[str, int] = MappingProxyType({})) -> RequestRouterConfig:
-    """What a deployment takes as `request_router_config`. `limits`: see `rendezvous_routing`."""
-    return rendezvous_routing(router=PrefixRouter, limits=limits)
+    """Returns a deployment's `request_router_config`. `limits`: see `room_routing`."""
+    return room_routing(router=PrefixRouter, limits=limits)

@@ -1,23 +1,41 @@
-"""The choice between two replicas by their loads: pure functions, without Ray."""
+"""The choice of a replica for a call, by the loads of replicas. It needs no Ray, so a simulation can call it, too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+ReplicaT = TypeVar("ReplicaT")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The calls on a replica, of at most `limit`; `num_ongoing` is None when it is not known."""
+    """The calls on a replica.
 
-    num_ongoing: int | None
-    limit: int
+    `reported`: calls of all callers by the replica's last report, None without one. It counts no call whose arguments
+    are still pending. `in_flight`: calls that this process has sent and that have not ended. `is_full`: the replica
+    takes no further call of this method.
+    """
+
+    reported: int | None
+    in_flight: int = 0
+    is_full: bool = False
 
     @property
-    def is_full(self) -> bool:
-        return self.num_ongoing is not None and self.num_ongoing >= self.limit
+    def num_calls(self) -> int:
+        return max(self.reported or 0, self.in_flight)
 
 
 def two_choices(shuffled: Sequence[str], loads: Mapping[str, Load]) -> list[list[str]]:
-    """For a call without a key: two at random, should these be gone the others, and last all full ones."""
+    """Returns groups of replicas to try in turn: two random ones with room, the others with room, all full ones."""
     full = [replica_id for replica_id in shuffled if loads[replica_id].is_full]
     with_room = [replica_id for replica_id in shuffled if not loads[replica_id].is_full]
     return [group for group in (with_room[:2], with_room[2:], full) if group]
+
+
+def least_loaded(loads: Mapping[ReplicaT, Load]) -> ReplicaT | None:
+    """Returns the replica with the fewest calls, None if no load is known or all are full.
+
+    A report may be older than the end of a call. So of equal loads the one with fewer calls in flight is taken.
+    """
+    known = {one: load for one, load in loads.items() if load.reported is not None and not load.is_full}
+    return min(known, key=lambda one: (known[one].num_calls, known[one].in_flight), default=None)

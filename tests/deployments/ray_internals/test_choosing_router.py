@@ -2,8 +2,10 @@
 routes."""
 
 import inspect
+import itertools
 from typing import Any
 
+import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID
 from ray.serve._private.router import AsyncioRouter
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -40,6 +42,17 @@ async def test_a_call_gets_the_replica_that_the_router_chooses() -> None:
     metadata: Any = None
     replica = await router()._choose_replica_for_request(PendingRequest(["chosen"], {}, metadata, created_at=6.0))
     assert replica == "chosen"
+
+
+@pytest.mark.parametrize(("keeps", "expected"), [(True, 3), (False, None)])
+def test_reports_are_kept(keeps: bool, expected: int | None) -> None:
+    clock = itertools.chain([0.0], itertools.repeat(1e6))
+    options = {"use_replica_queue_len_cache": True, "get_curr_time_s": lambda: next(clock)}
+    made = Router(DeploymentID("Worker"), DeploymentHandleSource.UNKNOWN, **options)
+    if keeps:
+        made.keep_reports()
+    made.replica_queue_len_cache.update(Replica.replica_id, 3)
+    assert made.replica_queue_len_cache.get(Replica.replica_id) == expected
 
 
 def test_ray_asks_by_the_method_that_is_replaced() -> None:

@@ -1,16 +1,20 @@
 """Which replica a prompt goes to by its beginning. tests/deployments/test_prefix_routing.py serves real replicas."""
 
+import asyncio
+from collections import Counter
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.routing.prefix_router import MarkIndex, PrefixRouter, PromptAffinity
+from raylens.deployments.routing.prefix_router import MarkIndex, PrefixRouter, PromptAffinity, spill_order
 from raylens.deployments.routing.prompt_affinity import affinity_of
-from raylens.deployments.routing.room_router import rank
+from raylens.deployments.routing.rendezvous import rank
+from raylens.deployments.routing.replica_choice import Load
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
+from tests.made_up_router import Router
 
 REPLICAS = ["a", "b", "c", "d"]
 SYSTEM = "You are a helpful assistant. " * 40
@@ -118,7 +122,7 @@ def router_with(*had: tuple[list[str], str]) -> PrefixRouter:
 
 
 def ranked(router: PrefixRouter, key: str, *marks: str) -> list[str]:
-    return router.ranked(PromptAffinity(key, marks).session_id, REPLICAS)
+    return router.ranked(PromptAffinity(key, marks), REPLICAS)
 
 
 def test_who_has_had_the_most_comes_first() -> None:
@@ -156,3 +160,53 @@ def test_the_oldest_marks_are_forgotten() -> None:
     index.add(["3"], "a")
     assert index.num_known(["1"], REPLICAS) == {"a": 1, "b": 1, "c": 0, "d": 0}
     assert index.num_known(["2"], REPLICAS) == dict.fromkeys(REPLICAS, 0)
+
+
+# Busy and full replicas
+
+loads = st.builds(Load, st.integers(0, 20), st.integers(0, 20), st.booleans())
+
+
+@given(st.permutations(REPLICAS), st.lists(loads, min_size=4, max_size=4))
+def test_busy_replicas_come_behind_the_others_and_full_ones_last(ranked: list[str], drawn: list[Load]) -> None:
+    of = dict(zip(REPLICAS, drawn, strict=True))
+    calls = {replica: load.num_calls for replica, load in of.items()}
+    busy = max(4, 1.25 * (sum(calls.values()) + 1) / 4)
+    assert min(calls.values()) < busy
+    with_room = [replica for replica in ranked if not of[replica].is_full]
+    full = [replica for replica in ranked if of[replica].is_full]
+    resting = [[replica] for replica in with_room if calls[replica] < busy]
+    others = [[replica] for replica in with_room if calls[replica] >= busy]
+    assert spill_order(ranked, of) == resting + others + [full] * bool(full)
+
+
+async def test_a_burst_of_calls_with_one_key_spills_to_the_next_replica() -> None:
+    made_up = Router("abc", PrefixRouter, generate=3)
+    sent = Counter([await made_up.send("hot", method="generate") for _ in range(7)])
+    first, second, third = (made_up.replicas[name] for name in rank("hot", "abc"))
+    assert sent == {first: 3, second: 3, third: 1}
+
+
+async def test_calls_that_are_sent_ahead_make_a_replica_busy() -> None:
+    made_up = Router("abc", PrefixRouter)
+    first, second, _ = (made_up.replicas[name] for name in rank("hot", "abc"))
+    sent = []
+    for _ in range(5):
+        await made_up.rest()  # a report comes that counts none of them
+        sent.append(await made_up.send_ahead("hot"))
+        await asyncio.sleep(0.01)
+    assert sent == [first] * 4 + [second]
+
+
+async def test_a_replica_that_does_not_answer_delays_its_own_keys_only() -> None:
+    made_up = Router("abc", PrefixRouter)
+    await made_up.rest()
+    silent, second, _ = rank("its-key", "abc")
+    made_up.replicas[silent].answers.clear()
+    made_up.router.on_replica_actor_unavailable(made_up.replicas[silent].replica_id)
+    other = next(key for key in map(str, range(100)) if rank(key, "abc")[0] == second)
+    delayed = asyncio.create_task(made_up.send("its-key"))
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(made_up.send(other), 0.05)
+    assert not delayed.done()
+    assert await asyncio.wait_for(delayed, 5) is made_up.replicas[second]
