@@ -30,6 +30,7 @@ RESTARTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"preprocess": {"num_cpus": 0.5}}, {"Preprocess"}),
     ({"encode": {"tower": {"dtype": "bfloat16"}}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
     ({"encode": {"linear": "int8"}}, {"Shared-0", "Preprocess", "Encode", "Generate"}),
+    ({"encode": {"placement": "inline"}}, ALL),
     ({"step_timeout_s": 1}, {"Encode", "Generate"}),
     ({"num_threads": 1}, {"Encode", "Generate"}),
     ({"generate": {"num_gpus": 1}}, {"Shared-0", "Preprocess", "Generate"}),
