@@ -144,16 +144,13 @@ class Scheduler:
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
         prompts = self._prompts()
-        for sequence in self._decoding(prompts):
-            if sequence.status is not SequenceStatus.RUNNING:  # preempted for one before it
-                continue
-            if num_tokens := self._chunk_size(sequence, chunks):
-                self._take(sequence, num_tokens, chunks)
-        self.num_decodes = len(chunks)
+        self._decode(self._decoding(prompts), chunks)
         if prompts:
             decoding = list(chunks)
             self._take_up_prompts(prompts, chunks)
             self.num_decodes = sum(sequence in chunks for sequence in decoding)  # prompts may have preempted some
+        if not chunks:  # the chosen sequences found no blocks, and preempted themselves
+            self._decode(self._ready(), chunks)
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         return list(chunks.values())
@@ -175,9 +172,22 @@ class Scheduler:
                 num_places[waiting.tenant] -= 1
                 yield waiting
 
+    def _decode(self, sequences: list[Sequence], chunks: dict[Sequence, ScheduledChunk]) -> None:
+        """Schedules the next token of each sequence."""
+        for sequence in sequences:
+            if sequence.status is not SequenceStatus.RUNNING:  # preempted for one before it
+                continue
+            if num_tokens := self._chunk_size(sequence, chunks):
+                self._take(sequence, num_tokens, chunks)
+        self.num_decodes = len(chunks)
+
+    def _ready(self) -> list[Sequence]:
+        """Returns the sequences that can decode."""
+        return [one for one in self.running if one.num_uncomputed_tokens == 1 and not one.awaits_last_token]
+
     def _decoding(self, prompts: list[Sequence]) -> list[Sequence]:
         """Returns the sequences that decode in this step, if there are blocks for them."""
-        ready = [one for one in self.running if one.num_uncomputed_tokens == 1 and not one.awaits_last_token]
+        ready = self._ready()
         if not self._takes_turns or not ready:
             return ready
         beside = {one.tenant for one in prompts if one.num_computed_tokens < _end_of_ready(one)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raylens.llm.block_manager import BlockManager
@@ -229,6 +229,24 @@ def answers(name: str, arrival: Arrival) -> list[Sequence]:
     return [first, *(replace(copy, parent=first) for copy in copies)][: arrival.num_answers]
 
 
+def text(num_prompt_tokens: int, num_output_tokens: int, tenant: str = "", **more: Any) -> Arrival:
+    settings: dict[str, Any] = {"at": 0, "root": b"a", "item_at": None, "item_after": 0, "span": 1, "num_answers": 1}
+    settings |= {"aborted_after": None, "priority": 0, "tenant": tenant}
+    return Arrival(num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens, **(settings | more))
+
+
+FULL_CACHE_BESIDE_A_TENANT = [
+    *(text(1, 1), text(1, 5, "other"), text(9, 4), text(1, 1), text(1, 1), text(1, 1), text(1, 1), text(1, 5)),
+    *(
+        text(2, 5, num_answers=3),
+        text(4, 10, "other"),
+        text(8, 9, "other", root=b"b"),
+        text(25, 9, "other", priority=1),
+    ),
+]
+"""The only sequence that its tenant's turn lets decode finds no block, and is itself the one to preempt."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=12),
@@ -237,6 +255,7 @@ def answers(name: str, arrival: Arrival) -> list[Sequence]:
     budget=st.integers(13, 40),
     is_ahead=st.booleans(),
 )
+@example(arrivals=FULL_CACHE_BESIDE_A_TENANT, num_blocks=12, max_num_seqs=4, budget=13, is_ahead=False)
 def test_everything_ends_within_budget(
     arrivals: list[Arrival], num_blocks: int, max_num_seqs: int, budget: int, is_ahead: bool
 ) -> None:
