@@ -100,7 +100,7 @@ _SETTINGS = {
     "multimodal_pipeline": "vision_plugin.name",
     "tensor_parallel_size": "generate.tensor_parallel_size",
 }
-"""The setting that each flag of `raylens serve` changes. text-generation-webui has `--multimodal-pipeline`, too."""
+"""The setting that each flag of `raylens serve` changes. text-generation-webui has `--vision-plugin`, too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -280,7 +280,7 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default: the model's own limit)")
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
     add(
-        "--multimodal-pipeline",
+        "--vision-plugin",
         metavar="NAME",
         help="vision plug-in for a text model; auto: the one for its name (default: MODEL has a vision half)",
     )

@@ -193,7 +193,7 @@ def _with_plugins(config: ModelT) -> ModelT:
     if choice.folder is None:
         known = installed_plugins()
         if choice.name not in ("auto", *known):
-            raise ConfigError(f"--multimodal-pipeline {choice.name}: no such plug-in is installed, only {known}")
+            raise ConfigError(f"--vision-plugin {choice.name}: no such plug-in is installed, only {known}")
         return config
     folder = _absolute_folder("vision_plugin.folder", choice.folder)
     return config.model_copy(update={"vision_plugin": choice.model_copy(update={"folder": folder})})

@@ -157,7 +157,7 @@ def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: Tex
 
 
 def test_wrong_choices_are_refused_at_once(checkpoint: str, shapes: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--multimodal-pipeline nothing: no such plug-in is installed, only \["):
+    with pytest.raises(ConfigError, match=r"--vision-plugin nothing: no such plug-in is installed, only \["):
         load_config(None, {"model": checkpoint, "vision_plugin.name": "nothing"})
     with pytest.raises(ConfigError, match="has a vision half and takes no vision plug-in"):
         load_config(None, {"model": shapes, "vision_plugin.name": "auto"})
