@@ -1,11 +1,12 @@
-"""A driver that keeps its own handler of SIGTERM.
+"""A driver that keeps its own handler of SIGTERM while Ray starts.
 
 Ray 2.60: `ray.init` installs a handler of SIGTERM in the driver, in place of the driver's own. It calls `sys.exit`.
 
-Needed: `raylens serve` ends the application in order on SIGTERM, whenever the signal comes.
+Needed: a SIGTERM that comes while Ray starts waits until Ray has started (`deployments/cluster/late_signals.py`). A
+half-started driver can neither be stopped cleanly nor interrupted.
 
 Test: `tests/deployments/ray_internals/test_driver.py`, `test_ray_sets_its_handler_by_the_function_that_is_replaced`;
-`tests/deployments/test_ray_session.py`, `test_the_driver_keeps_its_handler_of_sigterm`.
+`tests/deployments/test_ray_session.py`, `test_signals_wait_until_ray_has_started`.
 
 Way back: an argument of `ray.init` that leaves signals alone. ray-project/ray#17308 and #46997 asked for it and were
 closed without one."""

@@ -20,7 +20,7 @@ from tests.signal_handlers import handled
 ROOT = Path(__file__).parent.parent.parent
 
 SESSIONS = """
-import gc, json, signal, sys, threading
+import gc, json, sys, threading
 from pathlib import Path
 from raylens.deployments.launch.local_cluster import free_port, local_ray
 from raylens.deployments.cluster.ray_session import ray_session
@@ -32,7 +32,6 @@ class Echo:
 with local_ray(host="127.0.0.1", port=free_port(), num_cpus=1):
     pass
 with ray_session(num_cpus=1):  # the second, whose threads Ray itself would leave
-    handler = signal.getsignal(signal.SIGTERM)
     from ray import serve
     echo = serve.deployment(Echo, ray_actor_options={"num_cpus": 0.1}).bind()
     handle = serve.run(echo, name="echo", route_prefix=None)
@@ -44,7 +43,6 @@ gc.collect()
 own = Path("/proc/self/comm").read_text()
 tasks = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
 print(json.dumps({
-    "keeps its handler": handler == signal.SIG_DFL,
     "python": [thread.name for thread in threading.enumerate()],
     "like this process": tasks.count(own),
     "others": sorted({name.strip() for name in tasks if name != own}),
@@ -74,10 +72,6 @@ def left_over() -> dict[str, Any]:
     assert "called" in result.stderr
     threads: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return threads
-
-
-def test_the_driver_keeps_its_handler_of_sigterm(left_over: dict[str, Any]) -> None:
-    assert left_over["keeps its handler"]
 
 
 def test_no_thread_of_python_is_left(left_over: dict[str, Any]) -> None:
