@@ -93,7 +93,7 @@ class ChatTemplate:
         except ValueError as error:
             if not prompt.continue_final_message:
                 raise
-            reason = "the last message has no text with which the model's chat template lets it end"
+            reason = "the model's chat template cannot end with the text of the last message"
             raise InvalidRequestError(reason, field="continue_final_message") from error
 
     def _render(self, messages: list[Message], **options: Any) -> str:

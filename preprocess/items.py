@@ -108,7 +108,7 @@ class ItemProcessor:
         """
         rules = self.rules(modality, num_in_prompt)
         if modality != "image":
-            raise InvalidRequestError(f"only images may be processed before, not a {modality}", field="media")
+            raise InvalidRequestError(f"only images may be sent as tensors, not a {modality}", field="media")
         item = read_precomputed(content, rules.fields, limits=self._limits)
         kwargs = self._kwargs_with(modality, rules, options)
         if item.is_encoded:
@@ -264,7 +264,7 @@ class ItemProcessor:
         feature_ids = [self._tokenizer.token_id(token) for token in rules.feature_tokens(self._processor)]
         features = np.flatnonzero(is_embed | np.isin(content.ids, feature_ids))
         if not len(features):
-            raise InvalidRequestError(f"the {modality} item takes no place in the prompt", field="media")
+            raise InvalidRequestError(f"the {modality} item has no positions in the prompt", field="media")
         start, end = int(features[0]), int(features[-1]) + 1
         mask = None if is_embed[start:end].all() else tuple(is_embed[start:end].tolist())
         return ItemExpansion(content.ids, PlaceholderRange(start, end - start, mask), content.before, content.after)

@@ -75,7 +75,7 @@ def _opened(root: bytes, names: list[bytes]) -> BinaryIO:
 
 def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise _refused("what the file: URL names is no regular file", "media_url_forbidden")
+        raise _refused("the file: URL does not name a regular file", "media_url_forbidden")
 
 
 def _path_of(url: str) -> bytes:

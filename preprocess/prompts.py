@@ -120,7 +120,7 @@ class PromptRenderer:
         """Returns the most tokens of a truncated prompt. Raises InvalidRequestError if there are none."""
         room = self._max_model_len - max(truncation.num_answer_tokens, 1)
         if room < 1:
-            reason = f"{truncation.num_answer_tokens} leave nothing of the context of {self._max_model_len} tokens"
+            reason = f"{truncation.num_answer_tokens} leave no room in the context of {self._max_model_len} tokens"
             raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
         return room if truncation.max_prompt_tokens is None else min(room, truncation.max_prompt_tokens)
 

@@ -140,13 +140,13 @@ def _read_config(path: Path) -> _Config:
     alpha = _number(path, "lora_alpha", settings.get("lora_alpha"))
     is_rank_stabilized = settings.get("use_rslora") or False
     if not isinstance(is_rank_stabilized, bool):
-        raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it has to be true or false")
+        raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it must be true or false")
     return _Config(alpha, _alphas(path, settings.get("alpha_pattern") or {}), is_rank_stabilized)
 
 
 def _alphas(path: Path, patterns: Any) -> dict[str, float]:
     if not isinstance(patterns, dict):
-        raise LoraError(f"{path.name}: alpha_pattern is {_shown(patterns)}, it has to be numbers by patterns")
+        raise LoraError(f"{path.name}: alpha_pattern is {_shown(patterns)}, it must map patterns to numbers")
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -159,7 +159,7 @@ def _alphas(path: Path, patterns: Any) -> dict[str, float]:
 
 def _number(path: Path, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise LoraError(f"{path.name}: {field} is {_shown(value)}, it has to be a number")
+        raise LoraError(f"{path.name}: {field} is {_shown(value)}, it must be a number")
     return value
 
 

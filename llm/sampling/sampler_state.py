@@ -71,7 +71,7 @@ class SamplerState:
         Raises InvalidRequestError with the field, for tokens outside the vocabulary.
         """
         if (grammar is None) != (params.structured_output is None):
-            raise ValueError("a grammar has to be given exactly where params.structured_output is set")
+            raise ValueError("a grammar is required exactly if params.structured_output is set")
         check_vocabulary("logit_bias", params.logit_bias, vocab_size)
         check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
         self.params = params
