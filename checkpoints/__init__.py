@@ -1,4 +1,4 @@
-"""The bundled model: its checkpoint (`shapes/`), pictures to ask it about (`pictures/`), and how it was trained."""
+"""The bundled model: its checkpoint (`shapes/`), example pictures (`pictures/`), and its training (`training/`)."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Attention over a paged cache in one call a layer, see `csrc/attention.h`: all decoding sequences and all chunks. And
-attention of pictures, see `csrc/picture_attention.h`.
+"""Attention over a paged cache in one call a layer, for all decoding sequences and chunks (`csrc/attention.h`), and
+attention of pictures (`csrc/picture_attention.h`).
 
-The structures mirror those of `csrc/paged_cache.h` and `csrc/attention_call.h`.
+The structures mirror `csrc/paged_cache.h` and `csrc/attention_call.h`.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.threads import num_threads
 
 NO_SPAN = -1
-"""Mirrors `kNoSpan`: the number of a position that belongs to no bidirectional span."""
+"""Mirrors `kNoSpan`: the number of a position outside of bidirectional spans."""
 _NO_SPANS: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
@@ -65,13 +65,12 @@ class _Pictures(ctypes.Structure):
 
 
 def padded_dim(library: KernelLibrary, dim: int) -> int:
-    """Returns how many numbers a row of the cache has in memory: whole vectors."""
+    """Returns the numbers of a cache row in memory: `dim`, rounded up to whole vectors."""
     return -(-dim // library.lanes) * library.lanes
 
 
 class LayerCache:
-    """A layer's keys and values, float32, (kv_heads, num_slots, dim) each, where each row is filled up with zeros to
-    whole vectors."""
+    """A layer's keys and values, float32, (kv_heads, num_slots, dim) each. Zeros pad each row to whole vectors."""
 
     def __init__(
         self,
@@ -94,15 +93,15 @@ class LayerCache:
 
 
 class StepChunks:
-    """A step's chunks as the library reads them. `slots` (num_tokens,), int64: where the tokens' keys and values go.
+    """A step's chunks in the library's form. `slots`: (num_tokens,), int64, the cache slots of the tokens.
 
-    `block_tables`, `lengths`, `ends` and `prompt_ends` have an entry for each chunk: its sequence's blocks, its tokens,
-    the positions up to its end, and the positions of the sequence's prompt. Tokens of prompts and generated tokens are
-    summed up in different orders, each in the same one in any step.
+    `block_tables`, `lengths`, `ends` and `prompt_ends` have an entry for each chunk: its sequence's blocks, its number
+    of tokens, the positions up to its end, and the positions of the sequence's prompt. Prompt tokens and generated
+    tokens have different orders of summation, which are the same in every step.
 
     `spans`: by chunk, the number of each position's bidirectional span, from the sequence's first position up to the
     chunk's end, or NO_SPAN. The positions of a span see each other. Chunks without spans may be left out.
-    `windows_cut_spans`: whether a layer's window bounds that, too.
+    `windows_cut_spans`: whether a layer's window also applies within spans.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class StepChunks:
 
 
 def _joined(spans: Mapping[int, Sequence[int]], num_chunks: int) -> "list[array[Any]]":
-    """Returns the chunks' spans one behind the other, and where each chunk's begin, or -1 for a chunk without."""
+    """Returns the concatenated spans of the chunks, and the start of each chunk's spans, or -1 for a chunk without."""
     joined, firsts = array("f"), array("i", [-1]) * num_chunks
     for chunk, own in spans.items():
         firsts[chunk] = len(joined)
@@ -152,10 +151,10 @@ def attend(
     window: int | None,
 ) -> torch.Tensor:
     """Writes the new `keys` and `values` to the cache, then attends over it. Takes (num_tokens, heads, dim) each,
-    float32, where `keys` and `values` have kv_heads. Returns (num_tokens, heads, value_dim).
+    float32, with kv_heads for `keys` and `values`. Returns (num_tokens, heads, value_dim).
 
-    A `softcap` bounds the scaled scores as softcap * tanh(score / softcap). `window`: how many positions a position
-    sees, itself included; None: all up to itself.
+    `softcap`: bounds the scaled scores as softcap * tanh(score / softcap). `window`: the size of the sliding window,
+    which includes the position itself; None: all earlier positions.
     """
     queries, keys, values = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (queries, keys, values))
     num_tokens, heads, _ = queries.shape
@@ -184,9 +183,9 @@ def attend_pictures(
     scaling: float,
 ) -> torch.Tensor:
     """Attends with each picture's patches over all patches of the picture. Takes (num_patches, heads, dim) each,
-    float32, where `keys` and `values` may have fewer heads. Returns (num_patches, heads, value_dim).
+    float32; `keys` and `values` may have fewer heads. Returns (num_patches, heads, value_dim).
 
-    `starts`, (num_pictures + 1): where each picture's patches begin, and where the last picture's end."""
+    `starts`: (num_pictures + 1), the start of each picture's patches and the end of the last picture's."""
     queries, keys, values = (rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (queries, keys, values))
     num_patches, heads, key_dim = queries.shape
     kv_heads, value_dim = values.shape[1:]

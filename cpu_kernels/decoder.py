@@ -1,4 +1,4 @@
-"""A plain decoder in one call, from token ids to logits (`csrc/decoder.h`, whose structures those here mirror)."""
+"""A plain decoder in one call, from token ids to logits. The structures mirror `csrc/decoder.h`."""
 
 import ctypes
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embeddings that turn the first half of a head's first `dim` numbers against the second half.
+    """Rotary embeddings that rotate the first half of a head's first `dim` numbers with the second half.
 
-    `cosines` and `sines`: (positions, dim), float32. `axes`: (dim,), int64, which of a token's positions turns a
+    `cosines` and `sines`: (positions, dim), float32. `axes`: (dim,), int64, the axis of the positions that rotates a
     number."""
 
     cosines: torch.Tensor
@@ -47,7 +47,7 @@ class DecoderLayer:
     """hidden += attention_norm(output(attention(input_norm(hidden)))), then
     hidden += mlp_norm(down(activation(gate(x)) * up(x))) with x = mlp_input_norm(hidden).
 
-    `query_norm` and `key_norm` act on each head before it is turned by `ropes[rope]` of the decoder."""
+    `query_norm` and `key_norm` apply to each head before its rotation by the decoder's `ropes[rope]`."""
 
     input_norm: Norm
     query: Linear
@@ -152,8 +152,8 @@ class _StepRows(ctypes.Structure):
 
 
 class Decoder:
-    """The layers of a decoder with `heads` query heads each, and the norm behind them. It may have the embedding and
-    the output head, too."""
+    """The layers of a decoder, with `heads` query heads each, and the final norm. Optionally also the embedding and the
+    output head."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Decoder:
         self._address = ctypes.addressof(self._own)
 
     def with_ropes(self, ropes: Sequence[Rope]) -> "Decoder":
-        """Returns the same decoder with other tables, as many, for the positions of a step that its own do not hold."""
+        """Returns the same decoder with other tables, equally many, for positions beyond its own tables."""
         other = copy(self)
         other._own = _Decoder.from_buffer_copy(self._own)
         other._set_ropes(ropes)
@@ -212,17 +212,17 @@ class Decoder:
         level_rows: torch.Tensor | None = None,
         levels: torch.Tensor | None = None,
     ) -> bool:
-        """Fills `hidden`, (num_tokens, hidden_size), float32, with the hidden states behind the final norm.
+        """Fills `hidden`, (num_tokens, hidden_size), float32, with the hidden states after the final norm.
 
-        It holds the embeddings, or with `token_ids`, (num_tokens,) int64, the decoder looks them up. `positions`:
-        (axes, num_tokens), int64. With a head, the logits of the tokens `logits_rows`, (num_logits,) int64, ascending,
-        go to `logits`, (num_logits, vocab), float32. Without `wants_all_hidden` only the rows `logits_rows` of `hidden`
-        are filled, which saves most of the last layer.
+        On entry `hidden` holds the embeddings, unless `token_ids`, (num_tokens,) int64, are given to look them up.
+        `positions`: (axes, num_tokens), int64. With a head, the logits of the tokens `logits_rows`, (num_logits,)
+        int64, ascending, are written to `logits`, (num_logits, vocab), float32. Without `wants_all_hidden` only the
+        rows `logits_rows` of `hidden` are filled, which saves most of the last layer.
 
-        `levels`, (num_rows, levels * hidden_size), float32: the deepstack embeddings of the tokens `level_rows`,
-        (num_rows,) int64. Each is added behind one of the first layers.
+        `levels`: (num_rows, levels * hidden_size), float32, the deepstack embeddings of the tokens `level_rows`,
+        (num_rows,) int64. The output of each of the first layers gets one level added.
 
-        Returns False, and changes nothing, where a position lies beyond the ropes' tables."""
+        Returns False, and changes nothing, if a position is beyond the ropes' tables."""
         assert hidden.is_contiguous(), "hidden states lie row by row"
         assert positions.stride(-1) == 1, "the positions of an axis lie one behind the other"
         step = _StepRows(

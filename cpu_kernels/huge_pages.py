@@ -1,5 +1,5 @@
-"""Memory on huge pages, for weights and the KV cache: a step reads them once, and every page of 4 KiB would cost a
-look-up. The processor's own prefetching ends at a page's end, too."""
+"""Memory on huge pages, for weights and the KV cache. A step reads them once, and each page of 4 KiB would cost a TLB
+miss. Hardware prefetching also stops at the end of a page."""
 
 import mmap
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ _LINE = 64
 
 
 class HugePages:
-    """Memory for parts of the given sizes in bytes, which are taken in this order. It lives as long as one of them."""
+    """Memory for parts of the given sizes in bytes, to be taken in this order. It lives as long as any part."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
-        # Private: Linux gives shared memory huge pages only where another setting allows it.
+        # Private, because Linux needs another setting for huge pages in shared memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, sum(map(_whole_lines, sizes)) + _PAGE, flags=flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -23,7 +23,7 @@ class HugePages:
         self._next = -self._bytes.data_ptr() % _PAGE
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """Returns the next `num_bytes`, uint8, zero, at the start of a cache line."""
+        """Returns the next `num_bytes`, uint8, zeroed, aligned to a cache line."""
         taken = self._bytes[self._next : self._next + num_bytes]
         assert len(taken) == num_bytes, "more was taken than asked for"
         self._next += _whole_lines(num_bytes)

@@ -1,6 +1,6 @@
-"""Finds the library that was built for this processor, and loads it.
+"""Finds and loads the library for this processor.
 
-A library is called through ctypes, which gives the interpreter lock away for the whole call.
+ctypes releases the GIL during each call of the library.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ import torch
 logger = logging.getLogger(__name__)
 
 VARIABLE = "RAYLENS_CPU_KERNELS"
-"""The environment variable that names the library to use: one of BUILDS, or `off` for none."""
+"""The environment variable with the library to use: one of BUILDS, or `off` for none."""
 BUILDS = ("avx512", "avx2", "baseline")
-"""The libraries from the fastest to the one for any processor. Each has the same functions."""
-# By what PyTorch calls the processor's instructions, the first build of BUILDS that runs on it.
+"""The libraries, from the fastest to the most portable. All have the same functions."""
+# By PyTorch's name of the processor's instruction set: the fastest build that runs on it.
 _FASTEST = {"AVX512": "avx512", "AVX2": "avx2"}
 
 _address, _integer = ctypes.c_void_p, ctypes.c_int64
@@ -41,9 +41,9 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 class KernelLibrary:
     """One loaded build. Its functions take addresses; `csrc/exports.h` describes them.
 
-    `panel_columns`: the columns of a packed weight are filled up to a multiple of this number.
-    `lanes`: the numbers in a row of the cache are filled up to a multiple of this number.
-    `rows_at_once`: how many rows a product or an MLP takes at a time.
+    `panel_columns`: the columns of a packed weight are padded to a multiple of this number.
+    `lanes`: the rows of the cache are padded to a multiple of this number.
+    `rows_at_once`: the number of rows that a product or an MLP takes at a time.
     """
 
     pack: Callable[..., None]
@@ -67,10 +67,10 @@ class KernelLibrary:
 
 
 def kernel_library() -> KernelLibrary | None:
-    """Returns the fastest library that was built and that runs here, or the one that VARIABLE names. Returns None where
-    there is none, see `why_missing`.
+    """Returns the fastest built library for this processor, or the one that VARIABLE names. Returns None if there is
+    none, see `why_missing`.
 
-    Raises ValueError where VARIABLE names a build that does not exist or does not run on this processor."""
+    Raises ValueError if VARIABLE names an unknown build or one that does not run on this processor."""
     name = os.environ.get(VARIABLE, "")
     if name == "off":
         return None
@@ -81,7 +81,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Returns why `kernel_library` has found none, in words that go behind a colon."""
+    """Returns the reason why `kernel_library` has found none, to be used after a colon."""
     if os.environ.get(VARIABLE) == "off":
         return f"{VARIABLE} is off"
     if any(Path(__file__).with_name(build + suffix).exists() for build in BUILDS for suffix in EXTENSION_SUFFIXES):

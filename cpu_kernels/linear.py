@@ -1,4 +1,4 @@
-"""A linear layer with a packed weight, and the activation behind one, as the library reads them (`csrc/mlp.h`)."""
+"""A linear layer with a packed weight, and activations, in the library's form (`csrc/mlp.h`)."""
 
 import ctypes
 from dataclasses import dataclass

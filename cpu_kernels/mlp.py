@@ -26,7 +26,7 @@ class Mlp:
         self, library: KernelLibrary, first: Linear, up: Linear | None, down: Linear, activation: Activation
     ) -> None:
         self._library = library
-        self._kept = (first, up, down)  # the structure holds addresses of what these own
+        self._kept = (first, up, down)  # keeps alive the memory whose addresses the structure holds
         self._in_features, self._out_features = first.weight.layout.in_features, down.weight.layout.out_features
         self._inner_size = first.weight.layout.out_features
         structures = (LinearStructure.of(linear) for linear in self._kept)
@@ -34,8 +34,8 @@ class Mlp:
         self._address = ctypes.addressof(self._own)
 
     def run(self, rows: torch.Tensor) -> torch.Tensor:
-        """Takes (..., in_features), float32, and returns (..., out_features). A row's result is the same to the last
-        bit, however many other rows there are.
+        """Takes (..., in_features), float32, and returns (..., out_features). A row's result is bit-identical for any
+        number of other rows.
 
         Raises ValueError for rows of another width or dtype."""
         check_rows(rows, self._in_features)

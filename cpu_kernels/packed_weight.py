@@ -1,4 +1,4 @@
-"""The weight of a linear layer, laid out as the product reads it (`csrc/packed_product.h`)."""
+"""The weight of a linear layer in the product's reading order (`csrc/packed_product.h`)."""
 
 import ctypes
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from raylens.cpu_kernels.threads import num_threads
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """The sizes of a weight, (out_features, in_features). `is_short`: whether its numbers are kept in two bytes."""
+    """The sizes of a weight, (out_features, in_features). `is_short`: whether its numbers are stored in two bytes."""
 
     out_features: int
     in_features: int
@@ -20,7 +20,7 @@ class WeightLayout:
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> "WeightLayout":
-        """Returns the layout of a float32 `weight`. It is short where bfloat16 represents every number exactly."""
+        """Returns the layout of a float32 `weight`: short if bfloat16 represents every number exactly."""
         assert weight.dtype == torch.float32, weight.dtype
         is_short = bool((weight.detach().view(torch.int32) & 0xFFFF == 0).all())
         out_features, in_features = weight.shape
@@ -43,7 +43,7 @@ class _PackedWeight(ctypes.Structure):
 
 
 class PackedWeight:
-    """Multiplies rows of float32 with a weight. A short layout gives the same results to the last bit."""
+    """Multiplies rows of float32 with a weight. A short layout gives bit-identical results."""
 
     def __init__(self, library: KernelLibrary, weight: torch.Tensor, layout: WeightLayout, pages: HugePages) -> None:
         """Takes `layout.num_bytes(library)` bytes of `pages`."""
@@ -58,9 +58,9 @@ class PackedWeight:
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Returns `rows` (..., in_features) times the weight, plus `bias`, (out_features,), float32. A row's result is
-        the same to the last bit, however many other rows there are.
+        bit-identical for any number of other rows.
 
-        Raises ValueError for rows of another width or dtype, of which the library would read what lies behind them."""
+        Raises ValueError for rows of another width or dtype, because the library would read beyond them."""
         check_rows(rows, self.layout.in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)

@@ -17,13 +17,13 @@ class _Tokens(ctypes.Structure):
 
 
 class RowSettings(ctypes.Structure):
-    """The settings by which a row's token is chosen. Numbers that are not set are 0, except for `top_p` and
-    `repetition_penalty`, which are 1.
+    """The settings for choosing a row's token. Unset numbers are 0, except for `top_p` and `repetition_penalty`, which
+    are 1.
 
-    Where `edits` is not 0, these change the logits, in this order: `mask`, `allowed`, `bad`, `early`, `biased` and the
-    penalties of `seen`, as `logits_processors.process_logits` says. Where `draws` is not 0, the token is drawn:
-    the logits are divided by `temperature`, then `min_p`, `top_k` and `top_p` cut tokens, as `truncation.truncate`
-    says, and `uniform`, in [0, 1), picks one of the others."""
+    `edits` not 0: `mask`, `allowed`, `bad`, `early`, `biased` and the penalties of `seen` edit the logits, in this
+    order, see `logits_processors.plan_edits`. `draws` not 0: the token is drawn. The logits are divided by
+    `temperature`, then `min_p`, `top_k` and `top_p` cut tokens, see `truncation.plan_truncation`, and `uniform`, in
+    [0, 1), selects one of the others."""
 
     _fields_ = [
         ("mask", ctypes.c_void_p),
@@ -46,21 +46,21 @@ class RowSettings(ctypes.Structure):
     ]
 
     def set_tokens(self, name: str, token_ids: npt.NDArray[np.int64]) -> None:
-        """Sets `allowed`, `bad`, `early`, `biased` or `seen`: token ids within the vocabulary, each once. The array has
-        to live until the next call of `choose_tokens` is over."""
+        """Sets `allowed`, `bad`, `early`, `biased` or `seen`: distinct token ids within the vocabulary. The array must
+        live until the end of the next `choose_tokens`."""
         tokens: _Tokens = getattr(self, name)
         tokens.ids, tokens.count = address(token_ids), len(token_ids)
 
 
 def address(numbers: npt.NDArray[np.generic]) -> int:
-    """Returns where an array that is contiguous begins."""
+    """Returns the address of a contiguous array."""
     found: int = numbers.__array_interface__["data"][0]
     return found
 
 
 def choose_tokens(library: KernelLibrary, logits: torch.Tensor, rows: Sequence[RowSettings | None]) -> list[int]:
-    """Returns the next token of each row of `logits`, (len(rows), vocab), float32, contiguous. None stands for the
-    likeliest token. Returns -1 for a row whose highest logit is NaN or infinite, before or after the changes.
+    """Returns the next token of each row of `logits`, (len(rows), vocab), float32, contiguous. A row of None takes its
+    likeliest token. Returns -1 for a row whose highest logit is NaN or infinite, before or after the edits.
 
     Overwrites `logits`."""
     count, vocab = logits.shape

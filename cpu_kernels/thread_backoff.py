@@ -1,14 +1,13 @@
-"""Leaves cores to other processes that want them.
+"""Leaves cores to other busy processes.
 
-Work that computes more than it reads is done sooner by several threads, if each has a core. A core that another process
-wants is another matter: the work waits until the thread on it has finished what it has begun, and the other process has
-less of the core meanwhile. Two processes with two threads each on two cores did a fifth less than with one thread each,
-and the slowest steps took three times as long.
+Compute-bound work gains from several threads if each has a core of its own. On a core shared with another process, the
+work waits for the slowest thread, and the other process slows down, too. Two processes with two threads each on two
+cores did a fifth less work than with one thread each, and the slowest steps took three times as long.
 
-The system tells when a core was wanted: it has taken cores from threads that were not done (involuntary context
-switches), and the threads have computed for less time than the work took. Either alone says little. Short tasks of
-other processes take a core hundreds of times a second, for a few hundredths of the time. And threads also compute for
-less time where a part of the work is for one of them. The system also tells how long cores were idle.
+Two figures together show that cores are contended: threads lose their cores (involuntary context switches), and their
+CPU time is less than the elapsed time. Neither suffices alone. Short tasks of other processes cause hundreds of
+switches a second but take a few hundredths of the time. CPU time is also low while a part of the work has only one
+thread. The system's idle time shows free cores.
 """
 
 import os
@@ -17,20 +16,20 @@ import time
 from pathlib import Path
 
 _SWITCHES_PER_SECOND = 60.0
-"""Of a thread. On an idle machine there are about 15, for what the system itself does."""
+"""Of a thread. An idle machine has about 15, caused by the system itself."""
 _COMPUTING_SHARE = 0.65
-"""Of the time of all threads. Two threads on two cores compute for 0.7 to 0.97 of a step beside short tasks of others,
-and for 0.3 to 0.5 beside a thread of another process that computes, too."""
+"""Of the time of all threads. Two threads on two cores compute for 0.7 to 0.97 of a step beside short tasks of other
+processes, and for 0.3 to 0.5 beside another process's busy thread."""
 _WATCH_SECONDS = 0.1
-"""How long cores are watched for idle time, which the system counts in hundredths of a second."""
+"""The interval over which idle time is measured; the system counts it in hundredths of a second."""
 _IDLE_SHARE = 0.6
-"""Of that time, for a core to be free. Else the work would try cores that it had to leave again."""
+"""The idle share of a free core. With less, the work would take cores that it must soon leave again."""
 _STAT = Path("/proc/stat")
 
 
 class ThreadBackoff:
-    """The number of threads for one kind of work: half as many as before when the cores turn out to be wanted, twice as
-    many when cores have become free, between 1 and `most`."""
+    """The number of threads for one kind of work, from 1 to `most`: halved when cores are contended, doubled when cores
+    are free."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -41,14 +40,14 @@ class ThreadBackoff:
         self._idle_before = 0.0
 
     def next_number(self) -> int:
-        """Returns the number for the next piece of work. Tell `note` how long it took."""
+        """Returns the number of threads for the next piece of work. Report its duration to `note`."""
         if self._number < self._most:
             self._take_free_cores()
         self._num_switches, self._cpu_seconds = _involuntary_switches(), _cpu_seconds()
         return self._number
 
     def note(self, seconds: float) -> None:
-        """Takes how long the work took since `next_number`."""
+        """Records the duration of the work since `next_number`."""
         if self._number == 1:
             return
         thread_seconds = self._number * seconds
@@ -76,18 +75,18 @@ def _now() -> float:
 
 
 def _cpu_seconds() -> float:
-    """Returns for how long this process's threads have computed, all together."""
+    """Returns the CPU time of all of this process's threads."""
     return time.process_time()
 
 
 def _involuntary_switches() -> int:
-    """Returns how often this process's threads have lost a core, so far."""
+    """Returns the number of this process's involuntary context switches so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _idle_core_seconds() -> float:
-    """Returns how long the machine's cores have been idle, all together. Where the system does not tell, they count as
-    idle all the time."""
+    """Returns the idle time of all of the machine's cores. Without such figures from the system, cores count as always
+    idle."""
     try:
         ticks = _STAT.read_bytes().split(maxsplit=6)
     except OSError:

@@ -1,1 +1,1 @@
-"""The Grafana dashboard and what it is made from."""
+"""The Grafana dashboard, Prometheus' rules, and their generator."""

@@ -1,4 +1,4 @@
-"""Prometheus' alerts. docs/alerts.md has a paragraph for each: what it means, what to look at, what to do."""
+"""Prometheus' alerts. docs/alerts.md has a runbook entry for each: meaning, investigation, action."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ RUNBOOK = "docs/alerts.md"
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`name`: also a heading of the runbook. `lasting`: how long the expression has to hold, in Prometheus' form.
-    `severity`: `page` wakes somebody up, `ticket` is for the next working day."""
+    """`name`: also a heading of the runbook. `lasting`: the least duration of the condition, in Prometheus' format.
+    `severity`: `page` needs immediate action, `ticket` waits for the next working day."""
 
     name: str
     expression: str
@@ -27,12 +27,13 @@ class Alert:
 
 
 _FEWEST_REQUESTS = 20
-"""With fewer requests in the long window, one bad request would be an outage."""
+"""The least requests in the long window: with fewer, one bad request would trigger the alert."""
 
 
 def _burn_rates(objective: Objective, name: str, summary: str) -> Iterator[Alert]:
-    """Yields the two alerts of Google's SRE workbook, with two windows each: the long one shows that it matters, the
-    short one that it still goes on. The factors use up 2 and 5 percent of a month's budget in the long window."""
+    """Yields the two burn-rate alerts of Google's SRE workbook, with two windows each: the long one shows that the
+    problem matters, the short one that it continues. The factors correspond to 2 and 5 % of a month's budget in the
+    long window."""
     for long, short, seconds, factor, severity in (
         ("1h", "5m", 3600, 14.4, "page"),
         ("6h", "30m", 21600, 6, "ticket"),
@@ -73,7 +74,7 @@ ALERTS = (
     ),
     Alert(
         "RaylensKvCacheFull",
-        # Each preempted sequence leaves room for a moment, however many sequences wait for it.
+        # A median, because each preempted sequence frees blocks for a moment.
         f"quantile_over_time(0.5, {PREFIX}kv_cache_usage_perc[5m]) > 0.95",
         "5m",
         "ticket",
@@ -88,7 +89,7 @@ ALERTS = (
     ),
     Alert(
         "RaylensReplicasFlap",
-        # After an update, each replica has started once. Where none is left, there is nothing to compare with.
+        # After an update, each replica has started once. Without replicas the comparison has no right side.
         f"sum by (application, deployment) (increase({PREFIX}replica_starts_total[15m])) > 2.5 unless"
         f" sum by (application, deployment) (increase({PREFIX}replica_starts_total[15m]))"
         f" <= 1.5 * count by (application, deployment) ({PREFIX}replica_start_time_seconds)",
@@ -112,7 +113,7 @@ ALERTS = (
     ),
     Alert(
         "RaylensNodeNotScraped",
-        # A node without replicas has no exporter. Ray's agent shows whether the event loop of one runs there.
+        # A node without replicas has no exporter. Ray's agent reports whether the event loop of a replica runs there.
         'label_replace(up{job="raylens"} == 0, "NodeAddress", "$1", "instance", "(.+):.+")'
         " and on (NodeAddress) rate("
         'ray_serve_event_loop_monitoring_iterations_total{component="replica"}[5m]) > 0'

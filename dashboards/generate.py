@@ -1,6 +1,6 @@
-"""Writes the files that Grafana and Prometheus read: the dashboard, the recording rules and the alerts.
+"""Writes the files for Grafana and Prometheus: the dashboard, the recording rules and the alerts.
 
-Knows the metrics by their names, reads none and imports nothing of the server."""
+Refers to metrics by name only and imports nothing of the server."""
 
 import argparse
 import sys
@@ -26,7 +26,7 @@ def files() -> dict[Path, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the dashboard and the rules, or with `--check` returns 1 when a file is not what would be written."""
+    """Writes the dashboard and the rules, or with `--check` returns 1 if a file is out of date."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.generate", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     args = parser.parse_args(argv)

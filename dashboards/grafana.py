@@ -1,4 +1,4 @@
-"""The dashboard in Grafana's JSON, by Grafana's own SDK, whose types are made from Grafana's schema."""
+"""The dashboard in Grafana's JSON, by Grafana's own SDK, whose types are generated from Grafana's schema."""
 
 import json
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from dashboards.promql import PREFIX
 _PANEL_HEIGHT = 8
 _DATASOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _REPLICAS = f"{PREFIX}replica_start_time_seconds"
-"""Every replica has a series of it."""
+"""Every replica has a series of this metric."""
 _VARIABLES = {
     "application": "{}",
     "deployment": '{application=~"$application"}',
     "replica": '{application=~"$application",deployment=~"$deployment"}',
     "node": '{application=~"$application"}',
 }
-"""Labels to choose series by, and the replicas that offer their values."""
+"""Labels to select series by, each with the selection of replicas that provide its values."""
 
 
 def dashboard_json(rows: Sequence[Row]) -> str:
-    """Returns the dashboard as Grafana 11.6 reads it."""
+    """Returns the dashboard in the format of Grafana 11.6."""
     board = (
         grafana.Dashboard("Raylens")
         .uid("raylens")

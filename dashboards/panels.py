@@ -8,7 +8,7 @@ WIDTH = 24
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and the name of its series; `{{tag}}` in it is the series' tag."""
+    """A PromQL expression and the legend of its series; `{{tag}}` in it stands for the series' tag."""
 
     expression: str
     legend: str
@@ -16,8 +16,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph over time. `unit` is Grafana's name of it. `stacked`: series lie on each other as areas. `limit`: a
-    value of the unit at which a line is drawn."""
+    """One graph over time. `unit`: in Grafana's terms. `stacked`: series are drawn as stacked areas. `limit`: the value
+    of a threshold line."""
 
     title: str
     unit: str

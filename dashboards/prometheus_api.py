@@ -1,4 +1,4 @@
-"""Asks a Prometheus what a panel would ask it."""
+"""Sends a panel's queries to Prometheus."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +10,19 @@ _SECONDS = 30.0
 
 
 class QueryError(RuntimeError):
-    """Prometheus does not answer an expression; the message has its reason."""
+    """Prometheus rejects an expression. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`points`: the time in seconds since 1970 and the value of each."""
+    """`points`: pairs of time, in seconds since 1970, and value."""
 
     labels: dict[str, str]
     points: list[tuple[float, float]]
 
     @property
     def value(self) -> float:
-        """Returns the newest one."""
+        """Returns the newest value."""
         return self.points[-1][1]
 
 
@@ -34,7 +34,7 @@ def for_all(expression: str, rate_interval: str) -> str:
 
 
 class PrometheusApi:
-    """`url`: where Prometheus listens."""
+    """`url`: of Prometheus."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,14 +1,14 @@
-"""PromQL for the panels: what a panel's expression is put together from. Series are named without `raylens_`."""
+"""Builds PromQL expressions for the panels. Series are named without `raylens_`."""
 
 PREFIX = "raylens_"
 APPLICATION = 'application=~"$application",node=~"$node"'
-"""The series of one or all applications and nodes: a selection of deployments leaves whole requests out."""
+"""Selects series by application and node, for whole requests, which have no deployment."""
 DEPLOYMENT = f'{APPLICATION},deployment=~"$deployment"'
-"""As above, and of one or all deployments: for the rows of the stages."""
+"""Selects by deployment, too, for the rows of the stages."""
 REPLICA = f'{DEPLOYMENT},replica=~"$replica"'
-"""As above, and of one or all replicas. Only gauges have the label."""
+"""Selects by replica, too. Only gauges have this label."""
 NODE = 'NodeAddress=~"$node"'
-"""Series of Ray's own that are about a node."""
+"""Selects Ray's own series of a node."""
 _NEVER_ZERO = "1e-9"
 
 
@@ -23,7 +23,7 @@ def total(expression: str, *tags: str) -> str:
 
 
 def rate(counter: str, *tags: str) -> str:
-    """`counter`: its selected series. Returns how much it grows in a second."""
+    """Returns the growth per second of `counter`, an expression of selected series."""
     return total(f"rate({counter}[$__rate_interval])", *tags)
 
 
@@ -36,22 +36,22 @@ def of_replicas(gauge: str, *tags: str) -> str:
 
 
 def quantile(quantile: float, histogram: str, selection: str, *tags: str) -> str:
-    """Returns NaN, which Grafana does not draw, for a time in which nothing was observed."""
+    """The result is NaN, which Grafana does not draw, while nothing is observed."""
     return f"histogram_quantile({quantile}, {rate(series(f'{histogram}_bucket', selection), *tags, 'le')})"
 
 
 def mean(histogram: str, selection: str, *tags: str) -> str:
-    """Returns nothing for a time in which nothing was observed."""
+    """The result is empty while nothing is observed."""
     return share(
         rate(series(f"{histogram}_sum", selection), *tags), rate(series(f"{histogram}_count", selection), *tags)
     )
 
 
 def share(part: str, whole: str) -> str:
-    """Returns nothing for a time in which there is no whole: a hit rate without a query is not 0."""
+    """The result is empty while the whole is 0, because a hit rate without queries is not 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def share_or_zero(part: str, whole: str) -> str:
-    """Returns 0 for a time in which there is no whole, for what is bad: without requests none fails."""
+    """The result is 0 while the whole is 0, for shares of failures: without requests none fails."""
     return f"{part} / clamp_min({whole}, {_NEVER_ZERO})"

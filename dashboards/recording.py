@@ -1,4 +1,4 @@
-"""Prometheus' recording rules: what alerts ask again and again, and over hours. All are by application."""
+"""Prometheus' recording rules, for the frequent and long queries of alerts. All are by application."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from dashboards.promql import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class RecordingRule:
-    """`name`: of the new series, in Prometheus' form level:metric:operations."""
+    """`name`: of the recorded series, in Prometheus' format level:metric:operations."""
 
     name: str
     expression: str
@@ -16,7 +16,7 @@ class RecordingRule:
 
 
 def recording_rules() -> list[RecordingRule]:
-    """Returns the rules in an order in which each has those that it asks before it."""
+    """Returns the rules in an order in which each rule follows the rules that it uses."""
     return [rule for window in WINDOWS for rule in _of_window(window)] + _of_caches() + [_WAITING]
 
 
@@ -26,7 +26,7 @@ def _sum(series: str, window: str) -> str:
 
 def _of_window(window: str) -> list[RecordingRule]:
     answered = _sum("request_success_total", window)
-    # Codes of failures that have not happened yet may have no series.
+    # Codes without failures so far may have no series.
     failed = f"({_sum(f'request_errors_total{{{FAILED}}}', window)} or 0 * {answered})"
     first_tokens = _sum("time_to_first_token_seconds_count", window)
     in_time = _sum(f'time_to_first_token_seconds_bucket{{le="{FIRST_TOKEN_SECONDS}"}}', window)
@@ -45,7 +45,7 @@ CACHE_EVICTIONS = f"application:raylens_cache_evictions:per_query_rate{CACHE_WIN
 
 
 def _of_caches() -> list[RecordingRule]:
-    """Returns for each cache its hit rate, and how many items it evicts for each that is looked up."""
+    """Returns for each cache its hit rate and its evictions per lookup."""
     rules = []
     for cache, kind in CACHES.items():
         queries = f"({_sum(f'{cache}_queries_total', CACHE_WINDOW)} > 0)"

@@ -1,6 +1,6 @@
-"""Draws the dashboard with matplotlib, of what a Prometheus answers to the expressions of its panels.
+"""Draws the dashboard with matplotlib, from Prometheus' answers to the panels' queries.
 
-The pictures show the same series as Grafana, where they stand in Grafana, but are none of Grafana's own making."""
+The pictures show the same series as Grafana, in the same layout, but are not drawn by Grafana."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ class TimeRange:
 
 
 def picture(api: PrometheusApi, rows: Sequence[str], span: TimeRange) -> Figure:
-    """Returns the rows of the dashboard with these titles, by default all."""
+    """Returns a picture of the dashboard's rows with these titles, by default of all rows."""
     panels = _chosen(json.loads(DASHBOARD.read_text())["panels"], rows)
     num_rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     size = (WIDTH * _INCHES_OF_COLUMN, num_rows * _INCHES_OF_ROW)
@@ -68,14 +68,14 @@ def picture(api: PrometheusApi, rows: Sequence[str], span: TimeRange) -> Figure:
 
 
 def _box(place: dict[str, int], height: float) -> Bbox:
-    """Returns a place of the grid in inches from the lower left corner of a figure that is `height` inches high."""
+    """Returns a place of the grid in inches from the lower left corner of a figure of `height` inches."""
     left, top = place["x"] * _INCHES_OF_COLUMN, height - place["y"] * _INCHES_OF_ROW
     right, bottom = left + place["w"] * _INCHES_OF_COLUMN, top - place["h"] * _INCHES_OF_ROW
     return Bbox.from_extents(left + _GAP, bottom + _GAP, right - _GAP, top - _GAP)
 
 
 def _chosen(panels: list[dict[str, Any]], rows: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the panels of these rows, moved up to where no row is left out. Raises ValueError for an unknown row."""
+    """Returns the panels of these rows, moved up over omitted rows. Raises ValueError for an unknown row."""
     titles = [panel["title"] for panel in panels if panel["type"] == "row"]
     if unknown := set(rows) - set(titles):
         raise ValueError(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(titles)}")
@@ -132,7 +132,7 @@ def _draw_lines(axes: Axes, lines: dict[str, list[float]], span: TimeRange, *, i
 
 
 def _name_lines(axes: Axes, corner: tuple[float, float], columns: int) -> None:
-    """Puts the names of the lines at this lower left corner of the figure."""
+    """Draws the legend with this lower left corner."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > _MOST_NAMES:
         names[_MOST_NAMES - 1] = f"and {len(names) - _MOST_NAMES + 1} more"
@@ -153,7 +153,7 @@ def _name_lines(axes: Axes, corner: tuple[float, float], columns: int) -> None:
 
 
 def _lines(panel: dict[str, Any], api: PrometheusApi, span: TimeRange) -> dict[str, list[float]]:
-    """Returns the values of each series on the grid of times, by its name in the legend. NaN: there is none."""
+    """Returns the values of each series on the time grid, by its name in the legend. NaN: no value."""
     lines = {}
     for target in panel["targets"]:
         expression = for_all(target["expr"], span.rate_interval)

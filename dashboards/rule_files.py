@@ -1,4 +1,4 @@
-"""Prometheus' rule files, of the recording rules and of the alerts."""
+"""Writes recording rules and alerts in Prometheus' file format."""
 
 from collections.abc import Sequence
 from typing import Any

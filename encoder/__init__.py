@@ -1,4 +1,4 @@
-"""The vision half of a model behind a batching engine: it takes item tensors and returns embeddings.
+"""Runs the vision half of a model in a batching engine: item tensors in, embeddings out.
 
 A plain, synchronous library: it knows nothing of Ray or asyncio.
 """

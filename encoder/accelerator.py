@@ -1,4 +1,4 @@
-"""Chooses what the engine uses on a GPU only: copies that overlap with the computation, and CUDA graphs."""
+"""Chooses the engine's GPU features: copies that overlap with computation, and CUDA graphs."""
 
 import torch
 from transformers import PreTrainedModel
@@ -15,19 +15,18 @@ _GRAPHS_SHARE = 1 / 16
 
 
 def make_staging(config: EncoderConfig) -> Staging:
-    """Returns overlapped staging where the tower and the projector are on one GPU, and direct staging elsewhere.
+    """Returns overlapped staging if tower and projector are on one GPU, and direct staging otherwise.
 
-    Between two devices the host waits in the middle of a batch. A plug-in runs on a thread of its own, which knows
-    nothing of the streams of overlapped staging."""
+    Between two devices the host waits within a batch. A plug-in runs on a thread of its own, without the streams of
+    overlapped staging."""
     if is_on_one_gpu(config) and config.vision_plugin is None:
         return OverlappedStaging(CudaTransfers(torch.device(config.tower.device)))
     return DirectStaging(torch.device(config.tower.device))
 
 
 def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderConfig) -> TowerGraphs | None:
-    """Returns the tower's CUDA graphs, or None where there is nothing to record.
-
-    There is nothing to record off the GPU, with the parts on two devices, and for a family without `has_tiles`."""
+    """Returns the tower's CUDA graphs, or None without a GPU, with parts on two devices, or for a family without
+    `has_tiles`."""
     if not family.has_tiles or not is_on_one_gpu(config):
         return None
     device = torch.device(config.tower.device)
@@ -38,5 +37,5 @@ def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderCon
 def is_on_one_gpu(config: EncoderConfig) -> bool:
     """Returns whether the tower and the projector are on the same CUDA device."""
     tower, projector = torch.device(config.tower.device), torch.device(config.projector.device)
-    # "cuda" without an index is the current device, which is 0 unless the process changes it.
+    # "cuda" without an index is the current device, by default 0.
     return tower.type == projector.type == "cuda" and (tower.index or 0) == (projector.index or 0)

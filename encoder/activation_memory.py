@@ -1,4 +1,4 @@
-"""Measures how much memory a forward pass takes beside the weights and its inputs."""
+"""Measures the memory of a forward pass beside weights and inputs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 
 def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Runs `run` and returns the most bytes that it holds at one time, of those that it allocates itself.
+    """Runs `run` and returns the peak of the bytes that it allocates.
 
-    On a GPU, PyTorch's allocator counts the bytes, the workspaces of kernels among them. On the CPU nothing counts
-    them. There the result is the largest sum of the tensors that are alive together, taken after each operation.
+    On a GPU, PyTorch's allocator counts the bytes, kernel workspaces included. On the CPU, the result is the peak of
+    the sum of live tensors, taken after each operation.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -30,7 +30,7 @@ def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> in
 
 
 class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the storages that operations allocate, each for as long as something refers to it."""
+    """Counts the bytes of the storages that operations allocate, while they are referenced."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _dense_tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Returns the strided tensors in `tree`. Weights in oneDNN's own layout have no storage, and are no activations."""
+    """Returns the strided tensors in `tree`. Weights in oneDNN's layout have no storage and are no activations."""
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
 
 

@@ -26,13 +26,13 @@ from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 
 _SHORT_BATCH_S = 0.01
-"""On the CPU, a batch that takes less goes on one thread: others would have hardly woken up."""
+"""On the CPU, a shorter batch runs on one thread, because waking others would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A batch that has been launched, with each segment's pending embeddings or the error that ended its item.
-    `started` is in seconds of `time.perf_counter`."""
+    """A launched batch, with each segment's pending embeddings or the error that ended its item. `started`: in seconds
+    of `time.perf_counter`."""
 
     batch: Sequence[ScheduledSegment]
     results: Sequence[PendingEmbeddings | Exception]
@@ -42,8 +42,8 @@ class _Launched:
 class EncoderEngine:
     """Batches the waiting items and runs the vision half over each batch.
 
-    Items of more patches than a batch are divided into segments, if their family divides them. Other items are encoded
-    between the segments."""
+    Items larger than a batch are divided into segments, if their family permits it. Other items are encoded between the
+    segments."""
 
     def __init__(self, config: EncoderConfig) -> None:
         turn_off_cudnn_attention()
@@ -64,16 +64,15 @@ class EncoderEngine:
         self._launched: deque[_Launched] = deque()
 
     def num_batches(self, modality: str, tensors: ItemTensors) -> float:
-        """Returns how much work an item is, in full batches. Raises InvalidRequestError for a modality that the encoder
-        does not take."""
+        """Returns an item's work in full batches. Raises InvalidRequestError for an unsupported modality."""
         return self._rules(modality).num_patches(self._model.config, tensors) / self._scheduler.max_batch_patches
 
     def bound_activations(self, modality: str, tensors: ItemTensors, max_bytes: int) -> None:
         """Encodes one item to measure the memory of a patch, and bounds batches so that activations stay below
         `max_bytes`.
 
-        Sets `max_segment_patches`, the most patches that a segment of an item may have from then on. CUDA graphs are
-        recorded until they hold as much again."""
+        Sets `max_segment_patches`, the most patches of a segment from then on. CUDA graphs may hold another
+        `max_bytes`."""
         num_patches = self._rules(modality).num_patches(self._model.config, tensors)
         with (
             nullcontext() if self._graphs is None else self._graphs.paused(),
@@ -88,18 +87,17 @@ class EncoderEngine:
         self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_segment_patches))
 
     def largest_segment(self, modality: str, tensors: ItemTensors) -> int:
-        """Returns the most patches of an item that have to be encoded together: all of them, if its family does not
-        divide it."""
+        """Returns the most patches of an item that must be encoded together: all, if its family does not divide it."""
         return _largest_segment(self._request("", modality, tensors))
 
     def add_request(
         self, request_id: str, modality: str, tensors: ItemTensors, *, arrival: float | None = None
     ) -> None:
-        """Queues one item in the form in which Preprocess makes it. A later `step` returns its embeddings. `arrival`:
-        since when it waits, in seconds of `time.perf_counter`; None: since now.
+        """Queues one item in the form of Preprocess. A later `step` returns its embeddings. `arrival`: the start of its
+        wait, in seconds of `time.perf_counter`; None: now.
 
-        Raises InvalidRequestError for a modality that the model does not take, and for an item with a segment of more
-        patches than `max_segment_patches`.
+        Raises InvalidRequestError for an unsupported modality, and for an item with a segment of more patches than
+        `max_segment_patches`.
         """
         request = self._request(request_id, modality, tensors, arrival)
         num_patches = _largest_segment(request)
@@ -113,8 +111,8 @@ class EncoderEngine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Removes an item of which something still waits; it gets no output. Does nothing for an item of which all is
-        being encoded, or done, and for an unknown one."""
+        """Removes an item with waiting segments; it gets no output. Does nothing for an unknown item, or one without
+        waiting segments."""
         request = self._scheduler.abort(request_id)
         if request is not None:
             request.is_over = True
@@ -124,7 +122,7 @@ class EncoderEngine:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Returns how many items wait for a batch, and their patches. Other threads may ask, too."""
+        """Returns the number of items that wait for a batch, and of their patches. Thread-safe."""
         return len(self._scheduler), self._scheduler.num_waiting_patches
 
     @property
@@ -134,15 +132,15 @@ class EncoderEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether a step would do nothing until the next request comes."""
+        """Returns whether steps have nothing to do until the next request."""
         return not self.has_unfinished()
 
     def step(self) -> list[EncodeOutput]:
-        """Encodes the next batch. Each item gets exactly one output, with its last segment; the output of an item that
-        failed carries the error, and comes with the segment that failed.
+        """Encodes the next batch. Each item gets exactly one output: with its last segment, or, with the error, at the
+        segment that failed.
 
-        With both parts on one GPU a step launches a batch while the batch before it runs, and returns the outputs of
-        that earlier batch. The first step then returns none.
+        With both parts on one GPU a step launches a batch while the previous one runs, and returns the previous batch's
+        outputs. The first step then returns none.
         """
         if batch := self._scheduler.schedule():
             self._launched.append(self._launch(batch))
@@ -160,14 +158,14 @@ class EncoderEngine:
                 batch[0].request.modality, [segment.tensors for segment in batch]
             )
         except torch.AcceleratorError:
-            raise  # the device itself has failed: every later step would, too
+            raise  # the device has failed, and every later step would fail, too
         except Exception as error:
-            # One bad item must not fail the others of its batch: each is encoded alone.
+            # Encode each item alone, so that a bad item does not fail the others of its batch.
             results = [error] if len(batch) == 1 else [self._encode_alone(segment) for segment in batch]
         return _Launched(batch, results, started)
 
     def _finish(self, launched: _Launched) -> list[EncodeOutput]:
-        """Waits for the batch's embeddings and returns an output for each item that is done or has failed."""
+        """Waits for the batch's embeddings and returns an output for each finished or failed item."""
         embeddings = [result if isinstance(result, Exception) else result() for result in launched.results]
         finished = time.perf_counter()
         seconds, num_patches = finished - launched.started, max(1, _num_patches(launched.batch))
@@ -179,7 +177,7 @@ class EncoderEngine:
             request = segment.request
             if request.is_over:
                 continue
-            # Two batches that overlap may each have a segment of the item.
+            # Overlapping batches may each have a segment of the item.
             request.encode_seconds += finished - max(launched.started, request.encoded_until)
             request.encoded_until = finished
             self._take_in(request, own)
@@ -188,7 +186,7 @@ class EncoderEngine:
         return outputs
 
     def _take_in(self, request: EncodeRequest, embeddings: torch.Tensor | Exception) -> None:
-        """Adds a segment's embeddings to its item's, or ends the item where there are none."""
+        """Adds a segment's embeddings to its item, or ends the item at an error."""
         if isinstance(embeddings, Exception):
             self.abort(request.request_id)
             request.is_over = True
@@ -197,7 +195,7 @@ class EncoderEngine:
 
     @torch.inference_mode()
     def _output(self, request: EncodeRequest, last: torch.Tensor | Exception, batch_size: int) -> EncodeOutput:
-        """`last`: what the item's last batch made of it."""
+        """`last`: the result of the item's last segment."""
         error = last if isinstance(last, Exception) else None
         return EncodeOutput(
             request_id=request.request_id,

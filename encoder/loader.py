@@ -15,8 +15,8 @@ from raylens.modeling.packed_linear import has_kernel_layers
 
 
 def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFamily]:
-    """Returns the vision half in evaluation mode, and its family. Its tower and projector have the devices, dtypes and
-    linear layers that the settings name.
+    """Returns the vision half in evaluation mode, and its family. The settings decide the devices, dtypes and linear
+    layers of tower and projector.
 
     Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
     """
@@ -29,7 +29,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
         renamings=family.renamings,
         config=hf_config,
         revision=config.revision,
-        # A dtype that holds both parts' dtypes, so that loading rounds the weights of neither.
+        # The wider of both parts' dtypes, so that loading does not round weights.
         dtype=torch.promote_types(config.tower.dtype, config.projector.dtype),
     )
     tower = model.get_submodule(family.tower)

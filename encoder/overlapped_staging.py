@@ -1,5 +1,5 @@
-"""Staging that overlaps copies with the computation: while a batch is encoded, the next batch is copied to the GPU, and
-the embeddings of the batch before it are copied back."""
+"""Staging that overlaps copies with computation: while a batch is encoded, the next batch is uploaded to the GPU, and
+the previous batch's embeddings are downloaded."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,32 +12,31 @@ from raylens.encoder.staging import Encode, PendingEmbeddings
 from raylens.preprocess.schema import ItemTensors
 
 _ALIGNMENT = 64
-"""The alignment in bytes of each tensor's beginning. It is a multiple of every dtype's size."""
+"""The alignment in bytes of each tensor, a multiple of every dtype's size."""
 
 
 class Transfers(Protocol):
-    """The operations of a device: uploads, computation and downloads, which may run at the same time."""
+    """The operations of a device: uploads, computation and downloads, possibly concurrent."""
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns uninitialised memory on the host that the device can copy from and to by itself."""
+        """Returns uninitialised host memory for asynchronous copies."""
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
-        """Returns a copy on the device, for computations that are launched from now on. The caller may drop `host`, but
-        not change it."""
+        """Returns a copy on the device, for computations launched later. The caller may drop `host`, but not change
+        it."""
 
     def compute(self) -> AbstractContextManager[object]:
-        """Returns a context. Work that is launched in it runs behind all work that was launched in earlier ones."""
+        """Returns a context. Work launched in it runs after all work of earlier contexts."""
 
     def download(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], object]:
-        """Copies each source of `copies`, (source, target), to its target in `pinned` memory, once all that has been
-        launched up to now is computed. Returns a function that waits for the copies."""
+        """Copies each source of `copies`, (source, target), to its target in `pinned` memory, after all computation
+        launched so far. Returns a function that waits for the copies."""
 
 
 class CudaTransfers:
-    """Transfers on CUDA streams of its own, so that it may share the GPU and the process with other users of them.
+    """Transfers on CUDA streams of its own, so that other code in the process may use the GPU, too.
 
-    Its pinned memory comes from PyTorch's allocator. Once no copy uses a dropped tensor's memory, the allocator hands
-    it out again."""
+    Pinned memory comes from PyTorch's allocator, which reuses a dropped tensor's memory once no copy uses it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,7 +44,7 @@ class CudaTransfers:
             torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for _ in range(3)
         )
-        # The weights were copied to the device on another stream.
+        # Another stream copied the weights to the device.
         torch.cuda.synchronize(device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -55,7 +54,7 @@ class CudaTransfers:
         with torch.cuda.stream(self._uploads):
             copy = host.to(self._device, non_blocking=True)
         self._computation.wait_stream(self._uploads)
-        # A later upload must not get this copy's memory while the computation still reads it.
+        # A later upload must not reuse this memory while the computation still reads it.
         copy.record_stream(self._computation)
         return copy
 
@@ -63,7 +62,7 @@ class CudaTransfers:
         return torch.cuda.stream(self._computation)
 
     def download(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], object]:
-        # A blocking event, for a wait in a loop would take a processor that other threads need.
+        # A blocking event, because a busy wait would take a core from other threads.
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._downloads.wait_stream(self._computation)
         with torch.cuda.stream(self._downloads):
@@ -76,8 +75,8 @@ class CudaTransfers:
 
 
 class OverlappedStaging:
-    """Uploads all tensors of a batch at once from pinned memory, and downloads each item's embeddings to pinned memory
-    of their own."""
+    """Uploads all tensors of a batch in one copy from pinned memory, and downloads each item's embeddings to separate
+    pinned memory."""
 
     look_ahead = 1
 
@@ -107,7 +106,7 @@ class OverlappedStaging:
 
 
 def _view(whole: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of `whole` from `start` on as a tensor of the dtype and shape of `like`."""
+    """Returns the bytes of `whole` from `start` as a tensor of the dtype and shape of `like`."""
     return whole[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 

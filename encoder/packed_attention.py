@@ -1,8 +1,8 @@
-"""Attention over pictures of any sizes that lie packed on one axis, where each picture attends to itself alone.
+"""Attention over pictures of any sizes packed on one axis. Each picture attends to itself only.
 
-It is registered with transformers under a name that contains "flash". For such a name the towers call attention once
-for all pictures and pass the positions where they begin. For other names Qwen's tower calls attention once for each
-picture, and Pixtral's passes a mask as large as the square of all patches.
+It is registered with transformers under a name that contains "flash". For such names the towers call attention once for
+all pictures and pass the bounds of the pictures. For other names Qwen's tower calls attention for each picture, and
+Pixtral's tower passes a mask of (num_patches, num_patches).
 """
 
 from functools import partial
@@ -20,13 +20,14 @@ from raylens.modeling.varlen_attention import has_kernel
 
 ATTENTION_NAME = "raylens_packed_flash"
 KERNEL_ATTENTION_NAME = "raylens_kernels_packed_flash"
-"""The same by Raylens' kernels on the CPU."""
+"""The same with Raylens' kernels on the CPU."""
 
 
 def use_packed_attention(tower: PreTrainedModel, *, with_kernels: bool) -> None:
-    """Makes a loaded tower attend with `packed_attention`. `with_kernels`: by Raylens' kernels, in float32 on the CPU.
+    """Sets a loaded tower's attention to `packed_attention`. `with_kernels`: by Raylens' kernels, in float32 on the
+    CPU.
 
-    Call this after loading: for such a name `from_pretrained` would import flash-attn, which need not be installed."""
+    Call this after loading: for such a name `from_pretrained` would import flash-attn, an optional package."""
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     AttentionInterface.register(KERNEL_ATTENTION_NAME, partial(packed_attention, by_kernels=True))
     tower.config._attn_implementation = KERNEL_ATTENTION_NAME if with_kernels else ATTENTION_NAME
@@ -45,13 +46,13 @@ def packed_attention(
     by_kernels: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attends in the form that transformers asks for: takes `query`, `key` and `value`, (1, heads, num_patches,
-    head_dim), and returns (1, num_patches, heads, head_dim).
+    """Implements transformers' attention function: takes `query`, `key` and `value`, (1, heads, num_patches, head_dim),
+    and returns (1, num_patches, heads, head_dim).
 
-    `cu_seq_lens_q`, (num_sequences + 1,) int32: where each sequence begins and the last one ends, for queries and keys
-    alike. `max_length_q`: the length of the longest sequence. `by_kernels`: whether Raylens' kernels compute, equal but
-    for rounding; they have to be there. None of the `others` changes the result. Raises ValueError for a mask, which
-    would further limit what each patch sees.
+    `cu_seq_lens_q`: (num_sequences + 1,) int32, the cumulative lengths of the sequences, for queries and keys.
+    `max_length_q`: the length of the longest sequence. `by_kernels`: whether Raylens' kernels, which must be available,
+    compute the result; it is equal but for rounding. The `others` do not change the result. Raises ValueError for a
+    mask.
     """
     if attention_mask is not None:
         raise ValueError("packed attention takes no mask")
@@ -65,7 +66,7 @@ def packed_attention(
             queries, keys, values, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling
         )
         return output.unsqueeze(0), None
-    # One call a sequence gives to the bit what transformers' own path gives. It reads the lengths from the device.
+    # One call a sequence, bit-identical to transformers' own path. It reads the lengths from the device.
     lengths = cu_seq_lens_q.diff().tolist()
     splits = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
     outputs = [

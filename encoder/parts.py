@@ -1,5 +1,4 @@
-"""Places the tower and the projector of a vision half, each on its own device, in its own dtype and with its own form
-of linear layers."""
+"""Places tower and projector of a vision half, each with its own device, dtype and form of linear layers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,24 +15,23 @@ from raylens.modeling.packed_patches import pack_patch_convolutions
 from raylens.modeling.quantized_linear import quantize_linear_layers
 
 _FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
-"""Arguments that stay float32 whatever the tower's dtype is: the weights with which position embeddings are
-interpolated."""
+"""Arguments that stay float32 with any dtype of the tower: the interpolation weights of position embeddings."""
 
 IsIncluded = Callable[[str], bool]
-"""Takes the name of a module, parameter or buffer. Returns whether it belongs to the part."""
+"""Returns whether the module, parameter or buffer of a name belongs to the part."""
 
 
 def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, projector: PartConfig) -> None:
     """Applies the settings of both parts to `model`, in place.
 
-    From then on each part brings its inputs to its own device and dtype."""
+    Each part then converts its inputs to its own device and dtype."""
 
     def is_projector(name: str) -> bool:
         return is_within(name, family.projector)
 
     _place(model, tower, lambda name: not is_projector(name))
     _place(model, projector, is_projector)
-    # Only now: a packed or quantised layer is a new module, which would lack the hooks of the module that it replaces.
+    # After `_place`: a packed or quantised layer is a new module without the hooks of the replaced one.
     _convert_inputs(model.get_submodule(family.tower), tower)
     for module in _entrances(model, family.projector):
         _convert_inputs(module, projector)
@@ -46,8 +44,8 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
     saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):
         if is_included(name):
-            # A buffer that a checkpoint holds is a weight like any other. Other buffers stay in the dtype in which
-            # transformers made them: rotary frequencies have to be float32.
+            # A buffer in the checkpoint is a weight like any other. Other buffers keep transformers' dtype, because
+            # rotary frequencies must be float32.
             dtype = part.dtype if name in saved and buffer.is_floating_point() else buffer.dtype
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, buffer.to(part.device, dtype))
@@ -60,8 +58,8 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
 
 
 def _entrances(model: nn.Module, paths: tuple[str, ...]) -> Iterator[nn.Module]:
-    """Yields the modules at the paths, and for a module list each of its modules. Parameters are skipped: they are
-    never called."""
+    """Yields the modules at the paths, and for a module list each of its modules. Skips parameters, which have no
+    inputs."""
     for path in paths:
         owner, _, leaf = path.rpartition(".")
         member = getattr(model.get_submodule(owner), leaf)
@@ -80,7 +78,7 @@ def _convert_inputs(module: nn.Module, part: PartConfig) -> None:
         keeps_dtype = not value.is_floating_point() or name in _FLOAT32_ARGUMENTS
         dtype = value.dtype if keeps_dtype else part.dtype
         if is_on_gpu and value.device.type == "cpu":
-            # The host would wait for a copy from unpinned memory, which runs behind all earlier work of the GPU.
+            # A copy from unpinned memory would make the host wait for all queued work of the GPU.
             return value.pin_memory().to(part.device, dtype, non_blocking=True)
         return value.to(part.device, dtype)
 

@@ -1,4 +1,4 @@
-"""Chooses what is encoded together. A batch is bounded by its patches, not by its number of items."""
+"""Chooses the batches. A batch is bounded by its patches, not by its number of items."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from raylens.encoder.schema import EncodeRequest, ScheduledSegment
 
 @dataclass(slots=True)
 class _Waiting:
-    """An item of which segments wait: those from number `next_index` on, of `patches_left` patches."""
+    """An item with waiting segments, starting at number `next_index`, of `patches_left` patches."""
 
     request: EncodeRequest
     next_index: int
@@ -25,41 +25,41 @@ class _Waiting:
 
 
 class EncoderScheduler:
-    """Makes batches of at most `max_batch_patches` patches: shortest first, with aging.
+    """Builds batches of at most `max_batch_patches` patches: shortest first, with aging.
 
-    One item leads a batch with its next segment. Next segments of other items that may go through the tower together
-    with it join as far as they fit, in the order in which their items would lead. A segment is big if it has more than
-    half of `max_batch_patches`; big segments only ever lead. One of more than `max_batch_patches` is encoded alone. The
-    caller must not add an item with a segment that is too large to be encoded at all.
+    One item leads a batch with its next segment. Next segments of other items with the same batch key join while they
+    fit, in the order in which their items would lead. A segment is big if it has more than half of `max_batch_patches`;
+    big segments only lead. A segment of more than `max_batch_patches` is encoded alone. The caller must not add an item
+    with a segment too large to be encoded at all.
 
-    A batch costs its patches, or `max_batch_patches` if that is more. The oldest item leads a batch. Batches that cost
-    no more than that one, all together, are then led by the item that has the fewest patches left. Then the oldest item
-    leads again, and so on. A batch counts as the oldest item's if that item has the fewest patches left. So
+    A batch costs its patches, but at least `max_batch_patches`. The oldest item leads a batch. The item with the fewest
+    patches left then leads batches with the same total cost at most. Then the oldest item leads again, and so on. A
+    batch counts as the oldest item's if that item has the fewest patches left. Two properties follow:
 
-    - no two batches in a row are led by the oldest item, while another one has fewer patches left and a next segment of
-      at most `max_batch_patches`. A small item that is the shortest thus waits for one such batch at most, besides what
-      is launched already when it comes: however many large items are there, and however large.
-    - nothing starves: an item's last segment is encoded with the n-th batch that the oldest item leads, or earlier,
-      where n counts the segments of this and of all older items that wait when the item comes. Behind a batch of p
-      patches that the oldest item led, at most max(p, `max_batch_patches`) patches are encoded before it leads the next
-      one. So the oldest item's batches get at least half of all patches, if each of them is full.
+    - The oldest item never leads two consecutive batches while another item has fewer patches left and a next segment
+      of at most `max_batch_patches`. The shortest item thus waits for at most one such batch, besides the batches
+      launched before its arrival, for any number and size of large items.
+    - Nothing starves. Let n be the number of waiting segments of an item and of all older items at its arrival. The
+      item's last segment is then encoded no later than the n-th batch that the oldest item leads. After such a batch of
+      p patches, at most max(p, `max_batch_patches`) patches are encoded before the next one. The oldest item's batches,
+      if full, thus get at least half of all patches.
 
-    The segments of an item are encoded in their order, at most one in a batch.
+    The segments of an item are encoded in order, at most one in a batch.
     """
 
     def __init__(self, max_batch_patches: int) -> None:
         self.max_batch_patches = max_batch_patches
         self._waiting: dict[str, _Waiting] = {}
-        """By age."""
+        """By age, the oldest first."""
         self._credit = 0
-        """The cost of batches that the shortest item may lead before the oldest leads one."""
+        """The cost of batches that the shortest item may lead before the oldest item leads one."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def num_waiting_patches(self) -> int:
-        """Returns the patches of all segments that wait. Other threads may ask, too."""
+        """Returns the patches of all waiting segments. Thread-safe."""
         return sum(item.patches_left for item in list(self._waiting.values()))
 
     def add(self, request: EncodeRequest) -> None:
@@ -69,17 +69,17 @@ class EncoderScheduler:
         self._waiting[request.request_id] = _Waiting(request, 0, patches_left)
 
     def abort(self, request_id: str) -> EncodeRequest | None:
-        """Takes all segments off the queue that still wait, and returns their item. Returns None if none waits."""
+        """Removes all waiting segments of an item and returns the item, or None if there are none."""
         item = self._waiting.pop(request_id, None)
         return None if item is None else item.request
 
     def schedule(self) -> list[ScheduledSegment]:
-        """Takes the next batch off the queue and returns it. It is empty when no item waits."""
+        """Removes the next batch from the queue and returns it. It is empty if no item waits."""
         if not self._waiting:
             return []
         items = list(self._waiting.values())
         oldest = items[0]
-        shortest_first = sorted(items, key=lambda item: item.patches_left)  # the older first of two that are equal
+        shortest_first = sorted(items, key=lambda item: item.patches_left)  # stable: the older of equal ones first
         leader = next((item for item in shortest_first if self._cost(item.num_patches) <= self._credit), None)
         order = items if leader is None else shortest_first
         leader = leader or oldest
@@ -89,7 +89,7 @@ class EncoderScheduler:
         return [self._take(item) for item in chosen]
 
     def is_big(self, num_patches: int) -> bool:
-        """Returns whether a segment has more than half of `max_batch_patches`, so that no two such fit a batch."""
+        """Returns whether a segment has more than half of `max_batch_patches`, so that no two of them fit a batch."""
         return 2 * num_patches > self.max_batch_patches
 
     def _cost(self, num_patches: int) -> int:

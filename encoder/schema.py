@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A unit of encoding: a whole item, or a stretch of its frames or tiles. `num_patches` is its cost."""
+    """A unit of encoding: a whole item, or a stretch of its frames or tiles. `num_patches`: its cost."""
 
     tensors: ItemTensors
     num_patches: int
@@ -21,12 +21,12 @@ class Segment:
 
 @dataclass(slots=True)
 class EncodeRequest:
-    """One item to encode, in one or more segments. Items are encoded together only where their `batch_key`s are equal.
-    `arrival_time` is in seconds of `time.perf_counter`.
+    """One item to encode, in one or more segments. Only items with equal `batch_key`s share a batch. `arrival_time`: in
+    seconds of `time.perf_counter`.
 
-    The engine keeps the item's progress in the other fields. `embeddings`: those of the segments that are encoded, in
-    their order. `encode_seconds`: how long at least one segment was being encoded. `encoded_until`: when the last of
-    them was done, in seconds of `time.perf_counter`. `is_over`: the item was aborted or has failed.
+    The engine keeps the item's progress in the other fields. `embeddings`: of the encoded segments, in order.
+    `encode_seconds`: the time with at least one segment in encoding. `encoded_until`: the end of the latest one, in
+    seconds of `time.perf_counter`. `is_over`: the item was aborted or has failed.
     """
 
     request_id: str
@@ -42,7 +42,7 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSegment:
-    """A segment that is encoded next, by its place in `request.segments`."""
+    """A segment to encode next. `index`: its place in `request.segments`."""
 
     request: EncodeRequest
     index: int
@@ -65,11 +65,11 @@ class ScheduledSegment:
 class EncodeOutput:
     """The embeddings of one item, (num_embeds, embedding_size) on the CPU, or the error that ended the item.
 
-    Overlapped staging puts the embeddings of an item of one segment into pinned memory. `queue_seconds` is the time
-    from the item's arrival to the start of its batch, `encode_seconds` that of the whole batch, which had `batch_size`
-    segments, each of another item. For an item of several segments, `encode_seconds` is all the time in which at least
-    one of them was being encoded, `queue_seconds` is all the rest of the time from the item's arrival to its output,
-    and `batch_size` is that of the last batch.
+    With overlapped staging, the embeddings of a single-segment item are in pinned memory.
+
+    `encode_seconds`: the time with at least one segment in encoding; for a single-segment item, the time of its batch.
+    `queue_seconds`: the rest of the time from the item's arrival to its output. `batch_size`: the number of segments in
+    the last batch, each of another item.
     """
 
     request_id: str

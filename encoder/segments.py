@@ -1,4 +1,4 @@
-"""Divides a large item into segments that are encoded one after another, so that other items get in between."""
+"""Divides a large item into segments, so that other items can be encoded between them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,10 +13,10 @@ from raylens.preprocess.schema import ItemTensors
 def divide(
     modality: VisionModality, config: PreTrainedConfig, item: ItemTensors, max_patches: int
 ) -> tuple[Segment, ...]:
-    """Returns the item's segments, in their order. They are as long as `max_patches` allows.
+    """Returns the item's segments in order, each as long as `max_patches` allows.
 
-    An item of at most `max_patches`, and one that its family does not divide, is one segment. So is a single frame or
-    tile of more than `max_patches`."""
+    An item is a single segment if it has at most `max_patches` or its family does not divide it. So is a single frame
+    or tile of more than `max_patches`."""
     whole = Segment(item, modality.num_patches(config, item))
     division = modality.division
     if division is None or whole.num_patches <= max_patches or (num_units := division.num_units(item)) == 1:
@@ -29,7 +29,7 @@ def divide(
 
 
 def join(modality: VisionModality, embeddings: list[torch.Tensor]) -> torch.Tensor:
-    """Returns an item's embeddings, (num_embeds, embedding_size), given those of its segments in their order."""
+    """Returns an item's embeddings, (num_embeds, embedding_size), from its segments' embeddings in order."""
     if len(embeddings) == 1:
         return embeddings[0]
     assert modality.division is not None, "only a divided item has several segments"
@@ -37,8 +37,7 @@ def join(modality: VisionModality, embeddings: list[torch.Tensor]) -> torch.Tens
 
 
 def _stretches(costs: Sequence[int], max_cost: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the end of each stretch of units: as long as they cost no more than `max_cost`, or of one
-    unit that costs more."""
+    """Yields start and end of each stretch of units: as long as `max_cost` allows, but at least one unit."""
     start, cost = 0, 0
     for unit, own in enumerate(costs):
         if unit > start and cost + own > max_cost:

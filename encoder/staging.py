@@ -9,18 +9,18 @@ from raylens.preprocess.schema import ItemTensors
 
 Encode = Callable[[list[ItemTensors]], list[torch.Tensor]]
 PendingEmbeddings = Callable[[], torch.Tensor]
-"""Waits for an item's embeddings and returns them: (num_embeds, embedding_size), on the CPU, in memory of their own."""
+"""Waits for an item's embeddings and returns them: (num_embeds, embedding_size), on the CPU, owning their memory."""
 
 
 class Staging(Protocol):
     @property
     def look_ahead(self) -> int:
-        """Returns how many launched batches may still run when the engine's step returns."""
+        """Returns the number of launched batches that may still run when the engine's step returns."""
 
     def run(self, encode: Encode, items: Sequence[ItemTensors], on_host: frozenset[str]) -> list[PendingEmbeddings]:
         """Copies the items to the device, except for the tensors named `on_host`, and calls `encode` with them.
 
-        Returns a function for each item that waits for its embeddings. Raises what `encode` raises."""
+        Returns a function for each item, which waits for its embeddings. Passes on errors of `encode`."""
 
 
 class DirectStaging:
@@ -36,7 +36,7 @@ class DirectStaging:
             {name: tensor if name in on_host else tensor.to(self._device) for name, tensor in item.items()}
             for item in items
         ]
-        # A copy, for a view would keep the whole batch's memory, and would take it along to another process.
+        # A copy, because a view would keep the whole batch's memory, and send it to another process.
         return [_ready(features.to("cpu", copy=True).contiguous()) for features in encode(moved)]
 
 

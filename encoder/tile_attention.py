@@ -1,4 +1,4 @@
-"""Attention of tiles of one size by Raylens' kernels on the CPU, registered with transformers under its own name."""
+"""Attention of tiles of one size by Raylens' kernels on the CPU, registered with transformers by name."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ ATTENTION_NAME = "raylens_tiles"
 
 
 def use_tile_attention(tower: PreTrainedModel) -> None:
-    """Makes a loaded tower attend with `tile_attention`."""
+    """Sets a loaded tower's attention to `tile_attention`."""
     AttentionInterface.register(ATTENTION_NAME, tile_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
     tower.config._attn_implementation = ATTENTION_NAME
@@ -32,10 +32,10 @@ def tile_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attends in the form that transformers asks for: takes `query`, `key` and `value`, (num_tiles, heads,
-    num_patches, head_dim), and returns (num_tiles, num_patches, heads, head_dim).
+    """Implements transformers' attention function: takes `query`, `key` and `value`, (num_tiles, heads, num_patches,
+    head_dim), and returns (num_tiles, num_patches, heads, head_dim).
 
-    The kernels take tiles whose patches all see each other. Anything else goes to PyTorch."""
+    The kernels compute full attention within each tile. PyTorch computes everything else."""
     library = kernel_library()
     is_causal = others.get("is_causal", getattr(module, "is_causal", True))
     if library is None or attention_mask is not None or is_causal or not _is_plain(query, key, value):
@@ -55,13 +55,13 @@ def attend_in_order(
     starts: Iterable[int],
     scaling: float,
 ) -> torch.Tensor:
-    """Takes (batch, heads, num_patches, head_dim), and returns (batch * num_patches, heads, head_dim). `starts`: where
-    the pictures begin on that axis, and where the last one ends."""
+    """Takes (batch, heads, num_patches, head_dim), and returns (batch * num_patches, heads, head_dim). `starts`: the
+    start of each picture on that axis, and the end of the last one."""
     queries, keys, values = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     return attend_pictures(library, queries, keys, values, starts, scaling=scaling)
 
 
 def _is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Returns whether the kernels know the tensors: float32 on the CPU, and as many keys as queries."""
+    """Returns whether the kernels support the tensors: float32 on the CPU, and as many keys as queries."""
     is_float32 = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in (query, key, value))
     return is_float32 and query.shape[2] == key.shape[2] and query.shape[1] % key.shape[1] == 0

@@ -1,4 +1,4 @@
-"""Gives up a call that takes too long. Python cannot end the call: it goes on, on a thread that is left to itself."""
+"""Stops waiting for a call that takes too long. Python cannot end the call, which continues on an abandoned thread."""
 
 import queue
 import threading
@@ -14,30 +14,30 @@ class GivenUpError(TimeoutError):
 
 
 class TimeLimit:
-    """Runs calls one after another on a thread of its own. After a call that was given up, a new thread takes over."""
+    """Runs calls one after another on a thread of its own. After a call that timed out, a new thread takes over."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: how long one call may take."""
+        """`seconds`: the longest duration of one call."""
         self.seconds = seconds
         self.num_given_up = 0
         self._calls = self._start()
 
     def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Returns what the call returns, or raises what it raises. Raises GivenUpError for one that takes longer."""
+        """Returns the call's result or raises its error. Raises GivenUpError if it exceeds the limit."""
         result: Future[ResultT] = Future()
         self._calls.put((call, result))
         try:
             return result.result(self.seconds)
         except TimeoutError:
             if result.done():
-                raise  # the call's own
+                raise  # the call's own TimeoutError
             self.num_given_up += 1
             self._calls = self._start()
             raise GivenUpError(f"more than {self.seconds:g} s") from None
 
     def _start(self) -> "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]":
         calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        # A daemon: a thread that never ends must not keep the process from ending.
+        # A daemon, so that a thread that never ends does not block the process's exit.
         threading.Thread(target=_run, args=(calls,), name="time-limit", daemon=True).start()
         return calls
 

@@ -1,8 +1,8 @@
 """Runs a tower over a few tiles as a CUDA graph, so that the host launches all of its kernels at once.
 
-A graph reads and writes the same memory each time. So there is one graph for each of some numbers of tiles, recorded
-when it is first needed, and a batch takes the smallest graph that holds it. A batch of more tiles runs without a graph:
-it keeps the GPU busy for longer than the host takes to launch its kernels.
+A graph reads and writes the same memory each time. One graph exists for each of some numbers of tiles, recorded on
+first use, and a batch takes the smallest graph that fits. A larger batch runs without a graph, because it keeps the GPU
+busy for longer than the host needs to launch its kernels.
 """
 
 import logging
@@ -26,8 +26,8 @@ Replay = Callable[[], Any]
 
 
 class Capture(Protocol):
-    """Records a function and returns its replay. `num_bytes` is the memory that all replays take. See
-    `modeling/cuda_graphs.py`."""
+    """Records a function and returns its replay, see `modeling/cuda_graphs.py`. `num_bytes`: the memory of all
+    replays."""
 
     num_bytes: int
 
@@ -43,13 +43,13 @@ class _Graphs:
 
 
 class TowerGraphs:
-    """Takes the place of a tower's `forward`.
+    """Replaces a tower's `forward`.
 
-    The tower's outputs are valid until it is called again. The caller has to read them on the same stream before that,
-    as a projector does."""
+    The tower's outputs are valid until its next call. The caller must read them on the same stream before that, as a
+    projector does."""
 
     def __init__(self, tower: nn.Module, capture: Capture, *, max_bytes: int) -> None:
-        """`max_bytes`: once the graphs take as much, no more are recorded, and batches without one run as usual."""
+        """`max_bytes`: once the graphs take as much, no more are recorded, and other batches run without graphs."""
         self.max_bytes = max_bytes
         self._eager: Callable[..., Any] = tower.forward
         self._capture = capture
@@ -59,7 +59,7 @@ class TowerGraphs:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Makes the tower run without graphs inside the context, for example while its memory is measured."""
+        """Runs the tower without graphs inside the context, for example to measure its memory."""
         self._is_paused = True
         try:
             yield
@@ -86,10 +86,10 @@ class TowerGraphs:
         return tree_map(lambda value: value[: len(tiles)] if isinstance(value, torch.Tensor) else value, replay())
 
     def _replay(self, key: object, tiles: torch.Tensor, compute: Callable[[torch.Tensor], Any]) -> Replay | None:
-        """Returns the graph for as many tiles or a few more, which it records first if need be.
+        """Returns the smallest graph for at least as many tiles, recorded if necessary.
 
-        Returns None where there is no memory left for another graph, or where the tower cannot be recorded. Raises what
-        the tower itself raises."""
+        Returns None if there is no memory for another graph, or if the tower cannot be recorded. Passes on the tower's
+        own errors."""
         size = next(size for size in SIZES if size >= len(tiles))
         if key in self._graphs and size in self._graphs[key].replays:
             return self._graphs[key].replays[size]

@@ -1,5 +1,5 @@
-"""The language half of a model behind a paged engine: it takes token ids and item embeddings, and streams token ids,
-which its detokenizer turns into text.
+"""Runs the language half of a model in a paged engine. The engine takes token ids and item embeddings and streams token
+ids. The detokenizer turns these into text.
 
 A plain, synchronous library: it knows nothing of Ray, asyncio or pixels.
 """

@@ -1,4 +1,4 @@
-"""The unfinished answers of all requests: how each goes on with a token, and how they end."""
+"""Keeps the unfinished answers of all requests: appends sampled tokens and ends answers."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -25,7 +25,7 @@ class Answers:
         return self.requests[sequence.request_id].answers[sequence]
 
     def advance(self, sequence: Sequence, answer: AnswerState, token: SampledToken) -> RequestOutput:
-        """Appends a sampled token, ends the sequence where it is complete, and returns the output for the token."""
+        """Appends a sampled token, ends a complete sequence, and returns the output for the token."""
         sequence.append_token(token.token_id)
         is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
         reason = None
@@ -43,7 +43,7 @@ class Answers:
         return output
 
     def end_without_tokens(self, sequence: Sequence) -> RequestOutput:
-        """Ends a sequence that was to compute its prompt only, and returns its output."""
+        """Ends a sequence whose request asks for its prompt only, and returns its output."""
         prompt_logprobs = self.of(sequence).prompt_logprobs
         self._end(sequence, FinishReason.LENGTH)
         return replace(RequestOutput.of(sequence, None), prompt_logprobs=prompt_logprobs)
@@ -51,8 +51,7 @@ class Answers:
     def fail(self, request_id: str, error: InvalidRequestError | LoraError | None = None) -> list[RequestOutput]:
         """Ends all answers of a request with `ERROR` and returns their outputs, or none for a request that has ended.
 
-        `error` says what the client has to change, where the request itself has caused the failure, or what is wrong
-        with its adapter."""
+        `error`: the cause, if it lies in the request or its adapter. The client reads it."""
         request = self.requests.pop(request_id, None)
         if request is None:
             return []
@@ -62,12 +61,12 @@ class Answers:
         return [replace(output, error=error) for output in outputs]
 
     def fail_all(self, sequences: Seq[Sequence]) -> list[RequestOutput]:
-        """Does the same to the requests of all these sequences."""
+        """Ends the requests of all these sequences with `ERROR` and returns their outputs."""
         request_ids = dict.fromkeys(sequence.request_id for sequence in sequences if not sequence.is_finished)
         return [output for request_id in request_ids for output in self.fail(request_id)]
 
     def abort(self, request_id: str) -> bool:
-        """Ends all answers of a request. Returns False for one that has ended or is unknown."""
+        """Ends all answers of a request. Returns False for a request that has ended or is unknown."""
         request = self.requests.pop(request_id, None)
         if request is None:
             return False

@@ -1,7 +1,7 @@
 """Attention over a paged KV cache, registered with transformers under the name `raylens_paged`.
 
-All sequences of a step lie flattened on one axis of `num_tokens` positions: first the decoding sequences with one token
-each, then the prefill chunks one after another. `cpu_attention` and `cuda_attention` compute the attention itself.
+All sequences of a step are flattened into one axis of `num_tokens` positions: first the decoding sequences with one
+token each, then the prefill chunks. `llm/cpu/` and `llm/cuda/` compute the attention itself.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ ATTENTION_NAME = "raylens_paged"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The sizes of what a decoder layer keeps for each position.
+    """The sizes of a decoder layer's cache entry for one position.
 
-    `window`: how many positions a position sees, itself included. None: all up to itself."""
+    `window`: the size of the sliding window, which includes the position itself. None: all earlier positions."""
 
     num_kv_heads: int
     key_dim: int
@@ -29,21 +29,21 @@ class LayerShape:
 
     @property
     def num_values(self) -> int:
-        """Returns how many numbers the cache keeps for one position, keys and values together."""
+        """Returns the count of numbers in one cache entry, keys and values together."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes that one block of the KV cache takes in all layers, keys and values together."""
+    """Returns the bytes of one block of the KV cache in all layers, keys and values together."""
     return block_size * sum(layer.num_values for layer in layers) * dtype.itemsize
 
 
 @dataclass(slots=True)  # not frozen: each layer makes one in each step
 class AttentionCall:
-    """One layer's request for attention. `queries` are (num_tokens, heads, key_dim), `keys` (num_tokens, kv_heads,
-    key_dim) and `values` (num_tokens, kv_heads, value_dim).
+    """One layer's attention over the step's tokens. `queries` are (num_tokens, heads, key_dim), `keys` (num_tokens,
+    kv_heads, key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
-    Scores are multiplied by `scaling`. A `softcap` then bounds them, as softcap * tanh(score / softcap).
+    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap).
     """
 
     layer: int
@@ -66,7 +66,7 @@ class PagedAttention(Protocol):
     """The KV cache and the attention over it, on one kind of device."""
 
     def prepare(self, step: StepInput) -> AttentionBackend:
-        """Returns what all layers share in attending to the step's tokens. The step's tensors are on the device."""
+        """Returns the step's attention, which all layers share. The step's tensors are on the device."""
 
 
 # Arguments of transformers' attention functions that do not change the result here.
@@ -87,11 +87,11 @@ def paged_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attends in the form that transformers asks for. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
+    """Implements transformers' attention function. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
     `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`).
 
-    `scaling` None stands for 1 / sqrt(head_dim). Raises TypeError for an argument that it does not know: a model passes
-    in this way what changes its attention, such as attention sinks.
+    `scaling` None stands for 1 / sqrt(head_dim). Raises TypeError for an unknown argument, because a model may change
+    its attention by one, such as attention sinks.
     """
     if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
@@ -106,6 +106,6 @@ def paged_attention(
 def register_paged_attention() -> None:
     """Registers `ATTENTION_NAME` with transformers. Call this before loading a model with it.
 
-    It has no mask function: the attention backend makes its own masks from the step. For an attention with one,
-    transformers would look for several sequences in the positions, which waits for the device in each step."""
+    No mask function is registered: the attention backend builds its masks from the step. With a mask function,
+    transformers would search the positions for packed sequences, which synchronizes with the device in each step."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)

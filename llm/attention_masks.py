@@ -1,4 +1,4 @@
-"""Masks of which positions a position sees: those up to itself within its layer's window, and those of its span."""
+"""Attention masks: causal within the layer's sliding window, bidirectional within a span."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,8 +13,7 @@ from raylens.llm.step_input import StepInput
 def chunk_masks(
     step: StepInput, chunk: int, windows: Iterable[int | None], *, windows_cut_spans: bool, device: torch.device
 ) -> dict[int | None, torch.Tensor | None]:
-    """Returns for each window the `prefill_mask` of a chunk of the step, or None where each position sees all positions
-    up to itself."""
+    """Returns for each window the `prefill_mask` of a chunk of the step, or None for a plain causal mask."""
     spans, end = step.spans_of(chunk), step.context_lengths[chunk]
     start = end - step.query_lengths[chunk]
     return {
@@ -34,9 +33,9 @@ def prefill_mask(
     windows_cut_spans: bool,
     device: torch.device,
 ) -> torch.Tensor:
-    """Returns which positions the positions [start, end) of a sequence see: bool, (end - start, end).
+    """Returns the mask of the positions [start, end) of a sequence: bool, (end - start, end), True where seen.
 
-    `windows_cut_spans`: whether a member of a span sees only those other members that do not lie before its window.
+    `windows_cut_spans`: whether the sliding window also applies within a span.
     """
     mask = torch.ones(end - start, end, dtype=torch.bool, device=device).tril(start)
     in_window = mask if window is None else torch.ones_like(mask).triu(start - window + 1)
@@ -44,10 +43,10 @@ def prefill_mask(
         mask &= in_window
     for span in spans:
         if start < span.end and span.start < end:
-            # The span may begin before the chunk, in cached blocks that were computed with the whole of an equal span.
+            # The span may begin before the chunk, in cached blocks of an equal span that was computed whole.
             assert span.end <= end, "a bidirectional span was split"
             members = np.array(span.members)
-            # The host would wait for the device to count the rows there, and to assign a number of its own.
+            # Boolean indexing on the device and assigning a Python number would both synchronize.
             rows = send(members[members >= start] - start, device)
             mask.index_put_((rows[:, None], send(members, device)), mask.new_ones(()))
     if windows_cut_spans and window is not None:

@@ -1,4 +1,4 @@
-"""Keeps track of which blocks of the KV cache belong to which sequences, and which hold a prefix to be reused."""
+"""Assigns blocks of the KV cache to sequences and finds blocks that hold a reusable prefix."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
@@ -12,11 +12,10 @@ from raylens.llm.sequence import Sequence
 class BlockManager:
     """Allocates and frees blocks of `block_size` positions.
 
-    A full block can be found by its content's hash until something else is written to it, also while it is free. Such
-    free blocks are called cached; all other free blocks are blank. Allocation takes blank blocks first, then the cached
-    blocks that were freed longest ago.
+    A full block is findable by the hash of its content until it is overwritten. A free findable block is called cached;
+    all other free blocks are blank. Allocation takes blank blocks first, then the least recently freed cached blocks.
 
-    The blocks of a sequence follow each other where they can. Its keys and values are then one stretch of memory.
+    A sequence gets consecutive blocks where possible, so that its keys and values are contiguous in memory.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -39,8 +38,8 @@ class BlockManager:
         return 1 - self.num_free_blocks / self.num_blocks
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extends the sequence's block table to hold its first `num_tokens` positions. Returns False, and changes
-        nothing, when there are too few free blocks."""
+        """Extends the sequence's block table to its first `num_tokens` positions. With too few free blocks, returns
+        False and changes nothing."""
         num_missing = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_missing <= 0:
             return True
@@ -57,8 +56,8 @@ class BlockManager:
         return True
 
     def can_start(self, sequence: Sequence, without: Seq[Sequence] = ()) -> bool:
-        """Returns whether the free blocks hold all tokens of a sequence that has no blocks yet, as if the sequences
-        `without` had none either. The sequence would reuse the blocks of its cached prefix."""
+        """Returns whether all tokens of a sequence without blocks fit, once the sequences `without` have given up their
+        blocks. Blocks of its cached prefix are reused."""
         cached = self._cached_prefix(sequence)
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
         num_free = self.num_free_blocks - num_revived
@@ -70,8 +69,8 @@ class BlockManager:
         return -(-sequence.num_tokens // self.block_size) - len(cached) <= num_free
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Returns how many tokens of a waiting sequence's beginning the findable blocks hold. Asked again, this looks
-        only at what may have changed: prefixes grow and shrink at their ends."""
+        """Returns the length in tokens of a waiting sequence's cached prefix. Later calls check only the end of the
+        prefix found before, because prefixes grow and shrink there."""
         if not sequence.reuses_prefix:
             return 0
         extend_block_hashes(sequence, self.block_size)
@@ -84,7 +83,7 @@ class BlockManager:
         return found * self.block_size
 
     def take_prefix(self, sequence: Sequence) -> None:
-        """Gives a sequence without blocks the blocks that hold its beginning. Their tokens count as computed."""
+        """Gives a sequence without blocks the blocks of its cached prefix. Their tokens count as computed."""
         assert not sequence.block_table
         for block_id in self._cached_prefix(sequence):
             if self._ref_counts[block_id] == 0:
@@ -94,21 +93,20 @@ class BlockManager:
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
 
     def note_computed(self, sequence: Sequence, end: int) -> None:
-        """Notes that the cache holds the sequence up to `end`, and makes blocks findable that this fills."""
+        """Notes that the cache holds the sequence up to `end`, and makes newly filled blocks findable."""
         num_full = sequence.num_nameable_tokens // self.block_size
         sequence.num_computed_tokens = end
         if sequence.num_nameable_tokens // self.block_size > num_full:
             self.commit(sequence)
 
     def note_known(self, sequence: Sequence) -> None:
-        """Notes that the host knows another token of the sequence, and makes the block findable that this fills where
-        the token has been computed already."""
+        """Notes that the host knows another token of the sequence, and makes its block findable if the block is now
+        full of known and computed tokens."""
         if sequence.num_nameable_tokens % self.block_size == 0:
             self.commit(sequence)
 
     def commit(self, sequence: Sequence) -> None:
-        """Makes the full blocks of the sequence findable whose tokens are all known. Call this when blocks of it have
-        been filled, or tokens in them have become known."""
+        """Makes the sequence's full blocks of known tokens findable."""
         num_full = sequence.num_nameable_tokens // self.block_size
         extend_block_hashes(sequence, self.block_size)
         for index in range(num_full - 1, -1, -1):
@@ -119,13 +117,13 @@ class BlockManager:
             self._block_of.setdefault(block_hash, block_id)
 
     def disown(self, sequence: Sequence) -> None:
-        """Makes the sequence's blocks unfindable, because their content cannot be trusted."""
+        """Makes the sequence's blocks unfindable, because their content may be wrong."""
         for block_id in sequence.block_table:
             self._forget(block_id)
 
     def free(self, sequence: Sequence) -> None:
-        """Frees all blocks of the sequence. None of its tokens counts as computed any more."""
-        # From the end: the blocks that are freed first are reused first, and other sequences may share the beginning.
+        """Frees all blocks of the sequence and marks all its tokens as not computed."""
+        # In reverse: blocks freed first are reused first, and other sequences are more likely to share the beginning.
         for block_id in reversed(sequence.block_table):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
@@ -137,8 +135,8 @@ class BlockManager:
         sequence.num_computed_tokens = 0
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raises RuntimeError unless every block is free or held by as many of `sequences` as its count says, and the
-        prefix cache names only blocks that have the hash in question."""
+        """Raises RuntimeError unless the reference counts match `sequences`, all other blocks are free, and each entry
+        of the prefix cache names a block with its hash."""
         held = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
         counts = [held[block_id] for block_id in range(self.num_blocks)]
         free = sorted([*np.flatnonzero(self._is_blank).tolist(), *self._cached_block_ids])
@@ -149,8 +147,8 @@ class BlockManager:
             raise RuntimeError("the prefix cache names blocks that hold something else")
 
     def _blank_blocks(self, sequence: Sequence, num_wanted: int) -> list[int]:
-        """Returns up to `num_wanted` blank blocks in a row: behind the sequence's last block, or else where there is
-        most room."""
+        """Returns up to `num_wanted` consecutive blank blocks: after the sequence's last block, or else in the longest
+        run."""
         start = sequence.block_table[-1] + 1 if sequence.block_table else self.num_blocks
         if start >= self.num_blocks or not self._is_blank[start]:
             start = self._roomiest_start(num_wanted)
@@ -158,10 +156,10 @@ class BlockManager:
         return list(range(start, start + int(np.argmin(row) if not row.all() else len(row))))
 
     def _roomiest_start(self, num_wanted: int) -> int:
-        """Returns the block to start at in the longest row of blank blocks.
+        """Returns the first block to take from the longest run of blank blocks.
 
-        The wanted blocks lie in the middle of the row, so that both the sequence before the row and the new one can
-        grow. In a row at the very beginning they come first."""
+        The wanted blocks lie in the middle of the run, so that both the sequence before the run and the new one can
+        grow. In a run at the start of the cache they come first."""
         bounds = np.flatnonzero(np.diff(self._is_blank, prepend=False, append=False))
         starts, lengths = bounds[::2], bounds[1::2] - bounds[::2]
         longest = int(lengths.argmax())
@@ -169,9 +167,8 @@ class BlockManager:
         return start + room // 2 if start > 0 and room > 0 else start
 
     def _evict(self, num_wanted: int) -> list[int]:
-        """Makes the cached blocks that were freed longest ago blank and returns them.
-
-        The blocks are in ascending order, because some of them may follow each other."""
+        """Evicts the least recently freed cached blocks and returns them, in ascending order so that neighbours stay
+        contiguous."""
         block_ids = sorted(self._cached_block_ids.popitem(last=False)[0] for _ in range(num_wanted))
         for block_id in block_ids:
             self._make_blank(block_id)
@@ -183,8 +180,8 @@ class BlockManager:
         self._num_blank += 1
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Returns the findable blocks that hold the sequence's beginning. At least its last token is left out: it has
-        to be computed for its logits."""
+        """Returns the blocks of the sequence's cached prefix. The prefix ends before the last token, whose logits are
+        needed."""
         if not sequence.reuses_prefix:
             return []
         extend_block_hashes(sequence, self.block_size)

@@ -1,4 +1,4 @@
-"""Gives a model's tokens as bytes, which grammars match and log-probabilities name."""
+"""Converts tokens to bytes, for grammars and for log-probabilities."""
 
 import copy
 import functools
@@ -13,13 +13,12 @@ _MAX_CACHED_SPELLINGS = 2**14
 
 
 class ByteTokenizer:
-    """The tokens of one model as bytes. Any thread may use it.
+    """The tokens of one model as bytes. Thread-safe.
 
-    llguidance's tokenizer is built on first use, which takes up to a second. Requests that do not need it do not
-    wait."""
+    llguidance's tokenizer is built on first use, which takes up to a second."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """Takes a Hugging Face tokenizer, the width of the model's logits, and its end tokens."""
+        """`tokenizer`: of Hugging Face. `vocab_size`: the width of the model's logits."""
         self._tokenizer = tokenizer
         # The logits may be padded beyond the tokenizer's tokens, and the tokenizer may have more tokens than logits.
         self.vocab_size = max(vocab_size, len(tokenizer))
@@ -37,7 +36,7 @@ class ByteTokenizer:
         return type(self._tokenizer).__name__
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments from which any process can make the LLTokenizer.
+        """Returns the arguments of LLTokenizer, which can be sent to another process.
 
         Raises ValueError for a tokenizer that is not of the `tokenizers` library."""
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
@@ -49,7 +48,7 @@ class ByteTokenizer:
         return {"tokenizer": backend.to_str(), "n_vocab": self.vocab_size, "eos_token": eos_token}
 
     def matching(self) -> LLTokenizer:
-        """Returns the LLTokenizer, for which llguidance compiles grammars.
+        """Returns llguidance's tokenizer.
 
         Raises ValueError for a tokenizer that is not of the `tokenizers` library."""
         with self._lock:
@@ -58,8 +57,8 @@ class ByteTokenizer:
             return self._matching
 
     def spellings(self, text: str) -> Sequence[tuple[int, ...]]:
-        """Returns the tokens of `text` at the beginning of a text, behind a blank, and inside a text. The texts that
-        were asked for last are cached."""
+        """Returns the distinct tokenizations of `text`: at the start of a text, after a space, and inside a text. The
+        most recent results are cached."""
         return self._spellings(text)
 
     def _spell(self, text: str) -> Sequence[tuple[int, ...]]:
@@ -74,8 +73,8 @@ class ByteTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, which may be part of a character. A special token's bytes are its name. A
-        token that has no text, as in vocabularies that are padded, is named by its number: `<[32015]>`."""
+        """Returns the bytes of a token, which may be part of a character. A special token's bytes are its name. A token
+        without text, as in padded vocabularies, is named by its number: `<[32015]>`."""
         try:
             found: bytes = self.matching().decode_bytes([token_id])
         except ValueError:
@@ -83,6 +82,6 @@ class ByteTokenizer:
         return found or self._text_behind_itself(token_id).encode() or b"<[%d]>" % token_id
 
     def _text_behind_itself(self, token_id: int) -> str:
-        # Some tokenizers drop the blank at the beginning of a text.
+        # Some tokenizers drop the space at the start of a text.
         text: str = self._tokenizer.decode([token_id, token_id])
         return text.removeprefix(self._tokenizer.decode([token_id]))

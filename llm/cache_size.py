@@ -1,5 +1,4 @@
-"""Measures how much memory of a GPU is left for the KV cache, by running the most demanding step before the cache
-exists."""
+"""Measures the GPU memory left for the KV cache, by running the largest possible step before the cache is allocated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +25,9 @@ def worst_step(
 ) -> StepInput:
     """Returns a step that computes the last `num_tokens` tokens of a prompt of `num_positions`.
 
-    It computes `num_logits` rows of logits, one for each sequence that can run at once. `is_span`: the tokens attend to
-    each other. `embedding_size`: all tokens are of items with embeddings of this size; None: no token is. The whole
-    step reads and writes block 0, so that a cache of one block is enough.
+    `num_logits`: rows of logits, one for each sequence that can run at once. `is_span`: the tokens attend to each
+    other. `embedding_size`: all tokens belong to items with embeddings of this size; None: to text. The step reads and
+    writes block 0 only, so that a cache of one block is enough.
     """
     num_tokens = min(num_tokens, num_positions)
     zeros = torch.zeros(num_tokens, dtype=torch.int64)
@@ -50,8 +49,8 @@ def worst_step(
 
 @contextmanager
 def shortage_explained(device: torch.device, config: EngineConfig, num_tokens: int) -> Iterator[None]:
-    """Around the largest step, of `num_tokens`. Where the GPU's memory does not hold it, raises ValueError in place of
-    PyTorch's error: it names the settings and the bytes."""
+    """Wraps the largest step, of `num_tokens`. Turns PyTorch's out-of-memory error into a ValueError that names the
+    settings and the bytes."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -71,10 +70,11 @@ def bytes_left_for_cache(
     num_tokens: int,
     bytes_of_block: int,
 ) -> int:
-    """Returns how many bytes are left of `memory_fraction` of the engine's share of a GPU's memory.
+    """Returns the bytes that the KV cache may take.
 
-    From that it subtracts the peak of weights and step together, and `reserved_bytes` for the other work of this
-    process. Nor does it return more than what other processes leave of `memory_fraction` of the whole memory.
+    The engine may use `memory_fraction` of its share of the GPU's memory, and no more than other processes leave of
+    `memory_fraction` of the whole memory. The peak of weights and step, and `reserved_bytes` for the other work of this
+    process, are subtracted.
 
     `num_tokens`: of the step. Raises ValueError when less than a block of the cache is left.
     """
@@ -101,7 +101,7 @@ def bytes_left_for_cache(
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """A GPU's memory: all of it, and what other processes have of it, in bytes."""
+    """A GPU's memory in bytes: `total`, and the part `elsewhere` that other processes hold."""
 
     total: int
     elsewhere: int

@@ -1,14 +1,14 @@
-"""Reads and writes slots of a layer's KV cache on a GPU, (num_blocks, block_size, kv_heads, dim), and says which dtypes
-it may have."""
+"""Reads and writes slots of a layer's KV cache on a GPU, (num_blocks, block_size, kv_heads, dim), and checks its
+dtype."""
 
 import torch
 
 _FLOAT8_CAPABILITY = (8, 9)
-"""The least compute capability of a GPU for whose kernels Triton takes float8_e4m3fn: Ada's."""
+"""The least compute capability for which Triton supports float8_e4m3fn: Ada's."""
 
 
 def check_cache_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Raises ValueError where the decode kernels cannot read a cache of `dtype` on the CUDA device."""
+    """Raises ValueError if the decode kernels cannot read a cache of `dtype` on the CUDA device."""
     capability = torch.cuda.get_device_capability(device)
     if dtype is torch.float8_e4m3fn and capability < _FLOAT8_CAPABILITY:
         raise ValueError(
@@ -28,5 +28,5 @@ def read_slots(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor, as bytes if its dtype is a float8: PyTorch's indexing takes bytes, but no float8."""
+    """Returns the tensor, with a float8 viewed as bytes, because PyTorch's indexing does not support float8."""
     return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor

@@ -1,4 +1,4 @@
-"""Attention of a prefill chunk on any device, over keys and values that have been gathered into one tensor each."""
+"""Attention of a prefill chunk on any device, over keys and values gathered into one tensor each."""
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -18,13 +18,13 @@ def attend_chunk(
     """Attends with `queries` (num_queries, heads, key_dim) over `keys` and `values` (kv_heads, num_positions, dim), all
     of one dtype. Returns (num_queries, heads, value_dim).
 
-    `mask`: bool, (num_queries, num_positions), which positions each query sees. None: the queries belong to the last
-    positions, and each sees all positions up to its own.
+    `mask`: bool, (num_queries, num_positions), True where a query sees a position. None: causal; the queries belong to
+    the last positions.
     """
     queries = queries.transpose(0, 1)
     if call.softcap is None:
         is_square = queries.shape[1] == keys.shape[1]
-        # The fastest kernels take no mask that lies in memory.
+        # The fastest kernels accept no mask tensor.
         bias = causal_lower_right(queries.shape[1], keys.shape[1]) if mask is None and not is_square else mask
         output = scaled_dot_product_attention(
             queries[None],

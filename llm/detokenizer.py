@@ -1,13 +1,13 @@
-"""Turns token ids into text as they come. It never returns half a character or the beginning of a stop string."""
+"""Turns a stream of token ids into text. Incomplete characters and beginnings of stop strings are held back."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 MAX_DECODED_TOKENS = 16
-"""At most so many tokens and the newest one are decoded together. Of tokens that complete no character so many are
-held back."""
+"""The most earlier tokens that are decoded together with a new one, and the most tokens held back for an incomplete
+character."""
 _WINDOW_TOKENS = 4
-"""So many are decoded again with each new one while each completes a character. Fewer save no more time."""
+"""The tokens decoded again with each new one, while each completes a character. A smaller window is not faster."""
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 Decode = Callable[[list[int]], str]
@@ -28,8 +28,7 @@ class Tokenizer(Protocol):
 def decoder_of(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Decode:
     """Returns a function that turns token ids into text.
 
-    Where it can it calls the fast tokenizer directly: what transformers does around that call takes longer than the
-    decoding of a few tokens."""
+    It calls a fast tokenizer directly, because transformers' wrapper takes longer than decoding a few tokens."""
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
         decode = tokenizer.backend_tokenizer.decode
         return lambda token_ids: str(decode(token_ids, skip_special_tokens))
@@ -48,11 +47,10 @@ class Detokenizer:
         min_tokens: int = 0,
         before: Sequence[int] = (),
     ) -> None:
-        """`decode`: what `decoder_of` returns for the tokenizer.
-        `min_tokens`: a stop string that is complete with one of the first `min_tokens` tokens is text like any other.
-        `before`: the tokens of a text that the output continues. The output is then what these tokens' text lacks of
-        the text of all tokens. Some tokenizers drop the blank at the beginning of a text, and `before` may end within a
-        character."""
+        """`decode`: from `decoder_of`.
+        `min_tokens`: stop strings completed by one of the first `min_tokens` tokens do not count.
+        `before`: the tokens of a text that the output continues. The output is the text of all tokens without the text
+        of `before`: some tokenizers drop the space at the start of a text, and `before` may end within a character."""
         self._decode = decode
         self._stop = stop
         self._includes_stop = includes_stop
@@ -60,29 +58,26 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._num_tokens = 0
         text = decode(self._token_ids) if self._token_ids else ""
-        # `_text` is the text of the tokens from `_anchor` to `_boundary`: whole characters, not to be returned again.
+        # `_text`: the text of the tokens from `_anchor` to `_boundary`, whole characters that were returned already.
         self._anchor, self._text = 0, text.rstrip(_BROKEN)
         self._boundary = (
             len(self._token_ids) if self._text == text else _num_within(decode, self._token_ids, self._text)
         )
         self._broken_before = text[len(self._text) :]
-        """Broken characters at the end of the text before. The next token completes them, or they are not the
-        output's."""
+        """Broken characters at the end of `before`. If the next token does not complete them, they are not output."""
         self._held_back = ""
         self.num_chars = 0
-        """The number of characters of the text so far. Characters that are held back or cut off count, an unfinished
-        character does not."""
+        """The number of characters so far. Characters held back or cut off count; an incomplete character does not."""
         self.stopped = False
 
     @property
     def unfinished(self) -> list[int]:
-        """Returns the last tokens that complete no character, those of the text before included."""
+        """Returns the last tokens, which complete no character. Tokens of `before` may be among them."""
         return self._token_ids[self._boundary :]
 
     @property
     def num_chars_before(self) -> int:
-        """The number of broken characters at the beginning of the `unfinished` tokens' text that belong to the text
-        before."""
+        """The number of broken characters of `before` at the start of the `unfinished` tokens' text."""
         return len(self._broken_before)
 
     def tells(self, token_id: int) -> bool:
@@ -90,11 +85,10 @@ class Detokenizer:
         return _tells(self._decode, token_id)
 
     def append(self, token_ids: list[int]) -> str:
-        """Returns the text that `token_ids` make certain, and sets `stopped` when a stop string is complete.
+        """Returns the text that `token_ids` complete, and sets `stopped` at a complete stop string.
 
-        The text ends before the stop string, or behind it with `includes_stop`. The tokens are decoded one after the
-        other, however many come together, because some decoders decode a broken character differently when more tokens
-        follow it.
+        The text ends before the stop string, or after it with `includes_stop`. Tokens are always decoded one by one,
+        because some decoders decode a broken character differently when more tokens follow it.
         """
         text = ""
         for token_id in token_ids:
@@ -106,7 +100,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Returns the text that is still held back. Call this once, at the end of a sequence that was not `stopped`."""
+        """Returns the text still held back. Call this once, at the end of a sequence that was not `stopped`."""
         tail = self._decode_new(final=True)
         text = self._release(tail) + self._held_back
         self._held_back = ""
@@ -115,8 +109,7 @@ class Detokenizer:
     def _decode_new(self, *, final: bool = False) -> str:
         told, text = self._text, self._decode(self._token_ids[self._anchor :])
         if not text.startswith(told):
-            # A broken character has changed the whole characters before it, which have been returned already. So it is
-            # decoded without them.
+            # A broken character changed the characters before it, which were returned already. Decode it without them.
             self._anchor, self._text, told = self._boundary, "", ""
             text = self._decode(self._token_ids[self._anchor :])
         num_held = len(self._token_ids) - self._boundary
@@ -124,12 +117,11 @@ class Detokenizer:
             return ""
         is_long = len(self._token_ids) - self._anchor > _WINDOW_TOKENS
         if is_long and text == told:
-            # Tokens without text, such as skipped special tokens, must not become the new anchor. Some decoders drop
-            # the blank at the beginning of a text, and the next word would become such a beginning.
+            # Tokens without text, such as skipped special tokens, must not become the new anchor: the next word would
+            # then start a text, and some decoders drop the space at the start.
             del self._token_ids[self._boundary :]
         elif is_long:
-            # The new anchor is the last boundary, never a token inside a character: some decoders would spoil the whole
-            # character.
+            # The new anchor is the last boundary, never a token inside a character, which some decoders would garble.
             self._anchor = self._boundary
             self._text = self._decode(self._token_ids[self._anchor :])
         else:
@@ -153,10 +145,10 @@ class Detokenizer:
         return text[: len(text) - keep]
 
     def _first_stop(self, text: str) -> tuple[int, int] | None:
-        """Returns where in `text` the stop string begins and ends that is complete first, or None where none is.
+        """Returns start and end in `text` of the stop string that completes first, or None.
 
-        It looks only at stop strings that end in the new part of `text`. The choice does not depend on how many tokens
-        come at once."""
+        Only stop strings that end in the new part of `text` count, so that the result does not depend on how the tokens
+        are batched."""
         found = []
         for stop in self._stop:
             start = text.find(stop, max(0, len(self._held_back) + 1 - len(stop)))
@@ -169,13 +161,13 @@ class Detokenizer:
 
 
 def _tells(decode: Decode, token_id: int) -> bool:
-    # Twice, because some decoders drop the blank at the beginning of a text, and a token may be a blank.
+    # Twice, because some decoders drop the space at the start of a text, and the token may be a space.
     return bool(decode([token_id, token_id]))
 
 
 def _last_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """Returns the last tokens that decode by themselves as behind all others: the fewest that begin with a whole
-    character. Leaves out tokens without text, such as the thousands that stand for a picture."""
+    """Returns the shortest tail of `token_ids` whose text starts with a whole character, so that it decodes the same
+    alone. Skips tokens without text, such as a picture's thousands of placeholders."""
     found: list[int] = []
     silent = set[int]()
     for token_id in reversed(token_ids):
@@ -192,10 +184,10 @@ def _last_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int]:
 
 
 def _num_within(decode: Decode, token_ids: list[int], text: str) -> int:
-    """Returns how many of the tokens are within `text`, a beginning of their text."""
+    """Returns the number of leading tokens whose text is within `text`."""
     return next(number for number in range(len(token_ids), -1, -1) if text.startswith(decode(token_ids[:number])))
 
 
 def overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

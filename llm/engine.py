@@ -1,7 +1,7 @@
 """The LLM engine: call `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread.
 
 A step schedules chunks, runs the model over them, samples tokens, and makes an output for each sequence with a token.
-With asynchronous scheduling it launches all that, and makes the outputs of the step that was launched before.
+With asynchronous scheduling it launches all that, and makes the outputs of the previously launched step.
 """
 
 import logging
@@ -40,10 +40,10 @@ from raylens.preprocess.schema import ProcessedPrompt
 logger = logging.getLogger(__name__)
 
 _FATAL = (torch.AcceleratorError, RankDiedError)
-"""The device itself or another rank has failed: every later step would, too."""
+"""The device or another rank has failed, and every later step would fail, too."""
 
 _MAX_DRAFT_ROWS = 8
-"""On the CPU, a step of up to so many rows reads the weights about as fast as a step of one."""
+"""On the CPU, a step of up to so many rows takes about as long as a step of one: reading the weights dominates."""
 
 
 class LLMEngine:
@@ -64,7 +64,7 @@ class LLMEngine:
             step_budget=_step_budget(config, self._runner),
         )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
-        # The key is whether the decoder leaves special tokens out.
+        # By whether the decoder skips special tokens.
         self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
         self._defaults = load_generation_defaults(config.model, config.revision, tokenizer.eos_token_id)
         self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._defaults.eos_token_ids)
@@ -73,7 +73,7 @@ class LLMEngine:
         self._answers = Answers(self._scheduler, self._block_manager)
         self._launcher = StepLauncher(self._runner, self._block_manager, self._answers, self._clock)
         self._in_flight: StepInFlight | None = None
-        """The step that is launched and not read."""
+        """The launched step whose tokens have not been read."""
         layers = self._runner.lora_layers
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
@@ -104,20 +104,19 @@ class LLMEngine:
         lora: LoraRequest | None = None,
         arrival: float | None = None,
     ) -> None:
-        """Queues a request. `embeddings[i]`, (num_embeds, embedding_size), fills `prompt.placeholders[i]`. `arrival`:
-        since when the request waits, in seconds of `time.perf_counter`; None: since now.
+        """Queues a request.
 
-        None stands for embeddings that come later, with `set_embeddings`. The engine computes the prompt up to their
-        placeholder meanwhile. Requests of different `cache_salt` belong to different tenants: they take turns, and
-        share nothing in the prefix cache, however equal their prompts are. Requests of a lower `priority` go first.
-        With `lora` the adapter answers, which is read from its folder if it is not in memory. Where it cannot be read,
-        an output of `step` has the LoraError.
+        `embeddings[i]`: (num_embeds, embedding_size), fills `prompt.placeholders[i]`. None: follows by
+        `set_embeddings`; the engine computes the prompt up to that placeholder meanwhile.
+        `cache_salt`: the tenant. Tenants take turns, and share no entries of the prefix cache.
+        `priority`: lower values go first.
+        `lora`: the adapter, loaded on demand. If it cannot be read, an output of `step` has the LoraError.
+        `arrival`: start of the request's wait, in seconds of `time.perf_counter`; None: now.
 
-        Raises InvalidRequestError for a request that can never run: for embeddings of a wrong shape, for a prompt or
-        answer that the context has no room for, for tokens outside the vocabulary, and for a grammar that cannot be
-        compiled. Raises ValueError for a `request_id` that is in the engine already, and for an adapter where
-        `max_loras` is 0. A grammar that `grammar_compiler` has compiled before takes no time here. Any thread may use
-        that compiler.
+        Raises InvalidRequestError for a request that can never run: embeddings of a wrong shape, a prompt or answer
+        beyond the context, tokens outside the vocabulary, or an invalid grammar. Raises ValueError for a `request_id`
+        that is in the engine already, and for an adapter if `max_loras` is 0. Grammars that `grammar_compiler`, which
+        is thread-safe, has compiled before cost no time here.
         """
         if request_id in self._answers.requests:
             raise ValueError(f"request {request_id} is in the engine already")
@@ -144,8 +143,8 @@ class LLMEngine:
         for sequence, state in zip(sequences, states, strict=True):
             if arrival is not None:
                 sequence.times.arrival = arrival
-            # A mask of a grammar takes time on other threads, one for each token.
-            # By default only where a row has the same bits alone and among others, which adapters' products have not.
+            # Not with a grammar: other threads need time for the mask of each token. Nor, by default, with an adapter:
+            # its products round differently in a larger batch.
             looks_up = self._looks_up and (lora is None or self._config.prompt_lookup)
             if looks_up and state.matcher is None:
                 sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
@@ -158,8 +157,7 @@ class LLMEngine:
     def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
         """Returns a detokenizer for one answer to `prompt`.
 
-        The engine's outputs hold token ids only, so that the caller can turn them into text while the next step
-        runs."""
+        The engine's outputs hold token ids only, so that the caller can detokenize while the next step runs."""
         return Detokenizer(
             self._decoders[params.skip_special_tokens],
             self._defaults.stop_strings(params),
@@ -170,15 +168,15 @@ class LLMEngine:
 
     @property
     def stage_embeddings(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """A function that copies an item's embeddings to the memory that steps read fastest; None if steps read them as
-        they are. Copying a large picture's takes some milliseconds. Any thread may call it."""
+        """A thread-safe function that copies an item's embeddings to the memory that steps read fastest, or None if
+        steps need no copy. Copying a large picture's embeddings takes some milliseconds."""
         return self._runner.stage_embeddings if self._runner.stages_embeddings else None
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
-        """Hands in the embeddings of item `index`, (num_embeds, embedding_size). Does nothing for a request that is
-        done or unknown.
+        """Sets the embeddings of item `index`, (num_embeds, embedding_size). Does nothing for a request that has ended
+        or is unknown.
 
-        Raises InvalidRequestError for a wrong shape. The request then still waits for the embeddings."""
+        Raises InvalidRequestError for a wrong shape; the request then keeps waiting."""
         request = self._answers.requests.get(request_id)
         if request is None:
             return
@@ -187,7 +185,7 @@ class LLMEngine:
         self._is_stalled = False
 
     def abort(self, request_id: str) -> None:
-        """Ends a request and frees all that it holds. Does nothing for a request that is done or unknown."""
+        """Ends a request and frees its blocks. Does nothing for a request that has ended or is unknown."""
         if self._answers.abort(request_id):
             self._is_stalled = False
             self._rest_if_idle()
@@ -197,18 +195,17 @@ class LLMEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether a step would do nothing until the next request, embeddings or adapter come."""
+        """Returns whether steps have nothing to do until a request, embeddings or an adapter arrive."""
         is_stalled = self._is_stalled and not (self._adapters is not None and self._adapters.has_news)
         return is_stalled or not self._scheduler.has_unfinished()
 
     def check_adapter(self, folder: str) -> None:
-        """Raises LoraError for an adapter that cannot be served, as far as it shows without its weights. Any thread may
-        ask."""
+        """Raises LoraError for an invalid adapter. Reads its settings and shapes, not its weights. Thread-safe."""
         assert self._adapters is not None, "the settings have adapters only together with places for them"
         self._adapters.check(folder)
 
     def call_when_adapter_read(self, wake: Callable[[], None]) -> None:
-        """Has `wake` called, on another thread, when an adapter has been read for which the engine may be idle."""
+        """Registers `wake`, called on another thread when an adapter has been read, because the engine may be idle."""
         if self._adapters is not None:
             self._adapters.on_read = wake
 
@@ -231,11 +228,11 @@ class LLMEngine:
         )
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step and returns its outputs. A step that fails ends the requests in it with `ERROR`, and the other
-        requests go on. With asynchronous scheduling this launches a step and returns the outputs of the one before.
+        """Runs one step and returns its outputs. A failing step ends its own requests with `ERROR`; other requests
+        continue. With asynchronous scheduling this launches a step and returns the outputs of the previous one.
 
-        Raises torch.AcceleratorError and RankDiedError, after which no step can succeed. Steps are somewhat faster on a
-        thread that is in `torch.inference_mode` all the time.
+        Raises torch.AcceleratorError and RankDiedError, after which no step can succeed. A thread that stays in
+        `torch.inference_mode` steps somewhat faster.
         """
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
@@ -263,8 +260,8 @@ class LLMEngine:
     def _launch(
         self, chunks: list[ScheduledChunk], before: StepInFlight | None
     ) -> tuple[StepInFlight | None, list[Sequence]]:
-        """Launches a step, unless there is nothing to do but to read `before`. Where that fails, returns the sequences
-        that have to fail with it."""
+        """Launches a step, unless `before` only has to be read. If the launch fails, returns the sequences that fail
+        with it."""
         if not chunks and before is not None:
             return None, []
         try:
@@ -275,7 +272,7 @@ class LLMEngine:
             return None, _told([chunk.sequence for chunk in chunks])
 
     def _choose(self, step: StepInFlight) -> list[RequestOutput]:
-        """Has the step's tokens chosen, and reads them if the next step cannot be launched before."""
+        """Launches the sampling of the step's tokens. Reads the tokens if the next step needs them."""
         late = self._launcher.late_masks.sequences
         try:
             self._launcher.choose(step)
@@ -300,7 +297,7 @@ class LLMEngine:
         return outputs
 
     def _place_adapters(self, adapters: LoraAdapters) -> list[RequestOutput]:
-        """Gives waiting sequences their adapters. Ends the requests whose adapter cannot be read, and returns their
+        """Gives waiting sequences their adapters. Ends requests whose adapter cannot be read and returns their
         outputs."""
         failures = adapters.place(self._scheduler.waiting, self._scheduler.running)
         if not failures:
@@ -309,12 +306,12 @@ class LLMEngine:
         return [output for request_id, error in failed.items() for output in self._answers.fail(request_id, error)]
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError when a block of the KV cache was lost, or when its reference count is wrong."""
+        """Raises RuntimeError if a block of the KV cache is lost or its reference count is wrong."""
         self._block_manager.check_integrity([*self._scheduler.running, *self._scheduler.waiting])
 
     def _rest_if_idle(self) -> None:
-        """Where no sequence is unfinished, forgets the step in flight, for which nobody waits. Raises RuntimeError when
-        yet a block or a request is held. The check is cheap enough for every step."""
+        """If no sequence is unfinished, drops the step in flight. Raises RuntimeError if a block or a request is still
+        held then. The check is cheap enough for every step."""
         if self._scheduler.has_unfinished():
             return
         self._in_flight = None
@@ -347,7 +344,7 @@ class LLMEngine:
 
 
 def _goes_ahead(config: EngineConfig, group: ProcessGroup | None) -> bool:
-    """Returns whether steps are launched before the ones in front of them are read."""
+    """Returns whether a step is launched before the previous one is read."""
     if config.async_scheduling is None:
         return config.device.startswith("cuda") and group is None
     if config.async_scheduling and group is not None:
@@ -356,7 +353,7 @@ def _goes_ahead(config: EngineConfig, group: ProcessGroup | None) -> bool:
 
 
 def _told(sequences: list[Sequence]) -> list[Sequence]:
-    """Logs the exception that these sequences end with."""
+    """Logs the exception that ends these sequences, and returns them."""
     logger.exception("step failed for requests %s", [sequence.request_id for sequence in sequences])
     return sequences
 

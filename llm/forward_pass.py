@@ -13,14 +13,13 @@ from raylens.llm.models.family import LanguageFamily
 from raylens.llm.sampling.logprobs import TokenLogprobs, token_logprobs
 from raylens.llm.step_input import StepInput
 
-# The logits that score a prompt are computed for so many of its tokens at once, because a vocabulary is large.
+# Prompt logits are computed for so many tokens at a time, because the vocabulary is large.
 _SCORED_AT_ONCE = 128
 
 
 class ForwardPass:
-    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: the adapters of requests, if any may have
-    one. `embedding_size`: the size of the last axis of item embeddings, which is the hidden size, and once more for
-    each deepstack level."""
+    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `embedding_size`: the
+    last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
 
     def __init__(
         self, model: PreTrainedModel, family: LanguageFamily, decoder: torch.nn.Module, lora_layers: LoraLayers | None
@@ -32,11 +31,11 @@ class ForwardPass:
         self._hidden_size: int = model.config.get_text_config().hidden_size
         self.embedding_size = self._hidden_size * (1 + family.num_deepstack_levels(model.config))
         self.fused: FusedDecoder | None = None
-        """Computes what the decoder does in one call. None where there is no such call."""
+        """Runs the whole decoder in one call. None if the decoder is not plain."""
 
     def __call__(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model. Returns the hidden states, (num_tokens, hidden_size), and the logits of `step.logits_rows`,
-        float32. Hidden states that no logits are made of may be anything."""
+        float32. Hidden states of rows without logits are undefined."""
         if step.row_slots is not None:
             assert self._lora_layers is not None
             with self._lora_layers.of(step.row_slots):
@@ -66,7 +65,7 @@ class ForwardPass:
         return hidden, self._logits(hidden[step.logits_rows])
 
     def score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:
-        """Returns the log-probabilities of the tokens that the step scores. `hidden`: its hidden states."""
+        """Returns the log-probabilities of the prompt tokens in `step.scored`. `hidden`: the step's hidden states."""
         scored: list[TokenLogprobs] = []
         for start in range(0, len(step.scored), _SCORED_AT_ONCE):
             rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
@@ -75,13 +74,13 @@ class ForwardPass:
 
     def _inputs(self, step: StepInput) -> dict[str, Any]:
         """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
-        their placeholders, what else the decoder takes of items, and the family's `inputs_of_tokens`."""
+        their placeholders, the item mask and deepstack levels, and the family's `inputs_of_tokens`."""
         embeds, levels = self._embed(step)
         inputs = {"inputs_embeds": embeds.unsqueeze(0), **self._family.inputs_of_tokens(self._model, step.token_ids)}
         if not len(step.embed_rows) or not (levels is not None or self._family.takes_item_mask):
             return inputs
         item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
-        item_mask.index_fill_(1, step.embed_rows, True)  # by an assignment the host would wait for the device
+        item_mask.index_fill_(1, step.embed_rows, True)  # an assignment would synchronize with the device
         if levels is None:
             return {**inputs, "item_mask": item_mask}
         split = torch.split(levels, self._hidden_size, dim=-1)
@@ -89,8 +88,7 @@ class ForwardPass:
 
     def _embed(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the embeddings of all tokens, (num_tokens, hidden_size), with the items' embeddings at their
-        placeholders. And the deepstack levels, (num_embeds, levels * hidden_size), which the decoder adds later, or
-        None without any."""
+        placeholders, and the deepstack levels, (num_embeds, levels * hidden_size), or None."""
         embeds = self._family.embed_tokens(self._model, step.token_ids)
         if not len(step.embed_rows):
             return embeds, None

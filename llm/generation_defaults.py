@@ -37,17 +37,17 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "num_return_sequences": (1,),
     "max_time": (),
 }
-"""Settings that change the answers of `generate`, each with the values beside None that change nothing."""
+"""Settings that change the answers of `generate`, each with its neutral values besides None."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The sampling defaults and end tokens that a checkpoint names.
+    """The sampling defaults and end tokens of a checkpoint.
 
-    `sampling`: the values of sampling parameters that a request leaves unset.
-    `eos_token_ids`: the end tokens. `stop`: texts that end an answer as end tokens do.
-    `min_tokens`: the fewest tokens of an answer; `min_length`: of prompt and answer together.
-    `suppressed_token_ids`: tokens that come in no answer.
+    `sampling`: values for sampling parameters that a request leaves unset.
+    `eos_token_ids`: the end tokens. `stop`: the stop strings.
+    `min_tokens`: the least number of tokens of an answer; `min_length`: of prompt and answer together.
+    `suppressed_token_ids`: tokens that are never sampled.
     """
 
     sampling: Mapping[str, Any]
@@ -58,8 +58,8 @@ class GenerationDefaults:
     suppressed_token_ids: tuple[int, ...] = ()
 
     def fill(self, params: SamplingParams, num_prompt_tokens: int, room: int) -> SamplingParams:
-        """Returns the parameters with the model's values where the request sets none. `room`: the most tokens that the
-        context holds behind the prompt. A minimum of the model's own never exceeds the request's `max_tokens`."""
+        """Returns the parameters with the model's defaults where the request sets none. `room`: the tokens of context
+        left after the prompt. The model's minimum is cut to the request's `max_tokens`."""
         unset = {name: value for name, value in self.sampling.items() if getattr(params, name) is None}
         if params.min_tokens is None:
             wanted = self.min_length - num_prompt_tokens if self.min_tokens is None else self.min_tokens
@@ -68,13 +68,13 @@ class GenerationDefaults:
         return replace(params, **unset)
 
     def stop_strings(self, params: SamplingParams) -> tuple[str, ...]:
-        """Returns the texts that end an answer: the request's and the model's."""
+        """Returns the stop strings of request and model."""
         return params.stop if params.ignore_eos else (*params.stop, *self.stop)
 
 
 def load_generation_defaults(model: str, revision: str | None, tokenizer_eos: int | None) -> GenerationDefaults:
-    """Reads the settings of a checkpoint, a folder or a hub id. `tokenizer_eos`: the end token of its tokenizer, which
-    holds where no file names any. Logs the settings that are not supported."""
+    """Reads the settings of a checkpoint, a folder or a hub id. `tokenizer_eos`: the tokenizer's end token, used if no
+    file names any. Logs unsupported settings."""
     generation = load_generation_config(model, revision)
     if ignored := unsupported_settings(generation):
         logger.warning("the model's generation settings ask for %s, which is not supported and ignored", ignored)
@@ -91,9 +91,9 @@ def load_generation_defaults(model: str, revision: str | None, tokenizer_eos: in
 
 
 def load_generation_config(model: str, revision: str | None) -> GenerationConfig:
-    """Returns the settings that transformers' `generate` takes from a checkpoint: those of generation_config.json, or
-    where there is no such file those of config.json. End tokens of config.json also complete a generation_config.json
-    that names none: `generate` would not stop."""
+    """Returns the settings that transformers' `generate` would use: from generation_config.json, or from config.json if
+    that file is missing. Unlike `generate`, takes the end tokens of config.json if generation_config.json names
+    none."""
     of_model = GenerationConfig.from_model_config(PreTrainedConfig.get_config_dict(model, revision=revision)[0])
     try:
         generation = GenerationConfig.from_pretrained(model, revision=revision)
@@ -105,7 +105,7 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
 
 
 def unsupported_settings(generation: GenerationConfig) -> dict[str, Any]:
-    """Returns the settings, by name, that change the answers of `generate` and not the engine's."""
+    """Returns the settings, by name, that `generate` obeys and the engine ignores."""
     found = {name: getattr(generation, name) for name in UNSUPPORTED}
     changed = {name: value for name, value in found.items() if value is not None and value not in UNSUPPORTED[name]}
     if any(len(word) > 1 for word in _words(generation)):
@@ -114,8 +114,8 @@ def unsupported_settings(generation: GenerationConfig) -> dict[str, Any]:
 
 
 def _sampling(generation: GenerationConfig) -> dict[str, Any]:
-    """Returns the values of a generation config that samples, or else greedy decoding. Both keep the config's
-    repetition penalty."""
+    """Returns the config's sampling values, or greedy decoding if it does not sample. Both keep the config's repetition
+    penalty."""
     repetition_penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
     if not generation.do_sample:
         off = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -130,7 +130,7 @@ def _sampling(generation: GenerationConfig) -> dict[str, Any]:
 
 
 def _words(generation: GenerationConfig) -> list[list[int]]:
-    """Returns the sequences of tokens that must not come. `generate` passes over an end token among them."""
+    """Returns the forbidden token sequences. End tokens among `bad_words_ids` are dropped, as `generate` does."""
     eos = _listed(generation.eos_token_id or ())
     bad = [word for word in generation.bad_words_ids or () if word not in [[token_id] for token_id in eos]]
     return [*bad, *([token_id] for token_id in generation.suppress_tokens or ())]

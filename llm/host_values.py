@@ -1,5 +1,4 @@
-"""Carries values between the host and a device without waiting: a step's arrays to the device in one copy, and what the
-device has made back to the host."""
+"""Asynchronous copies between host and device: a step's arrays to the device in one copy, results back to the host."""
 
 from typing import Any
 
@@ -9,17 +8,16 @@ import torch
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 _ALIGNMENT = 16
-"""Bytes. Each value begins at a multiple. A compiled kernel may be for such addresses only, which tensors of their own
-have."""
+"""Bytes. Each value begins at a multiple, as a separate tensor does, because a compiled kernel may rely on it."""
 
 
 class HostValues:
-    """Arrays of a step that the device needs. First all are added, then `upload` copies them, then `values[index]` is
-    each of them on the device.
+    """Arrays of a step for the device. Call `add` for each array, then `upload` once; `values[index]` is then the array
+    on the device.
 
-    A copy costs the host some ten microseconds however small it is, and from memory that is not pinned the host also
-    waits until the device has done all that it was given before. So each upload takes pinned memory of its own, which
-    nobody writes to afterwards: the device may read it long after `upload` has returned."""
+    One copy carries all arrays, because even the smallest copy costs the host some ten microseconds. Each upload
+    allocates pinned memory of its own: a copy from other memory would wait for the device's queue, and the device may
+    read the memory long after `upload` has returned."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,7 +36,7 @@ class HostValues:
         starts = [0]
         for array in self._arrays:
             starts.append(starts[-1] + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT)
-        # PyTorch gives pinned memory to another only when the device has read it.
+        # PyTorch's allocator reuses pinned memory only after the device has read it.
         host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         memory = host.numpy()
         for array, start in zip(self._arrays, starts, strict=False):
@@ -62,8 +60,7 @@ def send(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class HostCopy:
-    """A tensor on its way to the host. `read` waits until the device has made it, but for nothing that the device was
-    given later."""
+    """An asynchronous copy of a tensor to the host. `read` waits for this copy, not for work queued later."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host = tensor
@@ -75,7 +72,7 @@ class HostCopy:
             self._is_there.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> list[Any]:
-        """Returns the tensor's numbers, in lists within each other as its axes are."""
+        """Returns the tensor as nested lists."""
         if self._is_there is not None:
             self._is_there.synchronize()
         numbers: list[Any] = self._host.tolist()

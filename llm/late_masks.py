@@ -1,4 +1,4 @@
-"""Holds the logits of sequences whose grammar's mask is not ready yet, while other sequences take their next steps."""
+"""Holds the logits of sequences whose grammar mask is not ready yet, while other sequences step on."""
 
 from typing import TypeAlias
 
@@ -9,11 +9,11 @@ from raylens.llm.sampling.grammar import GrammarMatcher
 from raylens.llm.sequence import Sequence
 
 _PATIENCE_SECONDS = 0.005
-"""How long a step waits for masks before their sequences leave its batch. Most masks take a tenth of a millisecond, and
-leaving the batch costs more than that."""
+"""The longest wait of a step for masks before their sequences leave its batch. Most masks take a tenth of a
+millisecond, and leaving the batch costs more."""
 _IDLE_SECONDS = 0.05
-"""How long a step that has nothing else to do waits for masks. It is short, so that requests that come or go need not
-wait."""
+"""The longest wait of an otherwise empty step for masks. It is short, because new requests and aborts wait behind
+it."""
 
 Sampling: TypeAlias = list[tuple[Sequence, AnswerState]]
 
@@ -32,16 +32,16 @@ class LateMasks:
         return list(self._rows)
 
     def forget_gone(self) -> None:
-        """Drops the sequences that have ended, and those that were preempted, whose logits will be computed again."""
+        """Drops sequences that have ended or were preempted. A preempted sequence computes its logits again."""
         gone = [one for one in self._rows if one.is_finished or one.num_uncomputed_tokens]
         for sequence in gone:
             del self._rows[sequence]
 
     def exchange(self, sampling: Sampling, logits: torch.Tensor | None) -> tuple[Sampling, torch.Tensor | None]:
-        """Takes a step's sequences and logits, and returns the sequences to sample a token for now and their logits.
+        """Takes a step's sequences and logits, and returns the sequences to sample now with their logits: the step's
+        and the waiting ones whose masks are ready.
 
-        `logits` are (len(sampling), vocab), or None where the step computed none; the result has the same form. It
-        holds those of the step's and of the waiting sequences whose masks are ready."""
+        `logits`: (len(sampling), vocab), or None if the step computed none; the result has the same form."""
         late = _matchers([answer for _, answer in sampling if not answer.sampler_state.is_ready])
         if not late and not self._rows:
             return sampling, logits
@@ -57,7 +57,7 @@ class LateMasks:
         candidates += [(*one, row) for one, row in zip(sampling, rows, strict=True)]
         ready = [answer.sampler_state.is_ready for _, answer, _ in candidates]
         self._rows = {
-            # Cloned, because the runner may write the next step's logits to the same memory.
+            # Cloned, because the next step may overwrite the logits.
             sequence: (answer, row if sequence in self._rows else row.clone())
             for (sequence, answer, row), is_ready in zip(candidates, ready, strict=True)
             if not is_ready

@@ -1,4 +1,4 @@
-"""Runs one token through a decoder to see what its layers keep in the KV cache, and whether all of them use it."""
+"""Runs one token through a decoder, to learn its layers' cache shapes and to check that all layers use the KV cache."""
 
 import torch
 from torch import nn
@@ -19,10 +19,10 @@ class _Probe:
 
 
 def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[AttentionCall]:
-    """Returns each layer's request for attention to a single token, in order.
+    """Returns each layer's attention call for a single token, in order.
 
-    Raises ValueError for a decoder with layers that attend in another way or not at all (linear attention, state
-    spaces, encoder layers): their state would silently be lost between steps.
+    Raises ValueError for a decoder with layers that do not use paged attention (linear attention, state spaces, encoder
+    layers): their state would silently be lost between steps.
     """
     weight = next(decoder.parameters())
     probe = _Probe()
@@ -38,7 +38,7 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
     except Exception as error:  # mostly an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error!r}") from error
     shapes = cache_shapes(probe.calls)
-    # transformers marks the layers that read an earlier layer's cache in this way.
+    # transformers' mark of layers that read an earlier layer's cache.
     num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())
     with_caches = dict.fromkeys(call.layer for call in probe.calls)
     if len(probe.calls) != num_layers or list(with_caches) != list(range(num_layers - num_sharing)):
@@ -50,8 +50,8 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
 
 
 def cache_shapes(calls: list[AttentionCall]) -> list[LayerShape]:
-    """Returns the shapes of the layers that have a cache, in order. A layer that reads an earlier layer's cache has no
-    cache of its own."""
+    """Returns the shapes of the layers with a cache of their own, in order. Layers that read an earlier layer's cache
+    have none."""
     shapes = {}
     for call in calls:
         _, num_kv_heads, key_dim = call.keys.shape

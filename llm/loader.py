@@ -25,8 +25,8 @@ _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 def load_language_half(
     config: EngineConfig, group: ProcessGroup | None = None
 ) -> tuple[PreTrainedModel, LanguageFamily]:
-    """Returns the language half and its family. The half is on its device, in evaluation mode and with paged attention.
-    With a `group` it holds only this rank's part of the weights.
+    """Returns the language half, on its device, in evaluation mode and with paged attention, and its family. With a
+    `group` it holds only this rank's part of the weights.
 
     Raises ValueError for an unsupported family or text model, for a `max_model_len` above the model's own, for a
     checkpoint that lacks a weight, and for a model that cannot be divided among the ranks.
@@ -52,7 +52,7 @@ def load_language_half(
             attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
         )
     except KeyError as error:
-        # Such classes have a table of attention layers in place of transformers' registry of attention functions.
+        # Some classes look up attention layers in a table of their own, not in transformers' registry.
         has_own_table = error.args == (ATTENTION_NAME,)
         reason = "its attention layers cannot be replaced" if has_own_table else f"its configuration lacks {error}"
         raise ValueError(f"{not_supported}: {reason}") from error
@@ -61,8 +61,8 @@ def load_language_half(
 
 
 def load_language_family(model_type: str) -> LanguageFamily:
-    """Returns the language half of a known family, or a text model of transformers as it is. Raises ValueError for
-    others."""
+    """Returns the declared family, or a default one for a plain text model of transformers. Raises ValueError for other
+    types."""
     if model_type not in known_to("llm") and (of_text := text_family(model_type)) is not None:
         return of_text
     family: LanguageFamily = load_family("llm", model_type)
@@ -70,8 +70,8 @@ def load_language_family(model_type: str) -> LanguageFamily:
 
 
 def _share_caches(decoder: nn.Module) -> None:
-    """Makes each layer that reuses an earlier layer's keys and values use that layer's cache. It writes the same values
-    there once more."""
+    """Points each layer that reuses an earlier layer's keys and values to that layer's cache. It writes the same values
+    there again."""
     config: Any = decoder.config
     modes = getattr(config, "kv_sharing_modes", ())
     kept = {config.layer_types[index]: index for index, mode in enumerate(modes) if mode == "store"}
@@ -82,8 +82,8 @@ def _share_caches(decoder: nn.Module) -> None:
 
 
 def _why_unsupported(text_config: PreTrainedConfig) -> str | None:
-    """Returns why the text model is not supported, as far as its configuration shows it, or None. `probe_layers` finds
-    the other reasons."""
+    """Returns the reason in the configuration why the text model is not supported, or None. `probe_layers` finds other
+    reasons."""
     if text_config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:

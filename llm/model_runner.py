@@ -50,12 +50,12 @@ _CPU_CACHE_BYTES = 512 * 2**20
 
 
 class ModelRunner:
-    """Holds the weights and the KV cache, and runs chunks of sequences. It knows nothing of requests."""
+    """Holds the weights and the KV cache, and runs chunks of sequences. Requests are the engine's concern."""
 
     def __init__(self, config: EngineConfig, group: ProcessGroup | None = None) -> None:
         """With a `group` this runner is one rank of several. All ranks but rank 0 run `lockstep.serve_steps`.
 
-        Raises ValueError for a model or settings that are not supported."""
+        Raises ValueError for an unsupported model or unsupported settings."""
         if config.max_loras > 0 and group is not None:
             raise ValueError("max_loras: a model divided among ranks serves no adapters")
         turn_off_cudnn_attention()
@@ -80,7 +80,7 @@ class ModelRunner:
         self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers)
         self.embedding_size = self.forward.embedding_size
         self.max_span_tokens = self._count_span_tokens(config)
-        # The longest span goes in one step together with one token of every other sequence.
+        # One step holds the longest span together with one token of every other sequence.
         self._max_step_tokens = max(config.max_num_batched_tokens, self.max_span_tokens + config.max_num_seqs - 1)
         self._builder = StepBuilder(
             max_num_tokens=self._max_step_tokens,
@@ -122,8 +122,8 @@ class ModelRunner:
         )
 
     def _fuse(self, calls: Sequence[AttentionCall], config: EngineConfig) -> FusedDecoder | None:
-        """Returns the decoder that runs in one call, or None where its layers are of another kind, or where it does not
-        give what transformers' forward gives."""
+        """Returns the decoder that runs in one call, or None if it is not plain or its results differ from
+        transformers' forward."""
         attention = self._attention
         assert isinstance(attention, KernelAttention)
         num_positions = min(self.context_length, attention.num_slots)
@@ -169,10 +169,10 @@ class ModelRunner:
         compile_layers(self._decoder, run, self._max_step_tokens, is_one_of_several=is_one_of_several)
 
     def _count_span_tokens(self, config: EngineConfig) -> int:
-        """Returns the length of the longest span that the engine takes, or 0 for a family without spans.
+        """Returns the longest span in tokens that the engine accepts, or 0 for a family without spans.
 
-        A span has to go in one step. The limit is the tokens of the model's largest picture and a step's budget
-        together, but no more than the context."""
+        A span is computed in one step. The limit is the sum of the model's largest picture and a step's budget, capped
+        by the context."""
         if not self._family.has_spans:
             return 0
         return min(config.max_num_batched_tokens + config.largest_item_tokens, self.context_length)
@@ -191,7 +191,7 @@ class ModelRunner:
 
     def _cache_bytes(self, layers: Sequence[LayerShape], config: EngineConfig, bytes_of_block: int) -> int:
         if self._device.type == "cpu":
-            # The cache has room at least for the largest picture and a step's budget beside it.
+            # The cache holds at least the largest picture and a step's budget beside it.
             num_needed = min(config.largest_item_tokens + config.max_num_batched_tokens, self.context_length)
             return max(_CPU_CACHE_BYTES, -(-num_needed // config.block_size) * bytes_of_block)
 
@@ -215,8 +215,8 @@ class ModelRunner:
         has_items: bool,
         has_loras: bool = False,
     ) -> None:
-        """Runs a step that computes only the last `num_tokens` of a prompt, with a cache of a single block.
-        `has_items`: all these tokens are of items. `has_loras`: they have the first and the last adapter."""
+        """Runs a step over the last `num_tokens` of a prompt, with a cache of a single block. `has_items`: all these
+        tokens belong to items. `has_loras`: the tokens alternate between the first and the last adapter."""
         step = worst_step(
             num_tokens=num_tokens,
             num_positions=num_positions,
@@ -235,7 +235,7 @@ class ModelRunner:
         if self._kernels is not None:
             make = partial(KernelAttention, self._kernels)
         elif self._device.type == "cuda":
-            from raylens.llm.cuda.attention import CudaAttention  # Triton comes with PyTorch for GPUs only
+            from raylens.llm.cuda.attention import CudaAttention  # needs Triton, which only PyTorch for GPUs has
 
             make = partial(CudaAttention, max_positions=self.context_length, device=self._device)
         return make(
@@ -248,9 +248,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _capture_graphs(self, config: EngineConfig) -> "DecodeGraphs | None":
-        """Returns the CUDA graphs of decode steps, or None for a model that cannot be recorded because the host decides
-        something in the middle of it. Raises any other error of a decode step. The graphs of several ranks contain
-        their collectives, so that all ranks have graphs or none does."""
+        """Returns the CUDA graphs of decode steps, or None if the model cannot be recorded, because its forward
+        synchronizes with the host. Raises all other errors of a decode step. Graphs contain the ranks' collectives, so
+        either all ranks use graphs or none does."""
         from raylens.llm.cuda.attention import CudaAttention
         from raylens.llm.cuda.decode_graphs import DecodeGraphs
 
@@ -287,39 +287,38 @@ class ModelRunner:
         )
 
     def _longest_context(self, block_size: int) -> int:
-        """Returns how many positions a sequence can have in the model and in the cache."""
+        """Returns the most positions of a sequence, bounded by the model and the cache."""
         return min(self.context_length, self.num_blocks * block_size)
 
     def num_prompt_threads(self) -> int:
-        """Returns how many threads the next step with prompts has on the CPU, if sequences decode in it."""
+        """Returns the number of CPU threads of the next step with both prompts and decoding sequences."""
         return self._prompt_threads.next_number()
 
     @property
     def has_kernels(self) -> bool:
-        """Returns whether Raylens' own kernels compute the model: a row is then the same alone and among others."""
+        """Returns whether Raylens' own kernels compute the model. Results of a row then do not depend on its batch."""
         return self._kernels is not None
 
     @property
     def stages_embeddings(self) -> bool:
-        """Returns whether steps send embeddings to a GPU. Ranks get them from the memory of rank 0's process."""
+        """Returns whether steps copy embeddings to a GPU. Several ranks get them by rank 0's messages instead."""
         return self._device.type == "cuda" and self._group is None
 
     def stage_embeddings(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Returns a copy in the model's dtype and in pinned memory, from which the GPU reads on its own."""
+        """Returns a copy in the model's dtype and in pinned memory, which the GPU reads asynchronously."""
         return embeddings.to(self._model.dtype).pin_memory()
 
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
-        """Returns how the prompt's positions relate. Raises InvalidRequestError where the items do not fit the
-        prompt."""
+        """Returns the prompt's layout. Raises InvalidRequestError if the items do not fit the prompt."""
         return self._family.layout(self._model, prompt)
 
     def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepOutput:
-        """Computes the chunks, of which decode chunks come first. `chosen`: see `StepBuilder.build`."""
+        """Computes the chunks, decode chunks first. `chosen`: see `StepBuilder.build`."""
         step = self._builder.build(chunks, chosen)
         return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
 
     def run_step(self, step: StepInput) -> StepOutput:
-        """Computes a step on this rank: the part of `run` that every rank does."""
+        """Computes a step on this rank. Every rank calls this."""
         if self._graphs is not None and self._graphs.fits(step):
             _, logits = self._graphs.run(step)
             return StepOutput(logits, [])
@@ -331,8 +330,8 @@ class ModelRunner:
     def _with_threads(
         self, threads: StepThreads, step: StepInput, run: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs a step with as many threads as suit it. One in which nothing decodes takes all: no stream waits for it,
-        and a first token does."""
+        """Runs a step with a suitable number of threads. A step without decoding sequences takes all threads, because
+        no stream waits for it and a first token does."""
         if step.num_decodes == 0:
             set_num_threads(threads.most)
             return run()
@@ -349,8 +348,7 @@ class ModelRunner:
 
 
 def _max_threads(config: EngineConfig, group: ProcessGroup | None) -> int:
-    """Returns the most threads of a step. Ranks wait for each other after each layer, so each keeps to its own
-    cores."""
+    """Returns the most threads of a step. Ranks synchronize after each layer, so each rank stays on its own cores."""
     if config.num_threads is not None:
         return config.num_threads
     return usable_cores() if group is None else torch.get_num_threads()

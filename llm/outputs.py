@@ -1,4 +1,4 @@
-"""The engine's results: one output for each answer that a step has advanced or ended, and figures of its state."""
+"""The engine's results: an output for each answer that a step has advanced or ended, and statistics."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -16,11 +16,11 @@ from raylens.preprocess.schema import InvalidRequestError
 class RequestOutput:
     """One step's addition to answer `index` of a request. `finish_reason` is set on that answer's last output.
 
-    `has_stop_token`: the last of `token_ids` ended the answer and is no part of its text. The detokenizer of
-    `LLMEngine.make_detokenizer` turns the other ids into text.
-    `logprobs`: one for each of `token_ids`, where the request asks for them.
+    `has_stop_token`: the last of `token_ids` ended the answer and is not part of its text. `LLMEngine.make_detokenizer`
+    makes the detokenizer for the other ids.
+    `logprobs`: one for each of `token_ids`, if the request asks for them.
     `prompt_logprobs`: one for each token of the prompt but the first, on the first output of answer 0.
-    `num_cached_tokens`: how many of the prompt's tokens had their keys and values in the prefix cache.
+    `num_cached_tokens`: the number of prompt tokens found in the prefix cache.
     """
 
     request_id: str
@@ -56,12 +56,11 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine: numbers of sequences, how many tokens of prompts are still to be computed, and the
-    share of KV blocks in use (0 to 1).
+    """A snapshot of the engine: numbers of sequences, prompt tokens still to compute, and the share of KV blocks in use
+    (0 to 1).
 
-    Since the start: the numbers of preemptions and of steps, the seconds that each part of the steps took, tokens of
-    prompts computed and sequences decoded in these steps, tokens looked up in the prefix cache and found there, and how
-    many tokens were guessed and how many of these were right.
+    Totals since the start: preemptions, steps, seconds of each part of the steps, computed prompt tokens, decoded
+    sequences, prompt tokens looked up and found in the prefix cache, draft tokens and accepted draft tokens.
     """
 
     num_running: int

@@ -1,6 +1,6 @@
-"""Attention of a step's prefill chunks on a GPU, over a copy of the keys and values that they see.
+"""Attention of a step's prefill chunks on a GPU, over contiguous copies of their keys and values.
 
-One call attends for several chunks where PyTorch has a kernel for it, and one call for each chunk elsewhere.
+One call computes several chunks if PyTorch has a kernel for it; otherwise each chunk takes a call.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ Masks = Mapping[int | None, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """Some chunks of a step, which lie at `rows` of its flattened tokens.
+    """Some chunks of a step, at `rows` of its flattened tokens.
 
     `query_lengths` and `context_lengths`: the number of tokens of each chunk, and of positions up to its end.
-    `slots`: where those positions of all these chunks lie in the cache, one chunk behind the other, int64.
-    `starts`: (2, num_chunks + 1), int32: where each chunk's tokens, and its positions, begin and the last ones end."""
+    `slots`: the cache slots of these positions, concatenated over the chunks, int64.
+    `starts`: (2, num_chunks + 1), int32: the cumulative query lengths and context lengths, from 0."""
 
     rows: slice
     query_lengths: list[int]
@@ -62,7 +62,7 @@ class PrefillChunks:
 
 
 def _goes_in_one_call(call: AttentionCall, masks: Sequence[torch.Tensor | None]) -> bool:
-    """Returns whether `attend_causally` can do what `attend_chunk` does for each chunk."""
+    """Returns whether `attend_causally` can replace `attend_chunk` for all chunks."""
     is_plain = call.softcap is None and all(mask is None for mask in masks)
     return is_plain and call.queries.shape[-1] == call.values.shape[-1] and has_kernel(call.queries)
 
@@ -70,10 +70,10 @@ def _goes_in_one_call(call: AttentionCall, masks: Sequence[torch.Tensor | None])
 def prefill_chunks(
     step: StepInput, masks: Sequence[Masks], *, block_size: int, max_positions: int, device: torch.device
 ) -> list[PrefillChunks]:
-    """Returns all prefill chunks of the step, with their tensors on `device`. `masks`: those of each chunk.
+    """Returns all prefill chunks of the step in groups, with their tensors on `device`. `masks`: of each chunk.
 
-    The chunks that are taken together see at most `max_positions` positions, which bounds the copies of keys and
-    values. A chunk that sees more is alone."""
+    The contexts of a group have at most `max_positions` positions together, which bounds the copies of keys and values.
+    A longer chunk is a group of its own."""
     made, row = [], step.num_decodes
     for members in _groups(step, max_positions):
         queries = [step.query_lengths[index] for index in members]
@@ -99,7 +99,7 @@ def prefill_chunks(
 
 
 def _groups(step: StepInput, max_positions: int) -> Iterator[list[int]]:
-    """Yields the indices of the prefill chunks, in order, each time of those that are taken together."""
+    """Yields the indices of the prefill chunks of each group, in order."""
     group: list[int] = []
     num_positions = 0
     for index in range(step.num_decodes, len(step.query_lengths)):

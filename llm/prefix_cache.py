@@ -1,4 +1,4 @@
-"""Hashes that name the content of full KV blocks: equal hashes mean equal keys and values."""
+"""Hashes of the content of full KV blocks: equal hashes mean equal keys and values."""
 
 import json
 import os
@@ -14,12 +14,12 @@ _DIGEST_BYTES = 16
 
 
 def shared_root(cache_salt: str, lora: LoraRequest | None = None) -> bytes:
-    """Returns the root of the block hashes of all requests with one salt and one adapter, so that they share blocks."""
+    """Returns the root of block hashes for a salt and an adapter. Requests share blocks if both are equal."""
     root = blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES)
     if lora is None:
         return root.digest()
     identity = json.dumps([lora.name, lora.folder, lora.version]).encode()
-    # The personalisation keeps these apart from all roots without an adapter, whatever the salt.
+    # The personalisation separates these from the roots of all salts without an adapter.
     return blake2b(root.digest() + identity, digest_size=_DIGEST_BYTES, person=b"lora").digest()
 
 
@@ -31,10 +31,9 @@ def private_root() -> bytes:
 def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
     """Extends `sequence.block_hashes` to all blocks that the sequence's known tokens fill.
 
-    A block's hash covers the hash of the block before it (for the first block `sequence.prefix_root`), its token ids,
-    and for each item in it the hash of the item's content and the position where the item starts. So blocks of equal
-    ids have different hashes if their pictures or their tenants differ. The hash is cryptographic, because a client
-    could search for collisions.
+    A block's hash covers the hash of the previous block (`sequence.prefix_root` for the first), its token ids, and
+    start and content hash of each of its items. Blocks of equal ids thus have different hashes if their pictures or
+    tenants differ. The hash is cryptographic, because a client could search for collisions.
     """
     for index in range(len(sequence.block_hashes), len(sequence.token_ids) // block_size):
         parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.prefix_root
@@ -47,8 +46,7 @@ def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
 
 
 def _items_between(items: Seq[PromptItem], start: int, end: int) -> list[bytes]:
-    """Returns start and content hash of every item with an embedding in [start, end) or embeddings on both sides of
-    it."""
+    """Returns start and content hash of every item that reaches into [start, end)."""
     return [
         f"{item.positions[0] - start}:{item.mm_hash};".encode()
         for item in items

@@ -1,4 +1,4 @@
-"""How the positions of one prompt relate: their rotary positions, and which of them also see later positions."""
+"""The layout of one prompt: its rotary positions and its spans of bidirectional attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class BidirectionalSpan:
-    """The positions [start, end) of a prompt, in which all `members` (ascending) see each other, also later ones.
+    """The positions [start, end) of a prompt. All `members` (ascending) attend to each other, in both directions.
 
-    The whole span has to be computed in one chunk, because a member depends on positions behind it.
+    One chunk computes the whole span, because a member depends on later positions.
     """
 
     start: int
@@ -25,15 +25,15 @@ class BidirectionalSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """How the positions of one prompt relate, by the rules of its model family.
+    """The layout of one prompt, by the rules of its model family.
 
     `rope_positions` (num_axes, num_prompt_tokens): the rotary positions of the prompt's tokens. None: all axes are
     equal, and a position is the token's index plus the offset.
     `rope_offsets`: for each axis, the difference between a generated token's rotary position and its index in the
     sequence.
-    `spans`: ascending, apart from each other.
-    `is_prefix_cacheable`: whether the keys and values of a position follow from the tokens up to it and the items that
-    these tokens belong to. They do not where a span covers several items or text.
+    `spans`: ascending and disjoint.
+    `is_prefix_cacheable`: whether keys and values of a position depend only on the tokens up to it and on these tokens'
+    items. False if a span covers several items or text.
     """
 
     rope_positions: npt.NDArray[np.int64] | None = None
@@ -43,7 +43,7 @@ class PromptLayout:
 
     def positions(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Returns the rotary positions of the tokens [start, end) of the sequence, prompt or generated: (num_axes,
-        end - start), or (1, end - start) where all axes are equal."""
+        end - start), or (1, end - start) if all axes are equal."""
         generated: npt.NDArray[np.int64] = np.arange(start, end) + np.array(self.rope_offsets)[:, None]
         if self.rope_positions is None or start >= self.rope_positions.shape[1]:
             return generated

@@ -1,23 +1,23 @@
-"""Guesses an answer's next tokens from what followed the same tokens before, in its prompt or in its own text.
+"""Guesses an answer's next tokens: the tokens that followed the same n-gram earlier in its prompt or text.
 
-Prompt lookup decoding (Saxena, 2023), vLLM's `ngram` speculation. One step computes a token and the guessed ones behind
-it. A guess is right where it is the token that the sampler then chooses, so that answers stay the same.
+Prompt lookup decoding (Saxena, 2023), vLLM's `ngram` speculation. One step computes a token and the guesses after it. A
+guess is accepted if the sampler then chooses the same token, so answers do not change.
 """
 
 _NGRAM = 3
-"""How many tokens have to be the same. With fewer, most guesses would be wrong."""
+"""The number of matching tokens. With fewer, most guesses would be wrong."""
 _MAX_LENGTH = 7
 _MAX_PAUSE = 64
 _MAX_INDEXED = 4096
-"""How many tokens are looked at for one guess, so that no step waits for a long prompt."""
+"""The most tokens indexed by one guess, so that no step waits for a long prompt."""
 
 
 class PromptLookup:
-    """The guesses for one sequence. They get longer while they are right, and rarer while they are wrong."""
+    """The guesses for one sequence. Right guesses make the next ones longer; wrong guesses make them rarer."""
 
     def __init__(self, token_ids: list[int], vocab_size: int) -> None:
-        """`token_ids`: the sequence's own list, which grows. Tokens outside the vocabulary, such as placeholders, are
-        never guessed."""
+        """`token_ids`: the sequence's own, growing list. Tokens outside the vocabulary, such as placeholders, are never
+        guessed."""
         self._token_ids = token_ids
         self._vocab_size = vocab_size
         self._next_position: dict[tuple[int, ...], int] = {}
@@ -26,7 +26,7 @@ class PromptLookup:
         self._pause, self._resumes_at = 0, 0
 
     def guess(self, max_tokens: int) -> list[int]:
-        """Returns up to `max_tokens` tokens that may come next, or none."""
+        """Returns up to `max_tokens` guessed tokens, or none."""
         token_ids = self._token_ids
         end = len(token_ids)
         indexed_end = min(end, self._num_indexed + _MAX_INDEXED)
@@ -38,7 +38,7 @@ class PromptLookup:
             return []
         guessed: list[int] = []
         for position in range(found, found + min(max_tokens, self._length)):
-            # A text that repeats itself is taken to go on so.
+            # A text that repeats itself is expected to continue so.
             token_id = token_ids[position] if position < end else guessed[position - end]
             if not 0 <= token_id < self._vocab_size:
                 break
@@ -46,7 +46,7 @@ class PromptLookup:
         return guessed
 
     def learn(self, num_guessed: int, num_right: int) -> None:
-        """Takes how many of the last guess's tokens were right, and decides how long the next guess may be."""
+        """Adapts the length of the next guess to the number of right tokens in the last one."""
         if num_right == num_guessed:
             self._length, self._pause = min(2 * self._length, _MAX_LENGTH), 0
         else:

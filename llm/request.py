@@ -1,4 +1,4 @@
-"""A request inside the engine: its prompt, its items, and a sequence for each answer that it asks for."""
+"""A request inside the engine: its prompt, its items, and a sequence for each answer."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 class AnswerState:
     """The state of one unfinished answer.
 
-    `text`: the answer's text, kept only where a stop string may end it.
-    `prompt_logprobs`: those of the prompt's tokens so far, where the request asks for them."""
+    `text`: the answer's text, or None if no stop string can end it.
+    `prompt_logprobs`: of the prompt's tokens so far, if the request asks for them."""
 
     sampler_state: SamplerState
     text: Detokenizer | None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def is_complete_with(self, token_id: int) -> bool:
-        """Takes the answer's next token. Returns whether the answer now ends in a stop string or is complete in the
-        form that the request asks for."""
+        """Takes the answer's next token. Returns whether the answer now ends in a stop string or completes its
+        structured output."""
         if self.text is not None:
             self.text.append([token_id])
             if self.text.stopped:
@@ -57,8 +57,8 @@ class Request:
         priority: int,
         lora: LoraRequest | None,
     ) -> list[Sequence]:
-        """Returns a sequence for each answer. The first computes the prompt, and the others take its blocks from the
-        prefix cache."""
+        """Returns a sequence for each answer. The first computes the prompt; the others take its blocks from the prefix
+        cache."""
         prompt_token_ids = self.prompt.prompt_token_ids
         room = max_model_len - len(prompt_token_ids) if params.max_tokens is None else params.max_tokens
         sequences: list[Sequence] = []
@@ -83,9 +83,9 @@ class Request:
 
 
 def make_items(prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None], embedding_size: int) -> list[PromptItem]:
-    """Returns the prompt's items with their embeddings, which are None where they come later.
+    """Returns the prompt's items with their embeddings. None: the embeddings arrive later.
 
-    Raises InvalidRequestError where the embeddings do not fit the placeholders.
+    Raises InvalidRequestError if the embeddings do not fit the placeholders.
     """
     if len(embeddings) != len(prompt.placeholders):
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Checks whether a request can ever run, before it enters the queue."""
+"""Rejects requests that can never run, before they are queued."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange
 
 
 def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
-    """Raises InvalidRequestError unless the context holds the prompt and the answer that the request asks for."""
+    """Raises InvalidRequestError unless the context holds the prompt and the requested answer."""
     if not 0 < num_prompt_tokens < max_model_len:
         raise InvalidRequestError(
             f"the prompt has {num_prompt_tokens} tokens, the context of {max_model_len} tokens"
@@ -29,7 +29,7 @@ def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: in
 
 
 def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raises InvalidRequestError that names `field` unless all its tokens are in the vocabulary of `vocab_size`."""
+    """Raises InvalidRequestError with `field` unless all tokens are in the vocabulary of `vocab_size`."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             reason = f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}"
@@ -37,7 +37,7 @@ def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> N
 
 
 def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:
-    """Raises InvalidRequestError for a span of more than `max_span_tokens`, which does not go in one step."""
+    """Raises InvalidRequestError for a span of more than `max_span_tokens`, too many for one step."""
     longest = max((span.end - span.start for span in layout.spans), default=0)
     if longest > max_span_tokens:
         raise InvalidRequestError(

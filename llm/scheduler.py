@@ -1,4 +1,4 @@
-"""Chooses which sequences run in the next step, and how many tokens of each: continuous batching, chunked prefill."""
+"""Chooses the sequences of the next step and their numbers of tokens: continuous batching, chunked prefill."""
 
 import time
 from bisect import insort
@@ -13,7 +13,7 @@ from raylens.llm.step_budget import StepBudget
 from raylens.llm.tenant_share import TenantShare
 
 _MIN_TOKENS_BEFORE_MISSING = 32
-"""How many tokens are worth a step before the embeddings behind them have arrived."""
+"""The fewest tokens that are worth a step of their own before the next embeddings have arrived."""
 
 
 @dataclass(slots=True, init=False, eq=False)
@@ -21,9 +21,9 @@ class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence, [start, end).
 
     `is_last`: whether the chunk reaches the sequence's last token.
-    `samples`: whether a token is sampled behind the chunk: it is the last, and the sequence may grow. A request with
-    `max_tokens` 0 only has its prompt computed.
-    `draft`: guesses of the tokens behind a decode chunk, which the same step computes.
+    `samples`: whether a token is sampled after the chunk: it is the last, and the sequence may grow. With `max_tokens`
+    0 a request computes its prompt only.
+    `draft`: guesses of the tokens after a decode chunk, computed in the same step.
     """
 
     sequence: Sequence
@@ -45,13 +45,12 @@ class ScheduledChunk:
 
     @property
     def decodes(self) -> bool:
-        """Returns whether the chunk is a generated token, behind which the next one is sampled."""
+        """Returns whether the chunk is a single generated token, after which the next one is sampled."""
         return self.samples and self.num_tokens == 1 and self.start >= self.sequence.num_prompt_tokens
 
     @property
     def scored_tokens(self) -> range:
-        """Returns the chunk's tokens, counted from its start, whose logits give the log-probability of the prompt's
-        next token."""
+        """Returns the chunk's tokens, counted from its start, whose logits score the next prompt token."""
         sequence = self.sequence
         if sequence.num_prompt_logprobs is None:
             return range(0)
@@ -62,27 +61,26 @@ class ScheduledChunk:
 class Scheduler:
     """Divides each step's token budget among sequences.
 
-    Decoding sequences come first, with one token each, so that no prompt keeps a stream waiting. `step_budget` says how
-    many tokens of prompts the step takes up beside them.
+    Decoding sequences come first, with one token each, so that no prompt delays a stream. `step_budget` limits the
+    prompt tokens beside them.
 
-    Prompts, begun or not, share these tokens. A lower `priority` goes first. Among equals, `short_prompt_share` of the
-    tokens go to the prompts that lack the fewest, so that a short one does not wait behind long ones. The rest go by
-    arrival, so that each gets on. A prompt begins only if all its blocks find room. Until a prompt finds room, later
-    ones may take room before it that have no more tokens than it has, all of them together. When blocks run out, the
-    running sequence of the highest rank is preempted and recomputed later.
+    Running and waiting prompts share these tokens. A lower `priority` goes first. Within a priority,
+    `short_prompt_share` of the tokens go to the prompts with the fewest tokens left, so that a short prompt does not
+    wait behind long ones. The rest goes by arrival, so that each prompt progresses. A prompt starts only if all its
+    blocks are free. While a prompt waits for blocks, later prompts may overtake it, up to a total of its own token
+    count. When blocks run out, the running sequence of the highest rank is preempted and recomputed later.
 
-    Tenants take turns: within a priority, a tenant's first sequence goes before the second ones of others, and so on. A
-    prompt that finds no room preempts sequences whose turn is later than its own, which are those of tenants that run
-    more. So a tenant alone may fill the engine, and another one still starts at once, up to an equal part of the
-    places. Of a tenant that runs more than others, some sequences decode in each step, see `TenantShare`.
+    Tenants take turns: within a priority, the first sequences of all tenants precede the second ones, and so on. A
+    prompt without room preempts sequences with a later turn, which belong to tenants with more running sequences. A
+    single tenant may thus fill the engine, and another tenant still starts at once, up to an equal part of the places.
+    For a tenant with more running sequences than others, only some decode in each step, see `TenantShare`.
 
-    A chunk ends before the first position whose embedding has not arrived, and waits with that position where it would
-    be very short. It never ends within a bidirectional span. A span that is longer than the budget goes in a step in
-    which each other sequence has one token. In that step decoding sequences go on and no other prompt does. Short
-    prompts get back later what the span took beyond its share. Sequences that wait for embeddings may start in up to
-    half of the places, so that other sequences get the rest.
+    A chunk ends before the first position with a missing embedding. A very short chunk waits for that embedding. A
+    chunk never ends within a bidirectional span. A span longer than the budget takes a step with decoding sequences but
+    without other prompts. Later steps compensate short prompts for the excess. Sequences that wait for embeddings may
+    take up to half of the places.
 
-    Decoding sequences that have guesses of their next tokens share what is left of `max_draft_rows` rows.
+    Sequences with guesses of their next tokens share the rest of `max_draft_rows` rows.
     """
 
     def __init__(
@@ -95,8 +93,8 @@ class Scheduler:
         step_budget: StepBudget | None = None,
         short_prompt_share: float = 0.5,
     ) -> None:
-        """`max_draft_rows`: tokens of a step that decode, guesses included, up to which sequences get guesses. A step
-        of so many takes hardly longer than one of a single token."""
+        """`max_draft_rows`: the most decode tokens of a step with guesses, guesses included. Such a step takes hardly
+        longer than one of a single token."""
         self._block_manager = block_manager
         self._max_num_seqs = max_num_seqs
         self._max_draft_rows = min(max_draft_rows, max_num_seqs)
@@ -106,7 +104,7 @@ class Scheduler:
         self._budget = 0
         self._arrival_credit = 0
         self.num_decodes = 0
-        """Of the chunks that `schedule` has returned last, how many decode. They come first."""
+        """The number of decode chunks in the latest result of `schedule`. They come first."""
         self._num_arrived = 0
         self._num_unfinished: Counter[str] = Counter()  # by tenant
         self._takes_turns = self._has_changed = False
@@ -121,7 +119,7 @@ class Scheduler:
 
     @property
     def num_lacking_tokens(self) -> int:
-        """The tokens of prompts that are still to be computed. Other threads may ask, too."""
+        """The prompt tokens still to compute. Thread-safe."""
         waiting = sum(sequence.num_tokens for sequence in list(self.waiting))
         begun = [sequence.num_uncomputed_tokens for sequence in list(self.running)]
         return waiting + sum(lacking for lacking in begun if lacking > 1)
@@ -136,7 +134,7 @@ class Scheduler:
     def schedule(self) -> list[ScheduledChunk]:
         """Chooses the next step's chunks, allocates their blocks and returns them, decode chunks (of one token) first.
 
-        The list is empty although sequences are unfinished only where all of them wait for embeddings, or for tokens
+        With unfinished sequences the list is empty only if all of them wait for embeddings, for adapters, or for tokens
         that the host has not read.
         """
         if self._has_changed:
@@ -156,14 +154,14 @@ class Scheduler:
         return list(chunks.values())
 
     def _prompts(self) -> list[Sequence]:
-        """Returns the prompts that have begun, and the waiting ones that may start in this step."""
+        """Returns the running prompts, and the waiting ones that may start in this step."""
         return [
             *(running for running in self.running if running.num_uncomputed_tokens > 1),
             *(self._first_of_tenants() if self._takes_turns else filter(self._may_start, self._with_places())),
         ]
 
     def _first_of_tenants(self) -> Iterable[Sequence]:
-        """Yields of each tenant as many waiting sequences that may start as there could be places for."""
+        """Yields startable waiting sequences, for each tenant at most as many as it could get places for."""
         num_places = dict.fromkeys(self._num_unfinished, self._max_num_seqs)
         for running in self.running:
             num_places[running.tenant] -= 1
@@ -194,7 +192,7 @@ class Scheduler:
         return self._tenant_share.choose(ready, beside)
 
     def _set_turns(self) -> None:
-        """Numbers the sequences of each tenant, those that run first. All turns are 0 while there is one tenant."""
+        """Numbers the sequences of each tenant, running ones first. With a single tenant all turns are 0."""
         self._has_changed = False
         if len(self._num_unfinished) < 2 and not self._takes_turns:
             return
@@ -206,7 +204,7 @@ class Scheduler:
         self.waiting = deque(sorted(self.waiting, key=_rank))
 
     def note_step(self, chunks: list[ScheduledChunk], num_decodes: int, seconds: float) -> None:
-        """Takes how long the step of these chunks took, of which so many decoded."""
+        """Records the duration of a step. `num_decodes`: the number of its chunks that decoded."""
         num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_decodes
         self.num_decoded_sequences += num_decodes
         self.num_prefill_tokens += num_prompt_tokens
@@ -215,7 +213,7 @@ class Scheduler:
             self._tenant_share.note(num_decodes, seconds)
 
     def _take_up_prompts(self, prompts: list[Sequence], chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Divides what the step computes of prompts: a share by arrival, and all that is left by what prompts lack."""
+        """Divides the step's prompt tokens: a share by arrival, and the rest by the tokens that prompts lack."""
         room = self._step_budget.prompt_tokens(self.num_decodes, self._budget, len(self._num_unfinished))
         if room <= 0:
             return
@@ -224,7 +222,7 @@ class Scheduler:
             self._serve(sorted(prompts, key=self._lack), chunks)
 
     def _with_places(self) -> Iterable[Sequence]:
-        """Returns the waiting sequences that can get a place in this step: all, while one is free."""
+        """Returns the waiting sequences that can get a place in this step: all, if a place is free."""
         if len(self.running) < self._max_num_seqs:
             return self.waiting
         if not self._takes_turns:
@@ -233,9 +231,9 @@ class Scheduler:
         return (waiting for waiting in self.waiting if waiting.turn < last)
 
     def _by_arrival(self, prompts: list[Sequence], room: int, chunks: dict[Sequence, ScheduledChunk]) -> int:
-        """Gives prompts their share of the step's `room` in their order, and returns how much of it is left.
+        """Gives prompts their share of the step's `room` in their order, and returns the rest of the room.
 
-        A span may take more than the share. The next steps then give less."""
+        If a span exceeds the share, the next steps give less."""
         if len(prompts) == 1 or self._short_prompt_share == 0:
             self._arrival_credit = room
         else:
@@ -249,7 +247,7 @@ class Scheduler:
         return room - (limit - self._budget)
 
     def _serve(self, prompts: list[Sequence], chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Takes up the prompts in this order, as far as there is budget."""
+        """Schedules the prompts in this order, within the budget."""
         for sequence in prompts:
             if self._budget <= 0:
                 return
@@ -259,8 +257,7 @@ class Scheduler:
                 self._take(sequence, num_tokens, chunks)
 
     def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
-        """Gives decode chunks their guesses, as far as there are rows and free blocks. Nothing is preempted for
-        them."""
+        """Gives decode chunks their guesses, within the rows and free blocks. Guesses preempt nothing."""
         room = min(self._max_draft_rows - len(chunks), self._budget)
         for index, chunk in enumerate(chunks):
             sequence = chunk.sequence
@@ -284,7 +281,7 @@ class Scheduler:
         sequence.finish_reason = reason
 
     def _chunk_size(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> int:
-        """Returns how many tokens of the sequence the step takes up now, besides those that it has taken up already."""
+        """Returns the number of tokens of the sequence to add to the step, beyond those scheduled already."""
         budget = max(0, self._budget)  # below 0 in a step with a span that is longer than the budget
         if sequence.is_prompt_computed:
             return min(sequence.num_uncomputed_tokens - _num_scheduled(sequence, chunks), budget)
@@ -295,8 +292,8 @@ class Scheduler:
         return max(0, end - start) if end <= num_ready else 0
 
     def _take(self, sequence: Sequence, num_tokens: int, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Schedules the next tokens of a running sequence. While there are too few blocks, this preempts the running
-        sequence of the highest rank, which may in the end be `sequence` itself."""
+        """Schedules the next tokens of a running sequence. While blocks are lacking, preempts the running sequence of
+        the highest rank, possibly `sequence` itself."""
         in_chunk = _num_scheduled(sequence, chunks) + num_tokens
         while not self._block_manager.allocate(sequence, sequence.num_computed_tokens + in_chunk):
             victim = max(self.running, key=_rank)
@@ -307,9 +304,8 @@ class Scheduler:
         self._budget -= num_tokens
 
     def _may_start(self, sequence: Sequence) -> bool:
-        """Returns whether a waiting sequence lacks nothing but room. It waits neither for its first embeddings nor for
-        its adapter nor for its parent to compute the prompt that they share, and those that wait for embeddings leave
-        it a place."""
+        """Returns whether a waiting sequence lacks nothing but room: its first embeddings, its adapter and the prompt
+        shared with its parent are ready, and the limit for sequences that wait for embeddings permits it."""
         parent = sequence.parent
         waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
         if waits_for_parent or sequence.last_whole(_end_of_ready(sequence)) <= 0:
@@ -321,9 +317,9 @@ class Scheduler:
         return sum(running.awaits_embeddings for running in self.running) < self._max_num_seqs // 2
 
     def _start(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Starts a waiting sequence if all its tokens have room, or get it from a tenant that runs more. With less room
-        it would soon be preempted again. One that was preempted keeps its place in front of others, but cannot start
-        while a token is pending: its last tokens are computed together, by their ids."""
+        """Starts a waiting sequence if all its tokens have room, or can take it from a tenant with more running
+        sequences. With less room it would soon be preempted again. A preempted sequence keeps its rank, but cannot
+        start while a token is pending, because recomputing its last tokens needs their ids."""
         if sequence.num_pending_tokens or not self._may_start(sequence):
             return
         first = next(waiting for waiting in self.waiting if waiting is sequence or self._may_start(waiting))
@@ -350,8 +346,8 @@ class Scheduler:
         self._take(sequence, num_tokens, chunks)
 
     def _make_room(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
-        """Returns whether a waiting sequence has a place and blocks now. Where sequences whose turn is later can give
-        them, as many as are needed are preempted."""
+        """Returns whether a waiting sequence gets a place and blocks. Preempts sequences with a later turn, as many as
+        needed, if that suffices."""
         later = [one for one in self.running if one.priority >= sequence.priority and one.turn > sequence.turn]
         later.sort(key=_rank, reverse=True)
         for count in range(len(later) + 1):
@@ -363,19 +359,19 @@ class Scheduler:
         return False
 
     def _has_room_beside(self, first: Sequence) -> bool:
-        """Returns whether another sequence may start without `first` losing its place."""
+        """Returns whether another sequence may start and still leave room for `first`."""
         return len(self.running) + 2 <= self._max_num_seqs and self._block_manager.can_start(first)
 
     def _may_overtake(self, sequence: Sequence, first: Sequence) -> bool:
-        """Returns whether `sequence` may take room that `first` waits for, which comes before it by rank.
+        """Returns whether `sequence` may take room that `first`, which precedes it by rank, waits for.
 
-        Without a limit, a large prompt might never find room beside ever new small ones. Nobody overtakes a preempted
-        sequence that has begun to answer."""
+        Without a limit, a steady flow of small prompts could starve a large one. A preempted sequence that has begun to
+        answer is never overtaken."""
         is_within = first.num_overtaking_tokens + self._num_lacking(sequence) <= first.num_tokens
         return is_within and first.num_tokens == first.num_prompt_tokens
 
     def _preempt(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Takes a running sequence's blocks away, and its part in the step."""
+        """Frees a running sequence's blocks and removes it from the step."""
         if sequence in chunks:
             self._budget += chunks.pop(sequence).num_tokens
         self._block_manager.free(sequence)
@@ -389,11 +385,11 @@ class Scheduler:
         insort(self.waiting, sequence, key=_rank)
 
     def _lack(self, sequence: Sequence) -> tuple[int, int, int]:
-        """Returns the key that orders prompts by what is left to compute of them, within a priority."""
+        """Returns the key that orders prompts of a priority by the tokens left to compute."""
         return sequence.priority, self._num_lacking(sequence), sequence.arrival_number
 
     def _num_lacking(self, sequence: Sequence) -> int:
-        """Returns how many tokens are left to compute of a prompt, begun or not."""
+        """Returns the number of tokens left to compute of a prompt, running or waiting."""
         if sequence.status is SequenceStatus.RUNNING:
             return sequence.num_uncomputed_tokens
         return sequence.num_tokens - self._block_manager.num_cached_tokens(sequence)
@@ -409,8 +405,8 @@ def _num_scheduled(sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -
 
 
 def _end_of_ready(sequence: Sequence) -> int:
-    """Returns the position up to which a sequence may be computed now. A few tokens in front of embeddings that have
-    not arrived wait with them: a step of their own would take longer than they do in the step of the others."""
+    """Returns the position up to which a sequence may be computed now. A few tokens before missing embeddings wait with
+    them, because they cost less in the later step than in a step of their own."""
     num_ready = sequence.num_ready_tokens
     is_cut = num_ready < sequence.num_prompt_tokens
     is_short = num_ready - sequence.num_computed_tokens < _MIN_TOKENS_BEFORE_MISSING

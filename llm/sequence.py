@@ -1,4 +1,4 @@
-"""A sequence, which is one answer to a request: its tokens, items and blocks, and how far it has been computed."""
+"""A sequence is one answer to a request: its tokens, items, blocks and progress."""
 
 import enum
 import time
@@ -24,7 +24,7 @@ class SequenceStatus(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended, in OpenAI's words; `ABORT` and `ERROR` never reach a client as a normal end."""
+    """The reason for a sequence's end, in OpenAI's terms; `ABORT` and `ERROR` never reach a client as a normal end."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -36,8 +36,8 @@ class FinishReason(enum.StrEnum):
 class PromptItem:
     """An item of the prompt.
 
-    `mm_hash` is the hash of its content, and `positions` are the prompt positions of its embeddings, ascending. The
-    `embeddings` are (num_embeds, embedding_size), or None until they have arrived."""
+    `mm_hash`: the hash of its content. `positions`: the prompt positions of its embeddings, ascending. `embeddings`:
+    (num_embeds, embedding_size), or None until they arrive."""
 
     mm_hash: str
     positions: Seq[int]
@@ -54,7 +54,7 @@ class PromptItem:
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """Moments of one sequence in seconds of `time.perf_counter`, None until they are reached. Queueing ends at
+    """Times of one sequence, in seconds of `time.perf_counter`, or None before the event. Queueing ends at
     `first_scheduled`."""
 
     arrival: float = field(default_factory=time.perf_counter)
@@ -74,23 +74,22 @@ class SequenceTimes:
 class Sequence:
     """One answer to a request, from its prompt's first token to its latest token.
 
-    `token_ids`: the tokens that the host knows. `num_pending_tokens`: how many further ones have been launched: the
-    device chooses them, and the host has not read them yet. They have positions, and no ids. There is one at most, and
-    only while the next step is scheduled and launched. `pending_row`: its row among the tokens of its step.
-    The keys and values of the first `num_computed_tokens` positions are in the blocks of `block_table`, in order, as
-    soon as the device has done what it was given.
-    `index`: the number of the answer in its request. All answers but the first have the first as their `parent` and
-    share its prompt.
-    `block_hashes`: names of the content of the full blocks, which start from `prefix_root`, see `prefix_cache`.
-    `num_prompt_logprobs`: how many of the likeliest tokens to name at each position of the prompt. None: the prompt is
-    not scored. The first `num_scored_tokens` positions have been scored already.
-    `priority`: sequences of a lower priority go first. `turn`: how many sequences of the same `tenant` go before it,
-    where several tenants have sequences.
-    `num_found_blocks`: how many blocks of its beginning the cache had when it was last asked, while it waits.
-    `num_overtaking_tokens`: the tokens of later sequences that have started while it was the first to wait for room.
-    `lookup`: guesses its next tokens. None: its tokens are computed one by one.
-    `lora`: its adapter, and `lora_slot` the adapter's place in memory. While it waits it is None where the adapter is
-    not in memory or may not be used yet.
+    `token_ids`: the tokens that the host knows. `num_pending_tokens`: further tokens that the device has been told to
+    choose and the host has not read. They have positions but no ids. At most one token is pending, and only while the
+    next step is scheduled and launched. `pending_row`: its row among the sampled tokens of its step.
+    `block_table`: its blocks, in order. They hold keys and values of the first `num_computed_tokens` positions, once
+    the device has finished all launched steps.
+    `index`: the number of the answer in its request. `parent`: the request's first answer, None for the first itself;
+    all answers share its prompt.
+    `block_hashes`: hashes of the content of the full blocks, starting from `prefix_root`, see `prefix_cache`.
+    `num_prompt_logprobs`: the number of likeliest tokens to name at each position of the prompt. None: the prompt is
+    not scored. `num_scored_tokens`: the positions scored so far.
+    `priority`: lower values go first. `turn`: with several tenants, the number of sequences of the same `tenant` before
+    this one.
+    `num_found_blocks`: while it waits, the number of blocks of its cached prefix at the last lookup.
+    `num_overtaking_tokens`: the tokens of later sequences that started while this one was the first to wait for room.
+    `lookup`: guesses its next tokens. None: no guesses.
+    `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one.
     """
 
     request_id: str
@@ -125,7 +124,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Returns how many positions the sequence has: those of known and of pending tokens."""
+        """Returns the number of positions, of known and pending tokens."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
@@ -134,17 +133,17 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Returns how many tokens of the answer are known."""
+        """Returns the number of known tokens of the answer."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_nameable_tokens(self) -> int:
-        """Returns how many positions of the cache hold known tokens, so that full blocks of them can have names."""
+        """Returns the number of computed positions with known tokens, whose full blocks can be hashed."""
         return min(self.num_computed_tokens, len(self.token_ids))
 
     @property
     def awaits_last_token(self) -> bool:
-        """Returns whether the last token that the sequence may have is pending: it ends when the host reads it."""
+        """Returns whether the sequence's last possible token is pending. The sequence ends when the host reads it."""
         return self.num_pending_tokens > 0 and self.num_tokens >= self.max_num_tokens
 
     @property
@@ -154,10 +153,11 @@ class Sequence:
 
     @property
     def num_ready_tokens(self) -> int:
-        """Returns how many positions may be computed: those before the first uncomputed one whose embedding is missing.
+        """Returns the number of positions that may be computed: up to the first uncomputed one with a missing
+        embedding.
 
-        The prompt's last position waits for all embeddings, also for those whose positions came from the prefix cache.
-        A preempted sequence needs them again, and the caller may still find that it cannot deliver them.
+        The prompt's last position waits for all embeddings, even those with cached positions: a preempted sequence
+        would need them again, and the caller may still fail to deliver them.
         """
         if self.num_computed_tokens >= self.num_prompt_tokens:
             return self.num_tokens
@@ -167,8 +167,8 @@ class Sequence:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Returns whether cached blocks may stand in for computing the prompt. They may not while its logits are needed
-        for `num_prompt_logprobs`."""
+        """Returns whether the sequence may reuse cached blocks. Scoring the prompt needs its logits, so not before
+        `num_prompt_logprobs` is served."""
         return self.num_prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     @property
@@ -180,18 +180,18 @@ class Sequence:
         return self.num_computed_tokens >= self.num_prompt_tokens
 
     def last_whole(self, end: int) -> int:
-        """Returns the greatest position up to `end` where a chunk may end, which is not within a span."""
+        """Returns the greatest position up to `end` where a chunk may end: outside of spans."""
         for span in self.layout.spans:
             if span.start < end < span.end:
                 return span.start
         return end
 
     def end_of_span(self, position: int) -> int:
-        """Returns the end of the span that holds `position`, or the next position where no span holds it."""
+        """Returns the end of the span around `position`, or the next position if there is no such span."""
         return next((span.end for span in self.layout.spans if span.start <= position < span.end), position + 1)
 
     def add_pending_token(self, row: int) -> None:
-        """Notes that a token has been launched, in this row of what its step samples."""
+        """Notes that a token's choice has been launched, in this row of the step's sampled tokens."""
         self.num_pending_tokens += 1
         self.pending_row = row
 

@@ -1,11 +1,11 @@
-"""How many tokens of prompts a step computes beside the sequences that decode, so that no stream halts for long.
+"""Limits the prompt tokens of a step beside its decoding sequences, so that no stream stalls for long.
 
-The engine tells how long its steps took. A step that only decodes is the measure: a step with prompts may take so many
-times as long. Steps with prompts tell the cost of a prompt's token.
+The limit for a step with prompts is a multiple of the duration of a decode-only step. The engine reports the duration
+of each step. Steps with prompts yield the cost of a prompt token.
 
-Steps take longer, sometimes several times as long, when the system gives their cores to somebody else. So what a token
-costs is the median of the latest steps with as many threads. Decoding is measured less often, and short steps suffer
-most. Of their times one of the shortest counts. The very shortest do not, because now and then a step is tried with
+Steps take longer, sometimes several times as long, when other processes use their cores. The cost of a prompt token is
+therefore the median over the latest steps with the same number of threads. Decode-only steps are fewer and shorter, so
+interference distorts them more: a low quantile of their durations counts. The minimum does not, because some steps try
 another number of threads.
 """
 
@@ -16,20 +16,20 @@ from statistics import median
 
 _NUM_DECODE_STEPS = 24
 _MANY_MORE = 4
-"""With so many times as many sequences as in any of these steps, decoding is measured again."""
+"""Decoding is measured again when the number of sequences exceeds that of all measured steps by this factor."""
 _NUM_MIXED_STEPS = 9
 _PERIOD = 20
-"""After so many steps in a row with prompts in them, one only decodes, so that the measure stays up to date. This takes
-less than a fiftieth of the time."""
+"""After so many consecutive steps with prompts, one step only decodes, to update the measurement. This takes less than
+2 % of the time."""
 _FIRST_TOKENS = 32
-"""A step with prompts may always have so many if its time allows, and at most that many when no such step has been
-measured yet."""
+"""The limit of a step with prompts before the first measurement. Later steps may always grow to this number within
+their time."""
 _MAX_GROWTH = 2
-"""How many times as many tokens a step with prompts may have as the one before: few tokens cost less each than many."""
+"""The largest growth of prompt tokens between two steps: a token costs less in a small step than in a large one."""
 _LEAST_TOKENS = 16
-"""A step with prompts takes at least so many, so that prompts get on even if decoding alone takes all the time."""
+"""The fewest tokens of a step with prompts, so that prompts progress even if decoding alone takes all the time."""
 _ROWS = 8
-"""A step has a multiple of so many tokens: the kernels compute so many rows at once."""
+"""A step has a multiple of so many tokens, because the kernels compute so many rows at once."""
 
 
 class StepBudget:
@@ -41,26 +41,25 @@ class StepBudget:
         max_decode_slowdown: float | None = None,
         num_threads: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`max_decode_slowdown`: how many times as long as a decoding step a step with prompts may take.
-        None: the number of tokens has no bound. `num_threads` returns how many threads the next step with prompts
-        has."""
+        """`max_decode_slowdown`: the limit for a step with prompts, relative to a decode-only step. None: prompt tokens
+        are unlimited. `num_threads`: returns the number of threads of the next step with prompts."""
         self._max_decode_slowdown = max_decode_slowdown
         self._next_num_threads = num_threads
         self._num_threads = 1
         self._measured_num_threads = 1
         self._decode_steps: deque[tuple[int, float]] = deque(maxlen=_NUM_DECODE_STEPS)
-        """Of the latest steps that only decoded: how many sequences, and how long it took, in seconds."""
+        """Of the latest decode-only steps: the number of sequences and the seconds."""
         self._seconds_per_token: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_NUM_MIXED_STEPS))
         """By the number of threads."""
         self._num_steps_with_prompts = 0
         self._num_last_tokens = 0
 
     def prompt_tokens(self, num_decodes: int, room: int, num_tenants: int = 1) -> int:
-        """Returns how many tokens of prompts, up to `room`, the next step may compute beside `num_decodes` sequences
-        that decode. It is 0 where the step has to show how long decoding takes.
+        """Returns the number of prompt tokens, up to `room`, for the next step beside `num_decodes` decoding sequences.
+        Returns 0 if the step must measure decoding.
 
-        Of several tenants, each one's prompts may slow the others down by their part of the time: a step takes at most
-        `num_tenants` times as long as one that only decodes."""
+        With several tenants, a step takes at most `num_tenants` times as long as a decode-only step, so that each
+        tenant's prompts slow the others down by no more than its share."""
         if num_decodes == 0 or self._max_decode_slowdown is None:
             return room
         if self._is_decoding_unknown(num_decodes) or self._num_steps_with_prompts >= _PERIOD:
@@ -70,7 +69,7 @@ class StepBudget:
         return min(room, total // _ROWS * _ROWS - num_decodes)
 
     def note(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Takes how long the last step took, and what it computed."""
+        """Records the duration and content of the last step."""
         if num_decodes == 0:
             return
         if num_prompt_tokens == 0:
@@ -98,8 +97,8 @@ class StepBudget:
         return most if seconds >= each * most else int(seconds / each)
 
     def _each(self) -> float | None:
-        """Returns what a token of a prompt costs with the next step's threads, in seconds. Where no step has had so
-        many, fewer threads are expected to take longer and more threads as long."""
+        """Returns the seconds of a prompt token with the next step's threads. Without a measurement for this number of
+        threads, fewer threads count as proportionally slower and more threads as equally fast."""
         if own := self._seconds_per_token.get(self._num_threads):
             return median(own)
         if latest := self._seconds_per_token.get(self._measured_num_threads):
@@ -107,12 +106,12 @@ class StepBudget:
         return None
 
     def _seconds_beside(self, decode_seconds: float, num_tenants: int) -> float:
-        """Returns how long prompts may take in a step whose decoding takes `decode_seconds`."""
+        """Returns the seconds for prompts in a step whose decoding takes `decode_seconds`."""
         assert self._max_decode_slowdown is not None
         slowdown = self._max_decode_slowdown if num_tenants == 1 else min(self._max_decode_slowdown, num_tenants)
         return (slowdown - 1) * decode_seconds
 
     def _decoding(self) -> float:
-        """Returns how long a step takes that only decodes, undisturbed."""
+        """Returns the undisturbed duration of a decode-only step, in seconds."""
         times = sorted(seconds for _, seconds in self._decode_steps)
         return times[len(times) // 8]

@@ -1,4 +1,4 @@
-"""How long the parts of the engine's steps take."""
+"""Measures the parts of the engine's steps."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,13 @@ StepPart = Literal["schedule", "model", "sample", "other"]
 
 
 class StepClock:
-    """The number of steps since the start, and the seconds that each part of them took. A GPU computes while the other
-    parts go on, so there `sample`, which reads its results, includes the wait for the model."""
+    """The number of steps since the start, and the seconds of each of their parts. A GPU computes asynchronously, so
+    `sample`, which reads its results, includes the wait for the model."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.started = 0.0
-        """When `start` was called last, in seconds of `time.perf_counter`."""
+        """The time of the last `start`, in seconds of `time.perf_counter`."""
         self._last_read = 0.0
         self._seconds = dict.fromkeys(get_args(StepPart), 0.0)
         self._in_parts = 0.0
@@ -28,7 +28,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: StepPart) -> Iterator[None]:
-        """Counts the block as a part of the work that has been started."""
+        """Counts the block as a part of the started step."""
         started = time.perf_counter()
         try:
             yield
@@ -41,8 +41,8 @@ class StepClock:
         self._seconds["other"] += time.perf_counter() - self.started - self._in_parts
 
     def note_read(self, launched_at: float) -> float:
-        """Counts a step that has been read. Returns how many seconds it took: since its launch, or since the step
-        before it was read, where it was launched earlier than that."""
+        """Counts a step whose results have been read. Returns its seconds: since its launch, or since the previous step
+        was read if that is later."""
         now = time.perf_counter()
         seconds = now - max(launched_at, self._last_read)
         self._last_read = now

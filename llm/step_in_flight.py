@@ -1,23 +1,21 @@
 """Steps between their launch and the reading of their tokens.
 
-With asynchronous scheduling the host schedules and launches a step while a GPU still computes the one before. These two
-take turns:
+With asynchronous scheduling the host schedules and launches a step while a GPU still computes the previous one:
 
     host: launch step 2   read step 1   choose step 2   launch step 3   read step 2   choose step 3
     GPU:  step 1 ....................   step 2 ......................   step 3 ......................
 
-`launch` has the model computed. It takes the tokens of the step before where that has left them on the device. `read`
-then waits for these tokens, and goes on with their answers. `choose` has the next tokens chosen, so that a choice knows
-all tokens before it, as penalties and grammars need. Nothing of this waits for the step that has just been launched.
+`launch` launches the model, on the previous step's tokens, which are still on the device. `read` then waits for these
+tokens and advances their answers. `choose` launches the choice of the next tokens after that, because penalties and
+grammars need all earlier tokens. None of these waits for the step just launched.
 
-A sequence may end with a token that is read, or be aborted, when its row of the next step is launched already. No token
-is chosen or read for such a row. The sequence's blocks are free at once, and soon another sequence's, although the
-device has yet to write to them. This is safe:
+A sequence may end by a read token or an abort after its row of the next step has been launched. No token is chosen or
+read for such a row. The sequence's blocks are free at once, and another sequence may get them before the device has
+written to them. This is safe:
 
-- The device runs what it is given in order. Other sequences write to the blocks later, and read no position that
-  they have not written.
-- The row writes to the one position behind the sequence's end. The block that holds it has no name in the prefix cache:
-  blocks get names as far as tokens are known, and only of sequences that go on.
+- The device works in order. Other sequences write to the blocks later, and read only positions that they have written.
+- The row writes only to the position after the sequence's end. The block of that position is not in the prefix cache:
+  only full blocks of known tokens of continuing sequences enter it.
 """
 
 from collections.abc import Sequence as Seq
@@ -43,14 +41,13 @@ from raylens.llm.step_clock import StepClock
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that has been launched.
+    """A launched step.
 
-    `chunks`: what it computes, of which the first `num_decodes` decode. `launched_at`: when its scheduling began, in
-    seconds of `time.perf_counter`. `is_scored`: whether it has told log-probabilities of prompts, for which the host
-    has waited.
-    `logits`, (rows, vocab), float32: a row for each chunk that samples, and behind it one for each of its guesses; None
-    where nothing depends on them any more, or there are no chunks.
-    `sampling`: the answers for which tokens have been chosen, and `tokens` theirs, in this order. None: not yet.
+    `chunks`: the first `num_decodes` of them decode. `launched_at`: the start of its scheduling, in seconds of
+    `time.perf_counter`. `is_scored`: whether the host has waited for its log-probabilities of prompts.
+    `logits`: (rows, vocab), float32, a row for each chunk that samples, followed by a row for each of its guesses; None
+    without chunks, or when no longer needed.
+    `sampling`: the answers that get a token. `tokens`: their tokens, in this order; None: not chosen yet.
     """
 
     chunks: list[ScheduledChunk]
@@ -63,8 +60,8 @@ class StepInFlight:
 
     @property
     def must_be_read(self) -> bool:
-        """Returns whether the host reads the step before it schedules the next one. It has to where the tokens behind
-        some are to be guessed, and may as well where it has waited for the step already."""
+        """Returns whether the host reads the step before it schedules the next one: guessing needs the tokens, and a
+        step that the host has already waited for costs nothing to read."""
         return self.is_scored or any(
             sequence.lookup is not None or waits_for_device(answer.sampler_state) for sequence, answer in self.sampling
         )
@@ -75,7 +72,7 @@ class StepInFlight:
 
 
 class StepLauncher:
-    """Launches steps, and reads what they give."""
+    """Launches steps and reads their results."""
 
     def __init__(self, runner: ModelRunner, block_manager: BlockManager, answers: Answers, clock: StepClock) -> None:
         self._runner = runner
@@ -86,7 +83,7 @@ class StepLauncher:
         self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def launch(self, chunks: list[ScheduledChunk], num_decodes: int, before: StepInFlight | None) -> StepInFlight:
-        """Has the chunks computed. `before`: the step whose tokens have been chosen and not read."""
+        """Launches the computation of the chunks. `before`: the previous step, with chosen tokens that are not read."""
         step = StepInFlight(chunks, num_decodes, self._clock.started, is_scored=False, logits=None)
         if not chunks:
             return step
@@ -102,8 +99,8 @@ class StepLauncher:
         return step
 
     def choose(self, step: StepInFlight) -> None:
-        """Has the next token of each answer chosen that has not ended since the launch, and of those whose masks are
-        late no longer."""
+        """Launches the choice of the next tokens, for answers that have not ended since the launch, and for waiting
+        answers whose masks are ready now."""
         rows = _first_rows(step.chunks)
         going_on = {chunk: row for chunk, row in rows.items() if not chunk.sequence.is_finished}
         has_drafts = any(chunk.draft for chunk in going_on)
@@ -111,13 +108,13 @@ class StepLauncher:
         if logits is not None and (has_drafts or len(going_on) < len(rows)):
             logits = logits[send(np.array([*going_on.values()], dtype=np.int64), logits.device)]
         if not has_drafts:
-            step.logits = None  # its memory is for the next step
+            step.logits = None  # frees the memory for the next step
         sampling = [(chunk.sequence, self._answers.of(chunk.sequence)) for chunk in going_on]
         step.sampling, logits = self.late_masks.exchange(sampling, logits)
         step.tokens = self._choose(step.sampling, logits)
 
     def read(self, step: StepInFlight) -> list[RequestOutput]:
-        """Waits for the step's tokens, and returns the outputs of its answers that have not been aborted meanwhile."""
+        """Waits for the step's tokens and returns the outputs of its answers, aborted ones left out."""
         outputs = self._take(step.sampling, step.tokens)
         outputs += [
             self._answers.end_without_tokens(chunk.sequence)
@@ -137,8 +134,8 @@ class StepLauncher:
                 chunk.sequence.num_scored_tokens = chunk.start + scored.stop
 
     def _choose(self, sampling: Sampling, logits: torch.Tensor | None) -> ChosenTokens | None:
-        """Has the next token of each answer chosen, by `logits` (answers, vocab), float32. Without any answer, what
-        this returns still tells when the device has come so far: it never has more than two steps to do."""
+        """Launches the choice of each answer's next token, by `logits` (answers, vocab), float32. The result for an
+        empty batch serves as a fence: it keeps at most two steps queued on the device."""
         if logits is None:
             return None
         with self._clock.part("sample"):
@@ -148,8 +145,7 @@ class StepLauncher:
         return tokens
 
     def _take(self, sampling: Sampling, tokens: ChosenTokens | None) -> list[RequestOutput]:
-        """Reads the tokens of these answers, and goes on with those that have not been aborted since they were
-        chosen."""
+        """Reads the tokens of these answers and advances the answers that have not been aborted since."""
         if tokens is None:
             return []
         outputs = []
@@ -166,7 +162,7 @@ class StepLauncher:
         return outputs
 
     def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> list[RequestOutput]:
-        """Goes on with the answers whose sampled token is the guessed one, whose successor has been computed, too.
+        """Advances the answers whose sampled token equals the guess: the logits of the next token are computed already.
 
         `drafted`: the chunks with guesses, each with the row in `logits` of the token before the guesses."""
         outputs, right, depth = [], drafted, 0
@@ -193,7 +189,7 @@ class StepLauncher:
 
 
 def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:
-    """Returns the row of the logits behind each chunk that samples. The rows behind its guesses follow."""
+    """Returns the first row of the logits of each chunk that samples. The rows of its guesses follow."""
     sampling = [chunk for chunk in chunks if chunk.samples]
     ends = accumulate(1 + len(chunk.draft) for chunk in sampling)
     return {chunk: end - 1 - len(chunk.draft) for chunk, end in zip(sampling, ends, strict=True)}

@@ -1,4 +1,4 @@
-"""One step's chunks as plain numbers and tensors on the CPU: all that any rank needs to run the model."""
+"""One step's chunks as plain numbers and tensors on the CPU: the model's whole input on any rank."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -27,19 +27,19 @@ TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows"
 
 @dataclass(frozen=True, slots=True)
 class FedTokens:
-    """Tokens of a step that the step before has chosen and that the host has not read: the token of `rows[i]` is
+    """Tokens of a step, chosen by the previous step, that the host has not read: the token of `rows[i]` is
     `chosen[sources[i]]`.
 
-    `chosen` (number of tokens that the step before samples,), int64, lies on the device, whose stream makes it before
-    it runs this step. `rows` and `sources` are the host's."""
+    `chosen`: (tokens sampled by the previous step,), int64, on the device, which computes it before this step in stream
+    order. `rows` and `sources` are on the host."""
 
     chosen: torch.Tensor
     rows: npt.NDArray[np.int64]
     sources: npt.NDArray[np.int64]
 
     def plan(self, values: HostValues) -> Callable[[torch.Tensor], None]:
-        """Adds to `values` which rows these are. Returns what puts the tokens into the token ids of all rows, once the
-        values are on the device."""
+        """Adds `rows` and `sources` to `values`. Returns a function that writes the tokens to the token ids of all
+        rows, once the values are on the device."""
         rows, sources = values.add(self.rows), values.add(self.sources)
 
         def feed(token_ids: torch.Tensor) -> None:
@@ -50,27 +50,27 @@ class FedTokens:
 
 @dataclass(slots=True)
 class StepInput:
-    """A step's chunks, flattened one behind the other, decode chunks first. Each guessed token is a chunk of its own,
-    behind the token that it follows.
+    """A step's chunks, concatenated, decode chunks first. Each guessed token is a chunk of its own, after the token
+    that it follows.
 
     The model's layers read these tensors, int64 but for `embeds`:
-    token_ids (num_tokens,): any valid id at a position whose item embedding replaces that of its token
+    token_ids (num_tokens,): any valid id at positions whose token embedding is replaced
     positions (num_rope_axes, num_tokens): rotary positions
-    slot_mapping (num_tokens,): where a token's keys and values go, block_id * block_size + offset
+    slot_mapping (num_tokens,): the cache slot of each token, block_id * block_size + offset
     logits_rows (num_sampling,): the tokens whose logits are needed
-    embed_rows (num_embeds,): the tokens that take an item embedding, ascending
-    embeds: their item embeddings, float, as tensors of (any number, embedding_size) one behind the other
+    embed_rows (num_embeds,): the tokens with an item embedding, ascending
+    embeds: these item embeddings, float, as consecutive tensors of (any number, embedding_size)
 
-    These lists decide how the step is run:
+    These lists describe the chunks:
     block_tables: the block table of each chunk's sequence
     query_lengths: the number of tokens of each chunk
     context_lengths: the number of positions up to each chunk's end
     prompt_lengths: the number of positions of the prompt of each chunk's sequence
     span_members: (chunk, index of a bidirectional span, position in the sequence) for each member of a span
-    scored: (row, next token of the prompt, how many of the likeliest tokens to name) for each row of the flattened
-    tokens whose logits give the next token's log-probability
+    scored: (row, next token of the prompt, number of likeliest tokens to name) for each row of the flattened tokens
+    whose logits score the next token
 
-    row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no token has one
+    row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no adapters
     fed: the tokens whose ids only the device knows; `token_ids` has 0 for them. None: the host knows all
     """
 
@@ -91,12 +91,12 @@ class StepInput:
 
     @property
     def num_decodes(self) -> int:
-        """Returns the number of chunks of one token at the front. One that ends a prompt behind a longer chunk counts
-        as prefill."""
+        """Returns the number of leading chunks of one token. A single-token chunk after a longer chunk counts as
+        prefill."""
         return next((index for index, length in enumerate(self.query_lengths) if length > 1), len(self.query_lengths))
 
     def spans_of(self, chunk: int) -> list[BidirectionalSpan]:
-        """Returns the bidirectional spans that the chunk computes wholly or from some position on."""
+        """Returns the bidirectional spans that the chunk computes in whole or in part."""
         members: dict[int, list[int]] = {}
         for owner, span, position in self.span_members:
             if owner == chunk:
@@ -106,11 +106,11 @@ class StepInput:
     def to(self, device: torch.device) -> "StepInput":
         """Returns the same step with its tensors on `device`, and with all token ids.
 
-        The host waits for no copy. The step's own memory is free for the next step at once."""
+        The host waits for no copy. The next step may reuse this step's memory at once."""
         return self if device.type == "cpu" and self.fed is None else self.sent(device)
 
     def sent(self, device: torch.device) -> "StepInput":
-        """Does what `to` does, also where the step is on `device` already."""
+        """Does the same as `to`, but always copies."""
         values = HostValues(device)
         indexes = {name: values.add(getattr(self, name).numpy()) for name in TENSORS}
         feed = None if self.fed is None else self.fed.plan(values)
@@ -122,23 +122,23 @@ class StepInput:
 
 
 def _sent(embeds: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns embeddings on the device. Mostly `ModelRunner.stage_embeddings` has pinned them already."""
+    """Returns embeddings on the device. `ModelRunner.stage_embeddings` has usually pinned them already."""
     if device.type == "cuda" and embeds.device.type == "cpu" and not embeds.is_pinned():
         embeds = embeds.pin_memory()
     return embeds.to(device, non_blocking=True)
 
 
 def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
-    """Returns the slots of the cache in which the positions [start, end) of a sequence on `blocks` lie."""
+    """Returns the cache slots of the positions [start, end) of a sequence on `blocks`."""
     positions = np.arange(start, end)
     return np.asarray(blocks)[positions // block_size] * block_size + positions % block_size
 
 
 class StepBuilder:
-    """Builds each step in its own memory, so that a step that only decodes makes no tensors.
+    """Builds steps in reused memory, so that a decode-only step creates no tensors: after a forward pass, PyTorch's
+    code has left the processor's caches, and each kind of call takes some 30 microseconds.
 
-    After a forward pass the processor's caches hold none of PyTorch's code for this, and each kind of call into PyTorch
-    takes some 30 microseconds. A step is valid until the builder builds the next one.
+    A step is valid until the builder builds the next one.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class StepBuilder:
         keeps_tokens: bool,
         has_loras: bool = False,
     ) -> None:
-        """`keeps_tokens`: whether the model looks up the ids of placeholders like any other. Without it they become 0,
-        because they may lie outside the vocabulary. `has_loras`: whether sequences may have adapters."""
+        """`keeps_tokens`: whether the model looks up placeholders' ids. Otherwise they become 0, because they may lie
+        outside the vocabulary. `has_loras`: whether sequences may have adapters."""
         self.max_num_tokens = max_num_tokens
         self._block_size = block_size
         self._keeps_tokens = keeps_tokens
@@ -177,8 +177,8 @@ class StepBuilder:
         self._fed: list[tuple[int, int]] = []
 
     def build(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepInput:
-        """Returns the step of `chunks`, which have decode chunks first and at most `max_num_tokens` tokens. `chosen`:
-        what the step before has chosen, on the device, where tokens of it are pending."""
+        """Returns the step of `chunks`: decode chunks first, at most `max_num_tokens` tokens. `chosen`: the previous
+        step's chosen tokens, on the device, if some are pending."""
         self._start()
         for chunk in chunks:
             if chunk.decodes:
@@ -208,12 +208,12 @@ class StepBuilder:
     def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
         rows = self._tensor[:, :num_tokens]
         positions = rows[_NUM_FIXED:]
-        if len(positions) == 1:  # drops the stride between rows, for which compiled layers would be specialised
+        if len(positions) == 1:  # drops the stride between rows, which compiled layers would specialise on
             positions = positions[0].unsqueeze(0)
         return rows[_TOKEN], rows[_SLOT], self._tensor[_LOGITS, :num_logits], positions
 
     def _add_decodes(self, chunk: ScheduledChunk) -> None:
-        """Adds a generated token and the guesses behind it."""
+        """Adds a generated token and the guesses after it."""
         sequence = chunk.sequence
         if sequence.num_pending_tokens:
             assert not chunk.draft, "guesses follow from the token before them"
@@ -224,7 +224,7 @@ class StepBuilder:
             self._add_decode(sequence, position, token_id)
 
     def _add_decode(self, sequence: SequenceState, position: int, token_id: int) -> None:
-        """Adds a generated or guessed token, which needs only its id, its slot and its position."""
+        """Adds a generated or guessed token."""
         integers, row = self._integers, self._num_tokens
         tokens, slots, logits, *axes = self._starts
         block_id = sequence.block_table[position // self._block_size]
@@ -286,8 +286,8 @@ class StepBuilder:
         return FedTokens(chosen, rows, sources)
 
     def _items(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns the rows of the items' embeddings, ascending, and the embeddings in that order. Only those of items
-        that alternate are copied: this thread has no time for a large picture's."""
+        """Returns the rows of the items' embeddings, ascending, and the embeddings in that order. Only embeddings of
+        interleaved items are copied, because copying a large picture's embeddings would delay this thread."""
         rows = np.array(self._embed_rows)
         if not self._keeps_tokens:
             self._rows[_TOKEN, rows] = 0

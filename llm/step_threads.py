@@ -1,15 +1,15 @@
-"""Chooses how many threads a step on the CPU uses that only decodes, by what was fastest lately.
+"""Chooses the number of threads of a decode-only step on the CPU: the one that was fastest lately.
 
-Such a step waits for memory. Another thread helps while its core is idle. It does harm when the core is busy: the step
-then waits until the thread has finished what it has begun.
+Such a step is memory-bound. One more thread helps if its core is idle. It hurts if the core is busy, because the step
+then waits for that thread.
 """
 
 _PERIOD = 16
-"""Every so many decoding steps, one is tried with another number of threads."""
+"""One in so many decode-only steps tries another number of threads."""
 _WEIGHT = 0.3
 """Of the latest trial, in the moving average."""
 _GAIN = 0.95
-"""How long a step may take with another number of threads, compared with the present one, for the number to change."""
+"""The number of threads changes if a step takes less than this fraction of its present time with another number."""
 
 
 class StepThreads:
@@ -29,7 +29,7 @@ class StepThreads:
         return self._numbers[-1]
 
     def next_number(self) -> int:
-        """Returns the number for the next step, if that only decodes. Tell `note` how long it took."""
+        """Returns the number of threads for the next decode-only step. Report its duration to `note`."""
         if len(self._numbers) == 1:
             return 1
         self._num_steps += 1
@@ -37,8 +37,8 @@ class StepThreads:
         return self._numbers[self._tried]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Takes how long the last step took, which decoded so many rows. A trial counts if the step before it had as
-        many."""
+        """Records the duration of the last step, of `num_rows` decoded rows. A trial counts if the previous step had
+        the same number of rows."""
         if self._tried == self._present:
             self._last = (num_rows, seconds)
         elif self._last is not None and self._last[0] == num_rows:
@@ -49,6 +49,6 @@ class StepThreads:
                 self._ratios = [1.0] * len(self._numbers)
 
     def _neighbour(self, trial: int) -> int:
-        """Returns the next higher or the next lower number's index, in turns where there are both."""
+        """Returns the index of the next higher or lower number, alternating if both exist."""
         others = [index for index in (self._present + 1, self._present - 1) if 0 <= index < len(self._numbers)]
         return others[trial % len(others)]

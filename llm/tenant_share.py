@@ -1,8 +1,8 @@
-"""Chooses which sequences decode in a step while several tenants have some, so that each gets its part of the time.
+"""Chooses the sequences that decode in a step, if several tenants have some, so that each tenant gets its share.
 
-A tenant with many sequences makes every step long, also for a tenant that has one. So a step takes at most as many
-times as long as there are tenants, compared with a step of the smallest tenant alone. Where the time of a step hardly
-depends on the number of sequences, as on a GPU, no sequence is left out.
+A tenant with many sequences makes every step long, even for a tenant with one. A step therefore takes at most
+`number of tenants` times as long as a step of the smallest tenant alone. If step time hardly depends on the number of
+sequences, as on a GPU, all sequences decode.
 """
 
 from collections import defaultdict, deque
@@ -15,28 +15,28 @@ from statistics import median
 from raylens.llm.sequence import Sequence
 
 _NUM_STEPS = 9
-"""Steps of about one size whose median counts: a step takes longer when the system gives its core to somebody else."""
+"""The median of so many steps of similar size counts, because other processes slow down single steps."""
 _ALONE_PERIOD, _LARGER_PERIOD = 64, 16
-"""After so many steps with a limit, the smallest tenant decodes alone, or more sequences decode than the limit allows:
-both times are measured again."""
+"""After so many limited steps, one step measures the smallest tenant alone, or more sequences than the limit
+allows."""
 
 
 class TenantShare:
-    """Tell `note` how long each step took that only decoded."""
+    """Report the duration of each decode-only step to `note`."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_NUM_STEPS))
-        """Of the latest steps, by the number of bits of their number of sequences."""
+        """Of the latest steps, by the bit length of their number of sequences."""
         self._num_limited = 0
         self._order: list[Sequence] = []
-        """The decoding sequences, the one that has waited the longest first."""
+        """The decoding sequences, in descending order of their waiting time."""
 
     def note(self, num_decodes: int, seconds: float) -> None:
         self._seconds[num_decodes.bit_length()].append(seconds)
 
     def choose(self, ready: Seq[Sequence], beside: Collection[str]) -> list[Sequence]:
-        """Returns the sequences of `ready` that decode in the next step. Of a tenant with more sequences than its
-        share, those go first that have waited the longest. `beside`: the tenants with prompts for this step."""
+        """Returns the sequences of `ready` that decode in the next step. If a tenant exceeds its share, its longest
+        waiting sequences go first. `beside`: the tenants with prompts for this step."""
         still, known = set(ready), set(self._order)
         order = [one for one in self._order if one in still] + [one for one in ready if one not in known]
         own: dict[str, list[Sequence]] = {tenant: [] for tenant in beside}
@@ -49,10 +49,10 @@ class TenantShare:
         return list(chosen)
 
     def _number_each(self, numbers: Seq[int]) -> int:
-        """Returns how many sequences of each tenant decode, of tenants that have these numbers, the fewest first. 0:
-        those of the first tenant alone.
+        """Returns the number of sequences of each tenant that decode. 0: only the first tenant decodes. `numbers`: of
+        the tenants' sequences, ascending.
 
-        A tenant with nothing but a prompt counts as one sequence. Steps with prompts measure nothing."""
+        A tenant with only a prompt counts as one sequence. Steps with prompts measure nothing."""
         each, most, measures = max(1, numbers[0]), numbers[-1], numbers[0] > 0
         if each == most:
             return most

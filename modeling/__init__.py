@@ -1,1 +1,1 @@
-"""Code that both halves of a model need: loading a part of a checkpoint, and other forms of linear layers."""
+"""Code for both halves of a model: loading a part of a checkpoint, and other forms of linear layers."""

@@ -1,12 +1,12 @@
-"""Which of PyTorch's attention kernels this process uses."""
+"""Restricts PyTorch's attention kernels in this process."""
 
 import torch
 
 
 def turn_off_cudnn_attention() -> None:
-    """Makes `scaled_dot_product_attention` choose among its other kernels, in the whole process. Every engine calls
-    this before it computes anything.
+    """Excludes cuDNN from `scaled_dot_product_attention`, in the whole process. Every engine calls this before any
+    computation.
 
-    cuDNN makes a plan for each new shape, and prompts have any length: the first one of each length would hold up all
-    sequences meanwhile. With recent versions PyTorch prefers cuDNN on some GPUs."""
+    cuDNN builds a plan for each new shape, and prompts have any length: the first prompt of each length would delay all
+    sequences. Recent versions of PyTorch prefer cuDNN on some GPUs."""
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,7 +1,7 @@
-"""Writes a copy of a checkpoint with other names of weights, one file of weights after the other.
+"""Writes a copy of a checkpoint with renamed weights, one file of weights after the other.
 
-The copy grows in a folder beside its place and gets its name when all of it is written and compared. So a folder with
-the name of the copy is always complete, whenever the conversion is stopped.
+The copy is written to a folder beside its target and renamed once all of it is written and verified. A folder with the
+target's name is therefore always complete, even if a conversion is interrupted.
 """
 
 import json
@@ -23,15 +23,14 @@ MODEL_RENAMINGS: dict[str, Callable[[str], str]] = {
     "wemm": lambda name: name.replace(".original_linear.", "."),
     "safetensors": lambda name: name,
 }
-"""The name of a weight in the copy, by the kind of conversion. WeMM's published files have an infix in the names of all
-weights beside which there is a LoRA."""
+"""By kind of conversion, the renaming of weights. WeMM's published files add an infix to all weights with a LoRA."""
 
 _WEIGHTS = {".safetensors": INDEX_NAME, ".bin": "pytorch_model.bin.index.json"}
-"""The kinds of files of weights, the better one first, and the name of the index that lists several of them."""
+"""The suffixes of files of weights, in order of preference, each with the name of its index of several files."""
 _TRAINING_SUFFIXES = (".pt", ".pth")
 _TRAINING_STATE = re.compile(r"arguments|args|training")
 _MARK = ".raylens-conversion"
-"""A file in the folder of an unfinished copy: a folder without it is not ours to delete."""
+"""A file in the folder of an unfinished copy. A folder without it is never deleted."""
 
 Say = Callable[[str], None]
 
@@ -51,12 +50,12 @@ class _Shard:
 def convert_checkpoint(source: Path, target: Path, rename: Callable[[str], str], say: Say = print) -> None:
     """Copies the folder `source` to `target`, a new or empty folder. `rename` maps the name of each weight.
 
-    Weights become safetensors files. Weights that share their memory are stored once, and the file's metadata maps each
-    name that was dropped to the name that was kept. Every weight is read back and compared bit by bit. All other files
-    are copied, but the state of a training is not. No more than one file of weights is in memory at a time.
+    Weights become safetensors files. Weights with shared memory are stored once, and the file's metadata maps each
+    dropped name to the kept one. Every weight is read back and compared bit by bit. All other files are copied, except
+    for training state. Only one file of weights is in memory at a time.
 
-    Raises ConversionError, and leaves nothing behind, if the source is no checkpoint, the target is no new folder
-    outside of it, the disk is full, or two weights would have one name.
+    Raises ConversionError, and leaves no files behind, if the source is no checkpoint, the target is no new folder
+    outside of it, the disk is full, or two weights would have the same name.
     """
     shards = _find_shards(source)
     _check_target(source, target)
@@ -121,9 +120,9 @@ def _check_room(shards: list[_Shard], target: Path) -> None:
 
 @contextmanager
 def _unfinished(target: Path) -> Iterator[Path]:
-    """Yields a folder for the copy. It becomes `target` after the block, and disappears if the block fails.
+    """Yields a folder for the copy. It is renamed to `target` after the block, or deleted if the block fails.
 
-    If an earlier conversion was killed, its folder is still there and is deleted first."""
+    The folder of an earlier, killed conversion is deleted first."""
     place = target.resolve()
     folder = place.with_name(f"{place.name}.unfinished")
     if folder.exists():
@@ -152,7 +151,7 @@ def _convert_shard(shard: _Shard, folder: Path, rename: Callable[[str], str], pl
         weights[new_name] = weight
     kept, dropped = _without_shared(weights)
     file = folder / shard.name
-    # Of weights that shared memory when the source was written, its metadata maps the dropped names to the kept ones.
+    # The source's metadata maps the dropped names of shared weights to the kept ones.
     notes = {rename(key): rename(value) if value in stored else value for key, value in notes.items()}
     save_file(kept, file, metadata={"format": "pt", **notes, **dropped})
     _sync(file)
@@ -162,7 +161,7 @@ def _convert_shard(shard: _Shard, folder: Path, rename: Callable[[str], str], pl
 
 
 def _read(file: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, str]]:
-    """Returns the weights of a file, and the metadata that it has."""
+    """Returns the weights and the metadata of a file."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
@@ -187,7 +186,7 @@ def _without_shared(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torc
             dropped[name] = first[place]
         else:
             first[place] = name
-            # A part of another weight's memory has to be stored for itself.
+            # safetensors needs a separate copy of a part of another weight's memory.
             is_whole = weight.is_contiguous() and weight.untyped_storage().nbytes() == weight.nbytes
             kept[name] = weight if is_whole else weight.clone(memory_format=torch.contiguous_format)
     return kept, dropped
@@ -203,7 +202,7 @@ def _compare(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _bits(weight: torch.Tensor) -> torch.Tensor:
-    """Returns the weight's bytes: as numbers, those that are none (NaN) would not equal themselves."""
+    """Returns the weight's bytes, because NaN numbers would not equal themselves."""
     return weight.reshape(-1).view(torch.uint8)
 
 
@@ -217,6 +216,6 @@ def _copy_other_files(source: Path, folder: Path) -> None:
 
 
 def _sync(file: Path) -> None:
-    """Brings the file to the disk, so that it is read back from there as far as the system allows."""
+    """Flushes the file to the disk before it is read back."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())

@@ -1,4 +1,4 @@
-"""How many positions a text model is made for, as its configuration tells."""
+"""The context length of a text model, by its configuration."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 
 def default_context_length(text_config: PreTrainedConfig, max_model_len: int | None) -> int:
-    """Returns `max_model_len`, or without one the model's own length. Raises ValueError where neither is known."""
+    """Returns `max_model_len`, or else the model's own length. Raises ValueError if neither is known."""
     own: int | None = getattr(text_config, "max_position_embeddings", None)
     if max_model_len is None and own is None:
         raise ValueError(
@@ -17,8 +17,8 @@ def default_context_length(text_config: PreTrainedConfig, max_model_len: int | N
 
 
 def check_context_length(text_config: PreTrainedConfig, max_model_len: int | None, *, allow_longer: bool) -> None:
-    """Raises ValueError for a `max_model_len` above the model's own. `allow_longer`: the caller accepts positions that
-    the model has never seen, which only rotary embeddings can compute."""
+    """Raises ValueError for a `max_model_len` above the model's own. `allow_longer`: accept positions beyond the
+    model's training, which only rotary embeddings support."""
     own = _longest_context(text_config)
     if max_model_len is None or own is None or max_model_len <= own:
         return
@@ -37,8 +37,8 @@ def check_context_length(text_config: PreTrainedConfig, max_model_len: int | Non
 
 
 def _longest_context(text_config: PreTrainedConfig) -> int | None:
-    """Returns the most positions that the model is made for. A scaled rotary embedding may reach beyond
-    `max_position_embeddings`, which in some checkpoints is the length before the scaling."""
+    """Returns the most positions that the model supports. A scaled rotary embedding may exceed
+    `max_position_embeddings`, which in some checkpoints is the length before scaling."""
     own: int | None = getattr(text_config, "max_position_embeddings", None)
     rope: Any = getattr(text_config, "rope_parameters", None) or {}
     factor = rope.get("factor") or 1.0

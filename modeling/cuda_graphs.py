@@ -1,4 +1,4 @@
-"""CUDA graphs: records the kernels that the host would launch one by one, and starts the whole record at once."""
+"""CUDA graphs: records the kernels of a function and launches the whole record at once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,38 +13,38 @@ _CAPTURE_CODES = range(900, 909)
 
 
 class NotRecordableError(RuntimeError):
-    """A computation runs, but cannot be recorded: the host decides something in the middle of it, or waits."""
+    """A computation runs but cannot be recorded, because it synchronizes with the host."""
 
 
 class CudaCapture:
-    """Records what functions launch on one device. All records share one pool of memory, so only the latest replay's
-    outputs are valid. Another thread may use the device meanwhile."""
+    """Records the work that functions launch on one device. All records share a memory pool, so only the latest
+    replay's outputs are valid. Other threads may use the device meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.num_bytes = 0
-        """The bytes that the device's allocator holds for what is recorded."""
+        """The bytes that the device's allocator holds for the records."""
 
     def __call__(self, function: Callable[[], Outputs]) -> Callable[[], Outputs]:
-        """Returns a function that repeats the computation on the inputs' present content and writes into the same
+        """Returns a function that repeats the computation on the inputs' current content and writes to the same
         outputs.
 
-        Raises NotRecordableError if it cannot be recorded, and whatever the computation raises by itself: a GPU without
-        memory, a kernel that does not compile."""
+        Raises NotRecordableError if the computation cannot be recorded. Passes on the computation's own errors, such as
+        a lack of memory or a kernel that does not compile."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
-        # The outer stream context puts back the current stream where recording fails halfway.
+        # The outer stream context restores the current stream if recording fails halfway.
         with torch.cuda.device(self._device), torch.cuda.stream(current):
             torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved(self._device)
-            # The first call compiles kernels and makes libraries' workspaces, which must not be recorded.
+            # The first call compiles kernels and allocates libraries' workspaces, which must not be recorded.
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 function()
             current.wait_stream(self._stream)
-            # The record leaves out the work of other threads on the device.
+            # thread_local: the record leaves out other threads' work on the device.
             with (
                 _told_apart(),
                 torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
@@ -61,7 +61,7 @@ class CudaCapture:
 
 @contextmanager
 def _told_apart() -> Iterator[None]:
-    """Raises NotRecordableError in place of an error that says that what runs inside cannot be recorded."""
+    """Turns errors of recording itself into NotRecordableError. Other errors pass."""
     try:
         yield
     except RuntimeError as error:
@@ -71,9 +71,9 @@ def _told_apart() -> Iterator[None]:
 
 
 def is_about_recording(error: BaseException) -> bool:
-    """Returns whether an error while recording came from the recording alone.
+    """Returns whether an error was caused by recording itself.
 
-    The end of a record that has failed raises an error of its own, whose context is the error that made it fail."""
+    Ending a failed record raises another error, with the original error as its context."""
     first = error
     while isinstance(first.__context__, RuntimeError):
         first = first.__context__
@@ -81,5 +81,5 @@ def is_about_recording(error: BaseException) -> bool:
         return False
     if isinstance(first, torch.AcceleratorError):
         return getattr(first, "error_code", None) in _CAPTURE_CODES
-    # PyTorch refuses some operations itself, for instance to copy from unpinned memory "during CUDA graph capture".
+    # PyTorch itself rejects some operations, e.g. copies from unpinned memory "during CUDA graph capture".
     return "captur" in str(first)

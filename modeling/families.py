@@ -1,6 +1,6 @@
-"""The model families that Raylens knows, and where each stage finds what it needs to know about a family.
+"""The known model families, with the place of each stage's declaration.
 
-The table is plain data: importing it imports nothing for a family until a stage loads a model of that family. See
+The table is plain data: a stage imports a family's module only when it loads a model of that family. See
 docs/add-a-model.md."""
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ Stage = Literal["preprocess", "encoder", "llm"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`, as "module:NAME". The
-    module is one of the stage's `models`. None: the stage does not know the family, so the family is not served, and
-    `why_unserved` says why."""
+    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`, as "module:NAME", with a
+    module of the stage's `models`. None: the stage does not support the family, so the family is not served.
+    `why_unserved`: the reason."""
 
     preprocess: str | None = None
     encoder: str | None = None
@@ -68,19 +68,18 @@ FAMILIES: dict[str, Family] = {
     "vipllava": Family("llava:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
     "wemm": Family("wemm:WEMM", "wemm:WEMM", "wemm:WEMM"),
 }
-"""The families by the `model_type` of a checkpoint's config.json."""
+"""The families by `model_type` in a checkpoint's config.json."""
 
 SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
 
 
 def known_to(stage: Stage) -> list[str]:
-    """Returns the `model_type`s that the stage knows, sorted."""
+    """Returns the `model_type`s that the stage supports, sorted."""
     return sorted(name for name, family in FAMILIES.items() if getattr(family, stage) is not None)
 
 
 def load_family(stage: Stage, model_type: str) -> Any:
-    """Imports and returns the stage's declaration of a family. Raises ValueError for a family that the stage does not
-    know."""
+    """Imports and returns the stage's declaration of a family. Raises ValueError for an unsupported family."""
     if model_type not in known_to(stage):
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")
     module, _, name = getattr(FAMILIES[model_type], stage).partition(":")

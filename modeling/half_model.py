@@ -1,4 +1,4 @@
-"""Hugging Face models without some of their parts, so that a stage loads its half of a checkpoint and no more."""
+"""Hugging Face models without some of their parts, so that a stage loads only its half of a checkpoint."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ _ONLY_SAFETENSORS = "no pickled weights are read: `raylens convert safetensors S
 class HalfModel:
     """A half of a Hugging Face model.
 
-    `whole`: the name in transformers of the model's class, whose module is imported when the half is first used. For a
-    model that transformers does not have: a class of our own.
-    `unused`: paths of the modules and parameters that the half does without.
-    `renamings`: for a class of our own: patterns in the names of a checkpoint's weights, and what replaces each.
+    `whole`: the name of the model's class in transformers, imported on first use, or a class of our own for a model
+    that transformers lacks.
+    `unused`: paths of the modules and parameters that the half omits.
+    `renamings`: for a class of our own, patterns in a checkpoint's weight names, with their replacements.
     """
 
     whole: str | type[PreTrainedModel]
@@ -42,7 +42,7 @@ class HalfModel:
 def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
     """Returns a subclass of `whole` without the modules and parameters at the paths `parts`.
 
-    Their weights in a checkpoint are never read into memory: the parts are dropped while the model has no storage yet.
+    Their weights in a checkpoint are never read, because the parts are dropped before the model has storage.
     """
 
     def init(self: PreTrainedModel, config: PreTrainedConfig) -> None:
@@ -50,7 +50,7 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
         for part in parts:
             owner, _, name = part.rpartition(".")
             delattr(self.get_submodule(owner), name)
-        # With those that the parts had tied among themselves.
+        # Also drops ties within the parts.
         self.all_tied_weights_keys = _untied(self.all_tied_weights_keys, parts)
 
     names = [part.rpartition(".")[2] for part in parts]
@@ -58,36 +58,36 @@ def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
         "__doc__": f"{whole.__name__} without {', '.join(names)}.",
         "__module__": whole.__module__,
         "__init__": init,
-        # Weights that were the same as ones that are gone have nothing to be tied to.
+        # Weights tied to dropped ones become independent.
         "_tied_weights_keys": _untied(whole._tied_weights_keys or {}, parts),
-        # Older checkpoints have other names in front of these.
+        # Older checkpoints have other prefixes.
         "_keys_to_ignore_on_load_unexpected": [
             *(whole._keys_to_ignore_on_load_unexpected or ()),
             *(rf"(^|\.){name}(\.|$)" for name in names),
         ],
     }
-    # transformers finds its renaming of checkpoint keys by a model class's name and module.
+    # transformers looks up its renamings of checkpoint keys by name and module of the class.
     return type(whole.__name__, (whole,), attributes)
 
 
 def _untied(tied: Mapping[str, str], parts: Sequence[str]) -> dict[str, str]:
-    """Returns the tied weights, by name, that are not in the `parts`."""
+    """Returns the tied weights, by name, outside of the `parts`."""
     return {key: source for key, source in tied.items() if not any(is_within(path, parts) for path in (key, source))}
 
 
 def is_within(path: str, parts: Iterable[str]) -> bool:
-    """Returns whether a module or parameter is one of the `parts`, or in one of them."""
+    """Returns whether a module or parameter is one of the `parts` or inside one."""
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
 def load_half(
     model_class: type[PreTrainedModel], checkpoint: str, *, half: str, renamings: Mapping[str, str], **options: Any
 ) -> PreTrainedModel:
-    """Returns the model in evaluation mode. `options` are those of `from_pretrained`, and `half` names the half in
-    errors. `renamings`: see `HalfModel`. No code of the checkpoint is run, and no pickle is read.
+    """Returns the model in evaluation mode. `options`: of `from_pretrained`. `half`: its name in errors. `renamings`:
+    see `HalfModel`. Runs no code of the checkpoint and reads no pickle.
 
-    Raises ValueError for a checkpoint without safetensors, and for one that lacks a weight: transformers would leave
-    that weight random and only warn.
+    Raises ValueError for a checkpoint without safetensors, and for a missing weight, which transformers would leave
+    random with a mere warning.
     """
     config = options.pop("config", None) or load_model_config(checkpoint)
     named: str | None = getattr(config, "transformers_weights", None)

@@ -22,12 +22,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 """By the name of transformers' class."""
 _TRIAL_ROWS = 4
 _TOLERANCE = 1e-4
-"""Of the largest number. Rounding differs by far less than this, another order of layers by far more."""
+"""Relative to the largest number. Rounding causes far less, another order of layers far more."""
 
 
 class KernelMlp(nn.Module):
-    """Computes what `down(activation(first(x)))` or `down(activation(first(x)) * up(x))` computes, and has the children
-    of the `mlp` that it replaces."""
+    """Computes `down(activation(first(x)))` or `down(activation(first(x)) * up(x))`. It keeps the children of the `mlp`
+    that it replaces."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class KernelMlp(nn.Module):
 
 
 def fuse_mlps(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces MLPs of a model, in place, by `KernelMlp`, where that gives what the module itself gives for random
-    rows. Packed layers have to be in place. `is_included`: returns whether to replace the module of a name."""
+    """Replaces MLPs of a model by `KernelMlp`, in place, if the results for random rows agree. Linear layers must be
+    packed before. `is_included`: returns whether to replace the module of a name."""
     for name, module in list(model.named_modules()):
         if name and is_included(name) and (fused := _fused(module)) is not None:
             owner, _, leaf = name.rpartition(".")
@@ -59,7 +59,7 @@ def fuse_mlps(model: nn.Module, is_included: Callable[[str], bool] = lambda name
 
 
 def kernel_activation(module: nn.Module) -> Activation | None:
-    """Returns what the kernels call an activation, or None for one that they do not know."""
+    """Returns the kernels' name of an activation, or None for an unsupported one."""
     return _ACTIVATIONS.get(type(module).__name__)
 
 
@@ -70,7 +70,7 @@ def _fused(module: nn.Module) -> KernelMlp | None:
         rows = torch.randn(_TRIAL_ROWS, candidate.in_features, generator=generator)
         try:
             expected = module(rows)
-        except Exception:  # it takes something else than such rows
+        except Exception:  # it expects another input
             continue
         found = candidate(rows)
         if expected.shape == found.shape and (expected - found).abs().max() <= _TOLERANCE * expected.abs().max():
@@ -79,7 +79,7 @@ def _fused(module: nn.Module) -> KernelMlp | None:
 
 
 def _candidates(module: nn.Module) -> Iterator[KernelMlp]:
-    """Yields the MLPs that a module may be whose children are two or three packed layers and an activation."""
+    """Yields the possible MLPs of a module with two or three packed layers and an activation as children."""
     children = [child for child in module.children() if not isinstance(child, nn.Dropout | nn.Identity)]
     layers = [child for child in children if isinstance(child, KernelLinear)]
     others = [child for child in children if not isinstance(child, KernelLinear)]

@@ -1,7 +1,7 @@
-"""Computes linear layers that read the same input as one: a GPU then starts one product instead of three or two.
+"""Merges linear layers with the same input into one product on a GPU.
 
-These are the layers of queries, keys and values, and an MLP's gate and its neighbour. Which ones they are shows when
-the model runs once, whatever their names are in its family."""
+Usually these are the layers of queries, keys and values, and an MLP's gate and up layers. A trial run of the model
+finds them, independent of their names."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class MergedLinear(nn.Module):
-    """Stands for the first of several layers. It computes the outputs of all, and keeps the others' for them."""
+    """Replaces the first of several layers. It computes the outputs of all and keeps the later ones."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class MergedLinear(nn.Module):
         biases = [layer.bias.data for layer in layers if layer.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self.later: list[torch.Tensor] = []
-        """The outputs that the other layers have not taken yet, in the order in which they are called."""
+        """The outputs that the later layers have not taken yet, in call order."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
         output = nn.functional.linear(input, self.weight, self.bias)
@@ -32,20 +32,20 @@ class MergedLinear(nn.Module):
 
 
 class LaterPart(nn.Module):
-    """Stands for a further layer, and returns what the first has computed for it."""
+    """Replaces a later layer and returns the output that the first has computed for it."""
 
     def __init__(self, layer: nn.Linear, first: MergedLinear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._first = [first]  # in a list, since it is no part of this layer
+        self._first = [first]  # in a list, so that it is no submodule of this layer
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
         return self._first[0].later.pop(0)
 
 
 def merge_linear_layers(model: nn.Module, run: Callable[[], object]) -> None:
-    """Merges plain linear layers of the model, in place: those of one parent that are called one behind the other with
-    the same tensor. `run` runs the model once, with any input."""
+    """Merges plain linear layers of the model, in place, if they have one parent and are called consecutively with the
+    same tensor. `run`: runs the model once, with any input."""
     names = {module: name for name, module in model.named_modules()}
     for layers in [group for group in _groups(names, run) if len(group) > 1]:
         first = MergedLinear(layers)
@@ -69,7 +69,7 @@ def _groups(names: dict[nn.Module, str], run: Callable[[], object]) -> Iterator[
 
 
 def _calls(names: Iterable[nn.Module], run: Callable[[], object]) -> list[tuple[nn.Linear, torch.Tensor]]:
-    """Returns the linear layers that ran, in their order, each with its input."""
+    """Returns the called linear layers in order, each with its input."""
     calls: list[tuple[nn.Linear, torch.Tensor]] = []
 
     def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Reads the configuration of a checkpoint, also of the models that transformers does not know."""
+"""Reads the configuration of a checkpoint, including models that transformers lacks."""
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, TokenizersBackend
 
@@ -6,20 +6,20 @@ from raylens.modeling.torchvision_build import make_importable
 
 
 def load_model_config(model: str, revision: str | None = None) -> PreTrainedConfig:
-    """Returns the configuration of a checkpoint, a folder or a hub id. No code of the checkpoint is run.
+    """Returns the configuration of a checkpoint, a folder or a hub id. Runs no code of the checkpoint.
 
-    Raises what `AutoConfig.from_pretrained` raises."""
+    Raises the errors of `AutoConfig.from_pretrained`."""
     register_model_configs()
     config: PreTrainedConfig = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     return config
 
 
 def register_model_configs() -> None:
-    """Makes transformers' `AutoConfig` and `AutoTokenizer` know the configurations that Raylens brings."""
+    """Registers Raylens' own configurations with transformers' `AutoConfig` and `AutoTokenizer`."""
     make_importable()
     from raylens.modeling.wemm_config import InternLM2Config, WemmConfig
 
     for config_class in (InternLM2Config, WemmConfig):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-        # Without this, AutoTokenizer would ask whether it may run the code of the checkpoint's own tokenizer.
+        # Otherwise AutoTokenizer would ask whether to run the code of the checkpoint's own tokenizer.
         AutoTokenizer.register(config_class, fast_tokenizer_class=TokenizersBackend, exist_ok=True)

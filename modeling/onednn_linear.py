@@ -1,15 +1,14 @@
-"""Linear layers whose weights lie in oneDNN's blocks. oneDNN is the library that PyTorch multiplies with on the CPU.
+"""Linear layers with weights in the blocked layout of oneDNN, PyTorch's CPU library for matrix products.
 
-PyTorch's Linear hands the weight over row by row, which leaves most of the processor's width unused where few rows are
-multiplied, as in decoding."""
+PyTorch's Linear passes the weight row by row, which uses little of the vector width for few rows, as in decoding."""
 
 import torch
 from torch import nn
 
 
 class OneDnnLinear(nn.Module):
-    """Computes what a Linear with this weight, (out_features, in_features), and bias computes, in the same dtype. The
-    weight can no longer be trained or read."""
+    """A Linear with this weight, (out_features, in_features), and bias, in the same dtype. The weight can no longer be
+    trained or read."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -33,15 +32,15 @@ class OneDnnLinear(nn.Module):
 def padded_rows(num_rows: int) -> int:
     """Returns `num_rows` or a few more: each number up to 8, then four in each octave (10, 12, 14, 16, 20, 24, ...).
 
-    oneDNN compiles a kernel for each number of rows that it meets, which takes milliseconds, and keeps the kernel.
-    Prompts of all lengths would make it compile for hundreds of steps and keep hundreds of megabytes.
+    oneDNN compiles and keeps a kernel for each number of rows, in milliseconds each. Prompts of all lengths would cause
+    compilation in hundreds of steps and take hundreds of megabytes.
     """
     step = 1 << max(0, (num_rows - 1).bit_length() - 3)
     return -(-num_rows // step) * step
 
 
 def onednn_dtypes() -> tuple[torch.dtype, ...]:
-    """Returns the dtypes that oneDNN multiplies on this processor. bfloat16 needs AVX-512 or AVX-NE-CONVERT on x86."""
+    """Returns oneDNN's dtypes on this processor. On x86, bfloat16 needs AVX-512 or AVX-NE-CONVERT."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return ()
     takes_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,6 +1,6 @@
-"""Lays the weights of linear layers out for the CPU once, at start-up.
+"""Packs the weights of linear layers for the CPU once, at start-up.
 
-float32 goes to Raylens' own kernels where they were built (`cpu_kernels`), and everything else to oneDNN."""
+float32 goes to Raylens' own kernels if they were built (`cpu_kernels`), and everything else to oneDNN."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,7 +14,7 @@ from raylens.modeling.onednn_linear import OneDnnLinear, onednn_dtypes
 
 
 class KernelLinear(nn.Module):
-    """Computes what a Linear with this weight and bias, (out_features,) float32, computes."""
+    """A Linear with this packed weight and bias, (out_features,) float32."""
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -27,10 +27,10 @@ class KernelLinear(nn.Module):
 
 
 class LinearPacker:
-    """Makes packed layers of the weights that it was announced, in the same order."""
+    """Packs the announced weights, in the same order."""
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
-        """Takes the weights that will be packed, all of them packable."""
+        """`weights`: all weights that `pack` will get, all packable."""
         self._library = kernel_library()
         layouts = [self._layout(weight) for weight in weights]
         self._layouts = iter(layouts)
@@ -42,8 +42,8 @@ class LinearPacker:
         return None if self._library is None or weight.dtype != torch.float32 else WeightLayout.of(weight)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        """Returns a layer that computes what a Linear with this weight, (out_features, in_features), and bias computes,
-        in the same dtype. The weight can no longer be trained or read."""
+        """Returns a packed Linear with this weight, (out_features, in_features), and bias, in the same dtype. The
+        weight can no longer be trained or read."""
         layout = next(self._layouts)
         if layout is None:
             return OneDnnLinear(weight, bias)
@@ -54,8 +54,7 @@ class LinearPacker:
 def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
     """Replaces the plain linear layers of a model, in place, if they are on the CPU and in a packable dtype.
 
-    `is_included`: returns whether to replace the layer of a name. A weight that is tied to the embeddings gets a copy
-    of its own.
+    `is_included`: returns whether to replace the layer of a name. A weight tied to the embeddings is copied.
     """
     found = [
         (name, module)
@@ -63,14 +62,14 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
         if type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
     ]
     packer = LinearPacker(module.weight for _, module in found)
-    while found:  # one by one, so that each weight is freed when it has been packed
+    while found:  # one by one, so that each packed weight is freed at once
         name, module = found.pop(0)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, packer.pack(module.weight, module.bias))
 
 
 def is_packable(weight: torch.Tensor) -> bool:
-    """Returns whether the weight is on the CPU and in a dtype for which there are packed layers on this processor."""
+    """Returns whether the weight is on the CPU and in a packable dtype."""
     return weight.device.type == "cpu" and weight.dtype in packable_dtypes()
 
 
@@ -80,6 +79,6 @@ def has_kernel_layers(dtype: torch.dtype) -> bool:
 
 
 def packable_dtypes() -> tuple[torch.dtype, ...]:
-    """Returns the dtypes for which there are packed layers on this processor."""
+    """Returns the dtypes with packed layers on this processor."""
     own = (torch.float32,) if has_kernel_layers(torch.float32) else ()
     return tuple(dict.fromkeys(own + onednn_dtypes()))

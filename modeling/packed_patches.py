@@ -1,4 +1,4 @@
-"""Convolutions that cut pictures into patches, computed on the CPU as one product of matrices.
+"""Patch convolutions of pictures, computed on the CPU as one matrix product.
 
 Their windows do not overlap, so each patch is a row of one matrix, and the kernel is the other matrix.
 """
@@ -14,9 +14,9 @@ from raylens.modeling.packed_linear import LinearPacker, is_packable
 
 
 class PackedPatches(nn.Module):
-    """Computes what `convolution` computes, in the same dtype. Its stride has to be its kernel.
+    """Replaces `convolution`, in the same dtype. Its stride must equal its kernel.
 
-    `weight` stays, because other code reads its dtype and its device.
+    `weight` stays, because other code reads its dtype and device.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
@@ -27,8 +27,8 @@ class PackedPatches(nn.Module):
         self._kernel = tuple(convolution.kernel_size)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that convolutions give it
-        """Takes (batch, channels, *sizes), returns (batch, out_channels, *(sizes // kernel)). A rest of a side that
-        fills no patch is dropped."""
+        """Takes (batch, channels, *sizes), returns (batch, out_channels, *(sizes // kernel)). Partial patches are
+        dropped."""
         counts = [size // side for size, side in zip(input.shape[2:], self._kernel, strict=True)]
         whole = input
         for axis, (count, side) in enumerate(zip(counts, self._kernel, strict=True), start=2):
@@ -41,7 +41,7 @@ class PackedPatches(nn.Module):
 
 
 def pack_patch_convolutions(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces such convolutions of a model, in place, if they are on the CPU and in a packable dtype.
+    """Replaces the patch convolutions of a model, in place, if they are on the CPU and in a packable dtype.
     `is_included`: see `pack_linear_layers`."""
     for name, module in list(model.named_modules()):
         if is_included(name) and _cuts_patches(module):

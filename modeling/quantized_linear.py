@@ -1,6 +1,6 @@
-"""Linear layers with 8-bit weights and a scale for each output. They take half the memory of bfloat16.
+"""Linear layers with 8-bit weights and a scale for each output, half the size of bfloat16.
 
-The quantisation is weight-only, symmetric, rounded to the nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
+The quantisation is weight-only, symmetric, round-to-nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
 """
 
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-# Few rows wait for the weights' bytes; more of them for the arithmetic, which whole numbers make no faster here.
+# Few rows are memory-bound, so 8-bit weights help. More rows are compute-bound, and the kernel is no faster for them.
 MAX_ROWS_FOR_KERNEL = 32
-# On the CPU the kernel reads a row in steps of so many, also beyond its end.
+# The CPU kernel reads a row in steps of so many numbers, even beyond its end.
 _KERNEL_STEP = 16
 
 
 class Int8Linear(nn.Module):
-    """Stands for `linear`. On the CPU, PyTorch's kernel for 8-bit weights multiplies few rows in bfloat16. Other calls
+    """Replaces `linear`. On the CPU, PyTorch's kernel for 8-bit weights multiplies few rows in bfloat16. Other calls
     convert the weights to the input's dtype."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -30,7 +30,7 @@ class Int8Linear(nn.Module):
         self._has_kernel = self.in_features % _KERNEL_STEP == 0 and _has_kernel(weight.device)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """Returns the weights that the layer computes with, (out_features, in_features)."""
+        """Returns the dequantized weights, (out_features, in_features)."""
         return self._weight.to(dtype) * self._scales.to(dtype)[:, None]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
@@ -49,14 +49,14 @@ def _has_kernel(device: torch.device) -> bool:
     rows, weight = torch.zeros(1, 32, dtype=torch.bfloat16), torch.zeros(32, 32)
     try:
         torch.ops.aten._weight_int8pack_mm(rows, weight.to(torch.int8), rows[0])
-    except (NotImplementedError, RuntimeError):  # as by PyTorch versions that lack it
+    except (NotImplementedError, RuntimeError):  # PyTorch versions without it
         return False
     return True
 
 
 def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces the plain linear layers of a model in place, one after another. Routers of experts stay as they are, and
-    so do experts that are stored as one weight.
+    """Replaces the plain linear layers of a model in place, one after another. Routers of experts, and experts stored
+    as one weight, are not quantized.
 
     `is_included`: returns whether to replace the layer of a name.
     """

@@ -1,8 +1,8 @@
-"""Makes torchvision importable beside a torch that it was not built for.
+"""Makes torchvision importable with a torch build that it was not compiled for.
 
-torchvision's wheels come with operators compiled for a CUDA build of torch. Beside a CPU build these do not load, and
-`import torchvision` fails because it describes operators that do not exist. The image and video transforms, which are
-all that preprocessing needs, are plain Python: declaring the operators, without any code behind them, is enough.
+torchvision's wheels contain operators compiled for a CUDA build of torch. With a CPU build they do not load, and
+`import torchvision` fails because it refers to missing operators. Preprocessing needs the image and video transforms
+only, which are plain Python. Declaring the operators without an implementation is therefore enough.
 """
 
 import importlib.util
@@ -26,12 +26,12 @@ _OPERATORS = (
     "deform_conv2d",
     "_deform_conv2d_backward",
 )
-_declared: list[Any] = []  # operators vanish with the object that declared them
+_declared: list[Any] = []  # keeps the declaring objects alive, and with them the operators
 
 
 def make_importable() -> bool:
     """Makes `import torchvision` work if torchvision is installed. Returns whether it is installed. Call this before
-    transformers' image processors are imported."""
+    importing transformers' image processors."""
     if importlib.util.find_spec("torchvision") is None:
         return False
     try:

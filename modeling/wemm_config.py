@@ -1,6 +1,6 @@
-"""The configurations of WeMM and of its text model, which transformers does not know.
+"""The configurations of WeMM and of its text model, which transformers lacks.
 
-Before this module is imported, torchvision has to be importable: see `modeling/model_configs.py`."""
+Before importing this module, make torchvision importable: see `modeling/model_configs.py`."""
 
 from dataclasses import field
 from typing import Any
@@ -15,8 +15,8 @@ from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionCo
 class InternLM2Config(LlamaConfig):
     """InternLM2, whose layers may have a partial LoRA (PLoRA).
 
-    `bias`: whether the attention's projections have biases. `plora_rank`: the rank of the LoRA that acts on the
-    positions of images; 0: the model has none.
+    `bias`: whether the attention's projections have biases. `plora_rank`: the rank of the LoRA at images' positions; 0:
+    no LoRA.
     """
 
     model_type = "internlm2"
@@ -28,7 +28,7 @@ class InternLM2Config(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        # Dynamic scaling changes the rotations of sequences beyond `max_position_embeddings` only.
+        # Dynamic scaling affects only sequences beyond `max_position_embeddings`.
         if self.rope_parameters["rope_type"] == "dynamic":
             self.rope_parameters = {"rope_type": "default", "rope_theta": self.rope_parameters["rope_theta"]}
 
@@ -39,7 +39,7 @@ class WemmConfig(PreTrainedConfig):
 
     `image_processor`: the settings of the image processor. `downsampler_config`: `visual_hidden_size`,
     `llm_hidden_size`, `kernel_size`, `stride`, `depth`, `hidden_act` and `bias`. `spliter_emb_config`: `num_embeddings`
-    and `embedding_dim`. All names are those of the published files.
+    and `embedding_dim`. All names are from the published files.
     """
 
     model_type = "wemm"

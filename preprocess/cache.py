@@ -1,4 +1,4 @@
-"""A byte-bounded LRU cache of media items, in which concurrent requests for one key share one computation."""
+"""A byte-bounded LRU cache of media items. Concurrent requests for one key share one computation."""
 
 import asyncio
 import contextvars
@@ -13,7 +13,7 @@ EarlyT = TypeVar("EarlyT")
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counts since the start of items asked for, found and evicted, and the bytes held now."""
+    """Totals since the start of items looked up, found and evicted, and the bytes held now."""
 
     queries: int = 0
     hits: int = 0
@@ -22,13 +22,13 @@ class CacheStats:
 
 
 class _Flight(Generic[V, EarlyT]):
-    """One computation under way, with a listener for each request that waits for it."""
+    """One running computation, with a listener for each request that waits for it."""
 
     task: asyncio.Task[tuple[V, int]]
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[EarlyT], None]] = []
-        self.announced: list[EarlyT] = []  # what the listeners were told last, or nothing
+        self.announced: list[EarlyT] = []  # the latest announcement, or nothing
 
     def announce(self, news: EarlyT) -> None:
         self.announced[:] = [news]
@@ -39,12 +39,12 @@ class _Flight(Generic[V, EarlyT]):
 class ItemCache(Generic[V, EarlyT]):
     """Keeps the most recently used items, up to `capacity_bytes` in all. For use from one event loop.
 
-    A value may be a reference to the data instead of the data: its size is what `create` says it is. EarlyT: what is
-    known of a value while it is made.
+    A value may be a reference to the data; `create` reports the size. EarlyT: the type of announcements during the
+    computation of a value.
     """
 
     def __init__(self, capacity_bytes: int, on_evicted: Callable[[V], None] = lambda value: None) -> None:
-        """`on_evicted` gets each value that makes room for others."""
+        """`on_evicted` gets each value that is evicted for lack of room."""
         self.capacity_bytes = capacity_bytes
         self._on_evicted = on_evicted
         self.stats = CacheStats()
@@ -53,11 +53,11 @@ class ItemCache(Generic[V, EarlyT]):
 
     @property
     def num_pending(self) -> int:
-        """Returns how many values are being computed."""
+        """Returns the number of running computations."""
         return len(self._flights)
 
     def peek(self, key: str) -> V | None:
-        """Returns the value, if it is there, without counting as a use: neither its age nor the counts change."""
+        """Returns the value, if cached. Changes neither its age nor the counts."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
@@ -69,9 +69,9 @@ class ItemCache(Generic[V, EarlyT]):
     ) -> tuple[V, bool]:
         """Returns (value, whether it was cached already); calls `create(announce) -> (value, bytes)` if it is missing.
 
-        Concurrent callers with one key share one call of `create`. That call is cancelled when the last of these
-        callers has gone. If it fails, all of them get its error and nothing is cached. `on_announced` gets what
-        `create` announces while the caller waits; a caller that joins late gets the latest news at once.
+        Concurrent callers with one key share one call of `create`. The call is cancelled when its last caller is
+        cancelled. If it fails, all callers get its error and nothing is cached. `on_announced` gets the announcements
+        of `create` while the caller waits; a later caller gets the latest announcement at once.
         """
         self.stats.queries += 1
         if key in self._entries:
@@ -95,7 +95,7 @@ class ItemCache(Generic[V, EarlyT]):
                 flight.task.cancel()
 
     def discard(self, key: str) -> None:
-        """Forgets `key`, e.g. because the data that its value refers to is gone."""
+        """Forgets `key`, e.g. because its data has been lost."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.stats.num_bytes -= entry[1]
@@ -109,15 +109,14 @@ class ItemCache(Generic[V, EarlyT]):
             try:
                 value, num_bytes = await create(flight.announce)
             finally:
-                # In the task's last step, not in a callback after it: a caller that came between would find a failed
-                # computation, and would fail with it without a turn of the event loop.
+                # In the task's last step, not in a callback: a caller in between would join a failed computation and
+                # fail at once.
                 if self._flights.get(key) is flight:
                     del self._flights[key]
             self._keep(key, value, num_bytes)
             return value, num_bytes
 
-        # The task gets an empty context: what the first caller's request carries (its cancellation too) must not reach
-        # the other callers.
+        # An empty context, so that the first caller's context variables and cancellation do not affect other callers.
         flight.task = asyncio.create_task(run(), context=contextvars.Context())
         self._flights[key] = flight
         return flight

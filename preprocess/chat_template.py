@@ -1,4 +1,4 @@
-"""The model's chat template: renders conversations as text, and tells how the model writes tool calls."""
+"""The model's chat template: renders conversations as text, and detects the model's format of tool calls."""
 
 import logging
 import re
@@ -38,24 +38,24 @@ _RESERVED_VARIABLES = frozenset(
         "sanitize_control_tokens",
     }
 )
-"""The names of template variables that a client may not set, because the server or transformers sets them."""
+"""Template variables that the server or transformers sets, so that a client may not."""
 
 MAX_SECONDS = 5.0
-"""The processor time for one prompt. Ten thousand messages take an ordinary template less than a tenth of this."""
+"""The CPU time for one prompt. An ordinary template renders ten thousand messages in less than a tenth of this."""
 
 _REFUSALS = (TemplateError, TypeError)
-"""The errors of a template that refuses a conversation."""
+"""The errors of a template that rejects a conversation."""
 _EXCESSES = (OverflowError, RecursionError, MemoryError)
-"""The errors of a template that counts, multiplies or calls itself without end."""
+"""The errors of a template with unbounded loops, products or recursion."""
 
 
 class ChatTemplate:
-    """The chat template of one model, if the model has one. Clients cannot bring their own."""
+    """The chat template of one model, if the model has one. Clients cannot supply templates."""
 
     def __init__(
         self, processor: HFProcessor, hf_tokenizer: Any, placeholders: Mapping[str, Placeholder] | None = None
     ) -> None:
-        """`placeholders`: of each kind of media that the model takes."""
+        """`placeholders`: of each modality of the model."""
         self._processor = processor
         self._template = processor.chat_template or hf_tokenizer.chat_template
         self.tool_calls = tool_call_format(self._template)
@@ -68,10 +68,10 @@ class ChatTemplate:
             self._contents = self._probed_contents(placeholders or {})
 
     def fill(self, prompt: ChatPrompt) -> str:
-        """Returns the conversation as text. Control tokens and placeholders that a user typed are marked in it, so that
+        """Returns the conversation as text. Control tokens and placeholders typed by a user are marked in it, so that
         they are tokenised as ordinary text. Raises InvalidRequestError if the model has no template, or its template
-        does not take the conversation, the tools or the variables, and ChatTemplateError if the template computes
-        without end."""
+        rejects the conversation, the tools or the variables, and ChatTemplateError if the template exceeds its bounds
+        of time and size."""
         if not isinstance(self._template, str):
             raise InvalidRequestError("this model has no chat template", field="messages", code="no_chat_template")
         if prompt.tools and self.tool_calls is None:
@@ -93,7 +93,7 @@ class ChatTemplate:
         except ValueError as error:
             if not prompt.continue_final_message:
                 raise
-            reason = "the last message has no text with which the model's chat template lets it end"
+            reason = "the model's chat template cannot end with the text of the last message"
             raise InvalidRequestError(reason, field="continue_final_message") from error
 
     def _render(self, messages: list[Message], **options: Any) -> str:
@@ -139,8 +139,8 @@ class ChatTemplate:
 
 
 def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
-    """Returns `value` with the control tokens in every string marked. This includes the names of fields: in a tool's
-    schema and a call's arguments the client chooses them, and transformers' own marking leaves them out."""
+    """Returns `value` with the control tokens in every string marked. This includes field names, which the client
+    chooses in a tool's schema and a call's arguments, and which transformers' own marking leaves out."""
     if isinstance(value, dict):
         return {_marked(key, control_tokens): _marked(inner, control_tokens) for key, inner in value.items()}
     if isinstance(value, list):
@@ -149,9 +149,10 @@ def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
 
 
 def tool_call_format(template: object) -> ToolCallFormat | None:
-    """Returns how the model of this chat template writes tool calls, or None if it has no tools or an unknown form.
+    """Returns the format of tool calls of a chat template's model, or None without tools or with an unknown format.
 
-    The one known form is Hermes', of Qwen's models and most models built on them. Their templates spell out its tags.
+    The only known format is Hermes', used by Qwen's models and most models built on them. Their templates contain its
+    tags.
     """
     is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
     return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None

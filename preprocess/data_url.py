@@ -1,4 +1,4 @@
-"""`data:` URLs: media in base64 inside a request, as one text or in the pieces in which it came in."""
+"""`data:` URLs: media in base64 inside a request, as one text or in pieces as received."""
 
 import asyncio
 import binascii
@@ -17,9 +17,9 @@ _SCHEME = "data:"
 _MAX_HEADER_BYTES = 1024
 _BLANKS = b" \t\r\n"
 _STANDARD = bytes.maketrans(b"-_", b"+/")
-_INLINE_BYTES = 2**18  # decoding this much takes a tenth of a millisecond, as using a thread does
+_INLINE_BYTES = 2**18  # decoding this much takes a tenth of a millisecond, as long as handing it to a thread
 _THREAD = ThreadPoolExecutor(1, "data-url")
-"""Decodes all long URLs, one after another: several threads at once keep the event loop waiting, and are no faster."""
+"""Decodes all long URLs, one after another: more threads are no faster and delay the event loop."""
 
 
 def data_url(content: bytes, media_type: str = "image/png") -> str:
@@ -34,8 +34,8 @@ def is_data_url(url: str) -> bool:
 class DataUrl:
     """A `data:` URL. `pieces` are its whole text, in order, as ASCII or UTF-8.
 
-    As in browsers, the base64 may have line breaks, which the program `base64` makes, characters written as `%2B`, and
-    no padding. It may also have the alphabet that is safe in URLs.
+    As in browsers, the base64 may have line breaks (the program `base64` writes them), percent-encoded characters such
+    as `%2B`, and no padding. The URL-safe alphabet is accepted, too.
     """
 
     pieces: Sequence[bytes]
@@ -71,7 +71,7 @@ class DataUrl:
             num_bytes = sum(map(len, pieces)) * 3 // 4
             if num_bytes > limits.max_item_bytes + 3:
                 raise too_large(num_bytes, limits=limits)
-            # `b"".join` at the end would copy all parts in one step, during which no other thread runs.
+            # Not `b"".join` at the end, which would hold the GIL while it copies all parts.
             content = BytesIO()
             content.writelines(_decoded(pieces))
         except (binascii.Error, ValueError) as error:
@@ -84,7 +84,7 @@ class DataUrl:
 
 
 def _base64_pieces(pieces: Sequence[bytes]) -> list[bytes]:
-    """Returns the text after the header, without blanks and escapes. Raises InvalidRequestError for other URLs."""
+    """Returns the text after the header, without whitespace and escapes. Raises InvalidRequestError for other URLs."""
     header, comma, first = pieces[0].partition(b",")
     if not comma or not header.lower().endswith(b";base64"):
         reason = "a data URL has the form data:image/png;base64,<data>"
@@ -100,8 +100,8 @@ def _is_unusual(piece: bytes) -> bool:
 
 
 def _decoded(pieces: Sequence[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
-    """Yields each piece's part of the content. If the text is not whole, leaves out the incomplete group of four
-    characters at its end.
+    """Yields each piece's part of the content. Without `is_whole`, drops the incomplete group of four characters at the
+    end.
 
     Raises binascii.Error or ValueError if the text is not valid base64.
     """

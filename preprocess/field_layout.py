@@ -1,5 +1,5 @@
-"""How the tensors of a Hugging Face image or video processor split into items, so that each item can be cached, shipped
-and batched alone. The model family declares one layout for each output field."""
+"""Splits the tensors of a Hugging Face image or video processor into items, so that each item can be cached, sent and
+batched alone. The model family declares one layout for each output field."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ Outputs = Mapping[str, Any]
 
 
 class FieldLayout(Protocol):
-    """How one output field splits into items, where the processor was given `num_items` items."""
+    """Splits one output field into items."""
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
-        """Returns one tensor for each item. It may share memory with `value`."""
+        """Returns one tensor for each of `num_items` items. It may share memory with `value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batched:
     """Each item has one row on axis 0.
 
-    Where the processor pads rows to the largest item of the batch, `shape(outputs, index)` returns the item's own
-    leading sizes, and its row is cut to them.
+    If the processor pads rows to the largest item of the batch, `shape(outputs, index)` returns the item's own leading
+    sizes, and its row is cut to them.
     """
 
     shape: Callable[[Outputs, int], Sequence[int]] | None = None
@@ -39,7 +39,7 @@ class Batched:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Items of different sizes lie one after another on `axis`. `sizes(outputs)` returns each item's length there."""
+    """Items of different sizes are concatenated on `axis`. `sizes(outputs)` returns each item's length on it."""
 
     sizes: Callable[[Outputs], Sequence[int] | torch.Tensor]
     axis: int = 0

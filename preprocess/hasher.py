@@ -10,8 +10,8 @@ from blake3 import blake3
 def content_hash(content: bytes) -> str:
     """Returns the BLAKE3 hash (64 hex digits) of an item's *encoded* bytes. BLAKE3 is four times as fast as SHA-256.
 
-    Because encoded bytes are hashed, a repeated item is found without decoding it. Two pictures that decode to the same
-    pixels but differ in mode, palette or EXIF orientation get different hashes.
+    Hashing the encoded bytes finds a repeated item without decoding it. Pictures that decode to the same pixels but
+    differ in mode, palette or EXIF orientation get different hashes.
     """
     return blake3(content).hexdigest()
 
@@ -29,11 +29,11 @@ def mm_hash(
 ) -> str:
     """Returns the SHA-256 hash (64 hex digits) of an item's content hash and all else that changes the item's result.
 
-    `model` tells one model of an endpoint from another: with the same processor, two may encode an item otherwise.
-    `options` are the client's settings for the processor. `is_among_others` tells that the prompt holds more items of
-    the modality, for models to which that matters. `is_precomputed` tells that the content is tensors. Tenants with
-    different salts never share an item. Each part is length-prefixed, so that two different lists of parts never give
-    the same bytes.
+    `model`: distinguishes the models of an endpoint, which may encode an item differently with the same processor.
+    `options`: the client's settings for the processor. `is_among_others`: the prompt holds more items of the modality,
+    and this matters to the model. `is_precomputed`: the content is tensors. `cache_salt`: of the tenant; tenants with
+    different salts never share an item. Each part is length-prefixed, so that different lists of parts never give the
+    same bytes.
     """
     settings = json.dumps([dict(options or {}), is_among_others, is_precomputed], sort_keys=True)
     digest = hashlib.sha256()

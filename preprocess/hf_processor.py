@@ -9,15 +9,15 @@ from raylens.modeling.torchvision_build import make_importable
 from raylens.preprocess.models.family import Backend, HFProcessor, ProcessorFamily
 
 ImageBackend: TypeAlias = Literal["auto"] | Backend
-"""`auto` is torchvision, which is faster, where it is installed and the family has it, else Pillow. Their pixels differ
-by 1 or 2 grey levels."""
+"""`auto`: the faster torchvision if it is installed and the family supports it, else Pillow. Their pixels differ by 1
+or 2 grey levels."""
 
 
 def load_processor(
     family: ProcessorFamily, model: str, *, revision: str | None = None, backend: ImageBackend = "auto"
 ) -> HFProcessor:
     """Loads the processor of the checkpoint `model`, a folder or a hub id. Raises ValueError if the family does not
-    have `backend` or it is not installed."""
+    support `backend` or it is not installed."""
     has_torchvision = make_importable()
     backend = _choose(backend, family.backends, has_torchvision)
     loader: Any = family.processor_class
@@ -25,7 +25,7 @@ def load_processor(
         processor_class = getattr(transformers, loader)
         if backend == "pil" and "video_processor" in processor_class.get_attributes():
             processor_class = _with_pillow(processor_class, has_torchvision)
-        # Of a kind that the checkpoint has code for, transformers would ask on a terminal whether to run it.
+        # With code in the checkpoint, transformers would otherwise ask on a terminal whether to run it.
         loader = partial(processor_class.from_pretrained, trust_remote_code=False)
     else:
         loader = loader.from_pretrained
@@ -47,8 +47,8 @@ def _choose(backend: ImageBackend, backends: tuple[Backend, ...], has_torchvisio
 def _with_pillow(processor_class: Any, has_torchvision: bool) -> Any:
     """Returns a subclass of `processor_class` that processes pictures with Pillow.
 
-    transformers has no video processors for Pillow, so videos go on using torchvision. Without torchvision there are no
-    video processors at all, and the processor is loaded without one.
+    transformers has no video processors for Pillow, so videos still use torchvision. Without torchvision the processor
+    is loaded without a video processor.
     """
 
     class PillowProcessor(processor_class):

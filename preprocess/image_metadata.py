@@ -1,8 +1,8 @@
-"""Counts the parts of a picture file beside its pixels, before Pillow reads the file.
+"""Counts the metadata parts of a picture file, before Pillow reads the file.
 
-For each segment, chunk or block Pillow runs a step in Python and takes some memory. It joins some of them to all the
-earlier ones, which it copies each time. A few megabytes of the smallest parts would keep it busy for minutes. This
-module unpacks nothing, and its walk ends at the limit.
+For each segment, chunk or block Pillow runs a step in Python and allocates memory. It appends some parts to copies of
+all earlier ones. A few megabytes of the smallest parts would keep it busy for minutes. This module unpacks nothing and
+stops at the limit.
 """
 
 from raylens.preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
@@ -18,8 +18,8 @@ _GIF_EXTENSION = 0x21
 
 def check_metadata(content: bytes) -> None:
     """Raises InvalidRequestError for a picture with more than MAX_METADATA_PARTS segments, chunks or extensions beside
-    its pixels, and for a PNG with more than one colour profile or too many chunks in all. Content that is no picture
-    passes, and so does a picture that is cut off before it reaches a limit."""
+    its pixels, and for a PNG with more than one colour profile or too many chunks in all. Other content passes, as does
+    a picture cut off before a limit."""
     try:
         if content.startswith(_PNG_SIGNATURE):
             _check_png(content)
@@ -32,7 +32,7 @@ def check_metadata(content: bytes) -> None:
 
 
 def _check_png(content: bytes) -> None:
-    """Checks all chunks, because Pillow also reads those behind the pixels."""
+    """Checks all chunks, because Pillow also reads the ones after the pixels."""
     position, num_chunks, num_parts, num_profiles = len(_PNG_SIGNATURE), 0, 0, 0
     while position + 8 <= len(content):
         kind = content[position + 4 : position + 8]
@@ -49,7 +49,7 @@ def _check_png(content: bytes) -> None:
 
 
 def _check_jpeg(content: bytes) -> None:
-    """Checks the segments before the first scan. Behind it the decoder proper goes on, in C."""
+    """Checks the segments before the first scan. The decoder, in C, reads the rest."""
     for num_parts, (marker, _) in enumerate(jpeg_segments(content), start=1):
         if marker != START_OF_SCAN:
             _check_number(num_parts, "segments")

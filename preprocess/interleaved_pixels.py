@@ -1,7 +1,7 @@
-"""Lets the torchvision back end read a picture as it lies in memory, the numbers of a pixel one beside the other.
+"""Lets the torchvision back end read a picture in its interleaved (channels-last) memory layout.
 
-transformers first copies each channel to a place of its own (`TorchvisionBackend.process_image`). torchvision resizes
-either layout, to the same numbers, and the interleaved one faster."""
+transformers first copies the picture to planar layout (`TorchvisionBackend.process_image`). torchvision resizes both
+layouts to the same values, the interleaved one faster."""
 
 import warnings
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 
 
 def keep_pixels_interleaved(image_processor: object) -> None:
-    """Changes this processor only, and only if it takes pictures in as transformers' back end does."""
+    """Changes this processor object, if it inherits `process_image` from transformers' back end unchanged."""
     kind: Any = type(image_processor)
     if not issubclass(kind, TorchvisionBackend) or kind.process_image is not TorchvisionBackend.process_image:
         return
@@ -32,7 +32,7 @@ def keep_pixels_interleaved(image_processor: object) -> None:
 def _pixels(image: Image) -> torch.Tensor:
     """Returns (height, width, channels), uint8."""
     with warnings.catch_warnings():
-        # It says that bytes cannot change. These are nobody else's.
+        # PyTorch warns that bytes are read-only. Nothing else refers to these.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         numbers = torch.frombuffer(image.tobytes(), dtype=torch.uint8)
     return numbers.view(image.height, image.width, 3)

@@ -1,5 +1,5 @@
-"""Turns media items into tensors: decodes them, runs the Hugging Face image or video processor, and takes each item's
-part of the result."""
+"""Turns media items into tensors: decodes them, runs the Hugging Face image or video processor, and splits the result
+by item."""
 
 import hashlib
 import json
@@ -76,8 +76,8 @@ class ItemProcessor:
     ) -> tuple[ItemInfo, ItemTensors]:
         """Decodes and processes an encoded item.
 
-        `num_in_prompt` is how many items of the modality the item's prompt holds, cached ones included. `options` are
-        the client's settings. Returns the item's metadata and its tensors, floating-point ones in the encoder's dtype.
+        `num_in_prompt`: the number of items of the modality in the item's prompt, cached ones included. `options`: the
+        client's settings. Returns the item's metadata and its tensors, floating-point ones in the encoder's dtype.
         Raises InvalidRequestError if the item cannot be decoded or breaks a limit, or an option is wrong.
         """
         rules = self.rules(modality, num_in_prompt)
@@ -99,15 +99,14 @@ class ItemProcessor:
     def accept(
         self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
-        """Checks an item that the client has processed itself, see `preprocess/precomputed.py`. Returns what `process`
-        returns.
+        """Checks an item processed by the client, see `preprocess/precomputed.py`. Returns the same as `process`.
 
-        Raises InvalidRequestError if its tensors are not those of this model, do not fit the picture's size or hold
-        numbers that are not finite.
+        Raises InvalidRequestError if its tensors do not fit this model or the picture's size, or hold numbers that are
+        not finite.
         """
         rules = self.rules(modality, num_in_prompt)
         if modality != "image":
-            raise InvalidRequestError(f"only images may be processed before, not a {modality}", field="media")
+            raise InvalidRequestError(f"only images may be sent as tensors, not a {modality}", field="media")
         item = read_precomputed(content, rules.fields, limits=self._limits)
         kwargs = self._kwargs_with(modality, rules, options)
         if item.is_encoded:
@@ -117,7 +116,7 @@ class ItemProcessor:
             layout = split_items({name: rules.fields[name] for name in rules.language_fields}, outputs, 1)[0]
             tensors = self._stored(rules, {**item.tensors, **layout})
         else:
-            # A blank picture of that size gives the shapes, grids and indices that the client's tensors must have.
+            # A blank picture of that size yields the expected shapes, grids and indices.
             outputs = self._run(modality, rules, rules.blank(item.size), kwargs)
             expansion = self._expansion(modality, rules, outputs, kwargs)
             expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
@@ -135,7 +134,7 @@ class ItemProcessor:
         except InvalidRequestError:
             raise
         except ValueError as error:
-            # Hugging Face's processors raise it for sizes and lengths that they cannot resize.
+            # Hugging Face's processors raise ValueError for sizes and lengths that they cannot resize.
             raise InvalidRequestError(
                 f"the model's processor cannot take {modality} items of this size or length",
                 field="media",
@@ -145,28 +144,28 @@ class ItemProcessor:
     def blank_item(
         self, modality: str, size: Size, options: Mapping[str, object] = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
-        """Returns a black item of `size` in the form in which `process` returns items, to measure or reserve memory."""
+        """Returns a black item of `size` in the form of `process`, to measure or reserve memory."""
         rules = self.rules(modality)
         kwargs = self._kwargs_with(modality, rules, options)
         expansion, tensors = self._processed(modality, rules, rules.blank(size), kwargs)
         return _info(modality, rules, expansion, tensors), tensors
 
     def largest_item(self, modality: str) -> tuple[ItemInfo, ItemTensors]:
-        """Returns a blank item of the size that takes the most embeddings."""
+        """Returns a blank item of the size with the most embeddings."""
         return self.blank_item(modality, self.largest_size(modality), self.rules(modality).largest_options)
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The kinds of items that the model takes."""
+        """The modalities that the model accepts."""
         return tuple(name for name in self._family.modalities if self._takes(name))
 
     def _takes(self, modality: str) -> bool:
-        """Returns whether the processor takes the modality. Without torchvision, a processor has no part for videos."""
+        """Returns whether the processor accepts the modality. Without torchvision it has no video processor."""
         has_part = modality != "video" or getattr(self._processor, "video_processor", None) is not None
         return modality in self._family.modalities and has_part
 
     def rules(self, modality: str, num_in_prompt: int = 1) -> Modality:
-        """Returns how items of `modality` are processed. Raises InvalidRequestError if the model does not take them."""
+        """Returns the rules for items of `modality`. Raises InvalidRequestError if the model does not accept them."""
         rules = self._family.modalities.get(modality)
         if rules is None or not self._takes(modality):
             raise InvalidRequestError(
@@ -179,17 +178,17 @@ class ItemProcessor:
     def expansion_for_size(
         self, modality: str, size: Size, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
     ) -> ItemExpansion:
-        """Returns what an item of `size` becomes in a prompt, found without any pixels.
+        """Returns the expansion of an item of `size` in a prompt, computed without pixels.
 
-        A video's `size` counts the frames that the model gets. Their times are made up: the number of embeddings is
-        right, but a prompt that tells the times gets other text for a real video.
+        A video's `size` counts sampled frames. Their timestamps are invented: the number of embeddings is exact, but a
+        prompt with timestamps has another text for a real video.
         """
         rules = self.rules(modality, num_in_prompt)
         kwargs = self._kwargs_with(modality, rules, options)
         return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), kwargs)
 
     def largest_size(self, modality: str) -> Size:
-        """Returns the size that takes the most embeddings, with the options that ask for the most."""
+        """Returns the size with the most embeddings, with the options for the most embeddings."""
         rules = self.rules(modality)
         options = rules.largest_options
         kwargs = self._kwargs_with(modality, rules, options)
@@ -203,13 +202,13 @@ class ItemProcessor:
         return max(candidates, key=num_embeds)
 
     def identity(self, checkpoint: str) -> ProcessorIdentity:
-        """Returns the identity of the processor. `checkpoint` is its checkpoint's name and revision."""
+        """Returns the identity of the processor. `checkpoint`: its checkpoint's name and revision."""
         modalities = self._family.modalities
         among_others = [name for name, rules in modalities.items() if rules.among_others is not None]
         return ProcessorIdentity(self._fingerprint(checkpoint), frozenset(among_others))
 
     def _fingerprint(self, checkpoint: str) -> str:
-        """Returns a hash of everything besides the media that changes an item: settings, back end, tokens, versions."""
+        """Returns a hash of all influences on an item besides its media: settings, back end, tokens, versions."""
         processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
         settings = {
             "checkpoint": checkpoint,
@@ -234,9 +233,9 @@ class ItemProcessor:
         return [int(one) for one in self.expansion_for_size(modality, size).token_ids]
 
     def _stored(self, rules: Modality, tensors: ItemTensors) -> ItemTensors:
-        """Returns the tensors in the dtypes in which they are kept, contiguous and owning their memory, so that
-        shipping an item does not ship the batch it was cut from."""
-        # The language model computes positions from its own fields, so these keep their exact dtype.
+        """Returns the tensors in their stored dtypes, contiguous and owning their memory, so that sending an item does
+        not send its whole batch."""
+        # Language fields keep their exact dtype, because the language model computes positions from them.
         dtypes = dict.fromkeys(tensors.keys() - set(rules.language_fields), self._dtype)
         dtypes |= dict.fromkeys(tensors.keys() & {EMBEDDINGS}, self._embedding_dtype)
         return {name: _stored_tensor(value, dtypes.get(name, value.dtype)) for name, value in tensors.items()}
@@ -257,7 +256,7 @@ class ItemProcessor:
         feature_ids = [self._tokenizer.token_id(token) for token in rules.feature_tokens(self._processor)]
         features = np.flatnonzero(is_embed | np.isin(content.ids, feature_ids))
         if not len(features):
-            raise InvalidRequestError(f"the {modality} item takes no place in the prompt", field="media")
+            raise InvalidRequestError(f"the {modality} item has no positions in the prompt", field="media")
         start, end = int(features[0]), int(features[-1]) + 1
         mask = None if is_embed[start:end].all() else tuple(is_embed[start:end].tolist())
         return ItemExpansion(content.ids, PlaceholderRange(start, end - start, mask), content.before, content.after)

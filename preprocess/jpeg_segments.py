@@ -1,19 +1,19 @@
-"""Finds the segments of a JPEG file, by Pillow's rules for what a segment is, without unpacking any."""
+"""Finds the segments of a JPEG file by Pillow's rules, without unpacking any."""
 
 from collections.abc import Iterator
 
 START_OF_SCAN = 0xDA
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""The markers of the segments that hold the picture's size."""
+"""The markers of segments with the picture's size."""
 
 _PADDING = frozenset({0x00, 0xFF})  # Pillow skips these byte by byte
-# The markers behind which Pillow expects no length.
+# The markers that no length follows, for Pillow.
 _BARE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
 
 
 def jpeg_segments(content: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the marker of each segment and the position behind the marker. The start of the first scan is the last
-    segment. Other bytes count as padding. Raises IndexError where the file is cut off."""
+    """Yields the marker of each segment and the position after the marker, up to the start of the first scan. Other
+    bytes count as padding. Raises IndexError if the file is cut off."""
     position, marker = 2, 0
     while marker != START_OF_SCAN:
         marker = content[position + 1] if content[position] == 0xFF else 0

@@ -1,4 +1,4 @@
-"""Reads media from local files by `file:` URL: only regular files below one folder, however the URL names them."""
+"""Reads media from local files by `file:` URL: only regular files below one folder, for any spelling of the URL."""
 
 import asyncio
 import os
@@ -12,12 +12,12 @@ from raylens.preprocess.schema import InvalidRequestError
 
 _READ_BYTES = 2**20
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a FIFO waits until a process opens it for writing.
+# Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class LocalMedia:
-    """Reads files below `root`, or none without a root. Symbolic links below it may lead to other places below it."""
+    """Reads files below `root`, or none without a root. Symbolic links may lead to other places below the root."""
 
     def __init__(self, root: Path | None, limits: MediaLimits) -> None:
         """Raises NotADirectoryError or FileNotFoundError if `root` is no folder."""
@@ -45,7 +45,7 @@ class LocalMedia:
         try:
             with _opened(root, os.path.relpath(resolved, root).split(b"/")) as file:
                 _check_regular(os.fstat(file.fileno()))
-                # The limit holds for what was read, not for the file's stated size: some grow, others state none.
+                # The limit applies to the bytes read, because the stated size of a file may be missing or grow.
                 while len(content) <= self._limits.max_item_bytes and (chunk := file.read(_READ_BYTES)):
                     content += chunk
         except FileNotFoundError as error:
@@ -57,15 +57,15 @@ class LocalMedia:
 
 
 def _opened(root: bytes, names: list[bytes]) -> BinaryIO:
-    """Opens the file at the path `names` below `root`, one folder after another. No name may be a symbolic link: the
-    links have been followed already, and one that appeared since then would lead past the check."""
+    """Opens the file at the path `names` below `root`, one folder after another. No name may be a symbolic link: all
+    links have been resolved, and a link created since then would bypass the check."""
     folder = os.open(root, _OPEN_FOLDER)
     try:
         for name in names[:-1]:
             inner = os.open(name, _OPEN_FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # The mere opening of some devices has an effect. The caller checks again, as the file may have changed since.
+        # Checked before opening, because opening some devices has side effects. The caller checks the open file again.
         _check_regular(os.stat(names[-1], dir_fd=folder, follow_symlinks=False))
         descriptor = os.open(names[-1], _OPEN_FILE, dir_fd=folder)
     finally:
@@ -75,7 +75,7 @@ def _opened(root: bytes, names: list[bytes]) -> BinaryIO:
 
 def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise _refused("what the file: URL names is no regular file", "media_url_forbidden")
+        raise _refused("the file: URL does not name a regular file", "media_url_forbidden")
 
 
 def _path_of(url: str) -> bytes:

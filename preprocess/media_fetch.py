@@ -1,7 +1,7 @@
-"""Fetches media from http(s) URLs, so that no client can reach the inside of the network through the server.
+"""Fetches media from http(s) URLs without giving clients access to the server's own network (SSRF).
 
-Every address is checked where the connection is made, so that a name whose answer changes gains an attacker nothing.
-Redirects are followed by hand, and each target is checked again. The size limit is checked while the body streams in.
+Each address is checked on the connection itself, which defeats DNS rebinding. Each target of a redirect is checked,
+too. The size limit is checked while the body streams in.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ _CONNECT_SECONDS = 5.0
 """A host that does not answer a connection in this time leaves the rest of `total_timeout_s` to its other addresses."""
 _CHUNK_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 256
-_MAX_CONNECTIONS_PER_HOST = 32  # slow connections to one host leave room for other hosts
-# URL parsers disagree about these characters: some drop them, some take a backslash for a slash.
+_MAX_CONNECTIONS_PER_HOST = 32  # a slow host leaves connections for other hosts
+# URL parsers disagree about these characters: some drop them, some treat a backslash as a slash.
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 _PATH_AND_QUERY = re.compile(r"[^:/?#]+://[^/?#]*([^?#]*)(?:\?([^#]*))?")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
@@ -42,7 +42,7 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class FetchPolicy:
-    """Which http(s) URLs the server fetches for its clients, and how long it tries."""
+    """The http(s) URLs that the server fetches for its clients, and the timeouts."""
 
     enabled: Annotated[bool, Field(description="fetch URLs at all")] = True
     allowed_domains: Annotated[
@@ -62,20 +62,20 @@ class MediaFetcher:
     """Fetches the media of all requests in one HTTP session. Use it as an async context manager or `close` it."""
 
     def __init__(self, limits: MediaLimits, policy: FetchPolicy, resolver: AbstractResolver | None = None) -> None:
-        """`resolver` resolves names instead of the system. Its answers are checked like the system's."""
+        """`resolver`: replaces the system's resolver. Its answers are checked, too."""
         self._limits = limits
         self._policy = policy
         contact = f" ({policy.contact})" if policy.contact else ""
         self._headers = {
-            # A compressed body could unpack to far more bytes than the size limit.
+            # A compressed body could expand far beyond the size limit.
             "Accept-Encoding": "identity",
-            # Some hosts refuse clients without a name, or without the address of somebody to ask.
+            # Some hosts reject clients without a name or a contact address.
             "User-Agent": f"Raylens/{raylens.__version__}{contact}",
         }
         self._domains = tuple(_canonical_host(domain) for domain in policy.allowed_domains)
         self._resolver = resolver or SystemResolver()
         self._session = aiohttp.ClientSession(
-            # No DNS cache: the address that was checked must be the one of the very connection that is made.
+            # No DNS cache: the connection must use the checked address.
             connector=aiohttp.TCPConnector(
                 resolver=self._resolver if policy.allow_private_addresses else PublicResolver(self._resolver),
                 use_dns_cache=False,
@@ -85,7 +85,7 @@ class MediaFetcher:
             # Not `connect`, which also counts the wait for a free connection. `fetch` bounds the total time, of all
             # redirects together.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-            # A cookie that a server sets on one client's fetch must not go out with another client's.
+            # Cookies must not pass from one client's fetch to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
@@ -101,7 +101,7 @@ class MediaFetcher:
 
     async def close(self) -> None:
         await self._session.close()
-        await self._resolver.close()  # the session does not close a resolver that it was given
+        await self._resolver.close()  # the session does not close it
 
     async def fetch(self, url: str) -> bytes:
         """Returns the body at `url`. Raises InvalidRequestError if it may not or cannot be fetched."""
@@ -137,8 +137,8 @@ class MediaFetcher:
         raise InvalidRequestError(f"more than {_MAX_REDIRECTS} redirects", field="media", code="media_fetch_failed")
 
     def _checked(self, url: URL) -> URL:
-        """Returns `url`, the very object that is then fetched. Raises InvalidRequestError if it may not be fetched, and
-        ValueError if its host is spelled ambiguously."""
+        """Returns `url` itself, for the fetch. Raises InvalidRequestError if it may not be fetched, and ValueError if
+        its host is spelled ambiguously."""
         host = url.raw_host
         if url.scheme not in ("http", "https") or not host:
             raise InvalidRequestError(
@@ -156,7 +156,7 @@ class MediaFetcher:
                 field="media",
                 code="media_url_forbidden",
             )
-        # A host that is an address is never resolved, so the resolver cannot check it.
+        # A literal address is never resolved, so the resolver cannot check it.
         if is_literal_address(host) and not self._policy.allow_private_addresses and not is_public_address(host):
             raise _forbidden()
         return url
@@ -174,7 +174,7 @@ class MediaFetcher:
 
 
 def _unambiguous(url: str) -> str:
-    """Returns `url`. Raises ValueError for what other parsers may read differently."""
+    """Returns `url`. Raises ValueError for characters that parsers disagree about."""
     if _AMBIGUOUS.search(url):
         raise ValueError("control characters or backslashes in a URL")
     return url
@@ -183,14 +183,14 @@ def _unambiguous(url: str) -> str:
 def _parsed(url: str, base: URL | None = None) -> URL:
     """Returns the URL, which may be relative to `base`. Raises ValueError if it is malformed.
 
-    Its path and query stay as they are, byte for byte, because media hosts sign them. Only what may not stand in a
-    request is escaped: blanks, and other characters than ASCII."""
+    Path and query stay the same byte for byte, because media hosts sign them. Only characters invalid in a request are
+    escaped: spaces and non-ASCII characters."""
     if base is not None and not _PATH_AND_QUERY.match(url):
         url = str(base.join(URL(url, encoded=True)))
     parsed = URL(url)
     match = _PATH_AND_QUERY.match(url)
     if match is None or not parsed.raw_host:
-        return parsed  # which is refused
+        return parsed  # to be rejected
     path, query = (quote(part or "", safe=_PRINTABLE) for part in match.groups())
     return URL.build(
         scheme=parsed.scheme, authority=parsed.raw_authority, path=path or "/", query_string=query, encoded=True
@@ -211,7 +211,7 @@ def _fetch_error(error: Exception) -> InvalidRequestError:
         if isinstance(cause, ForbiddenAddressError):
             return _forbidden()
         cause = cause.__cause__ or cause.__context__
-    # Errors of TLS certificates are ValueErrors too.
+    # Errors of TLS certificates are ValueErrors, too.
     if isinstance(error, aiohttp.InvalidURL) or not isinstance(error, (aiohttp.ClientError, OSError)):
         return InvalidRequestError("the media URL is malformed", field="media", code="invalid_media_url")
     if isinstance(error, TimeoutError):

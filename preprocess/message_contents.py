@@ -1,7 +1,7 @@
-"""The form in which a chat template takes the contents of messages, found out by rendering small conversations.
+"""Detects the form of message contents that a chat template expects, by rendering small conversations.
 
-Some templates take a text, some a list of parts, and some a list from users and a text from everybody else. A template
-does not declare it. Given the wrong form, it fails, leaves the content out, or prints the list as Python does."""
+Some templates expect a text, some a list of parts, and some a list from users and a text from other roles. A template
+does not declare its form. With the wrong form it fails, omits the content, or prints the list in Python's syntax."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from typing import Any
 from raylens.preprocess.schema import Message, parts_of
 
 Render = Callable[[list[Message]], str]
-"""Fills the template. Returns an empty text if the template does not take the messages."""
+"""Fills the template. Returns an empty text if the template rejects the messages."""
 
 _SAID, _UNSEEN = "zqsaid", "zqunseen"
 _TEXT_PART = {"type": "text", "text": _SAID, "unseen": _UNSEEN}
 """A template that reads the part writes its text alone; a template that prints the part writes both."""
-_CALL_ID = "zqcall123"  # Mistral's templates take nine letters and digits
+_CALL_ID = "zqcall123"  # Mistral's templates require nine letters and digits
 _USER: Message = {"role": "user", "content": "zquser"}
 _CALLER: Message = {
     "role": "assistant",
@@ -25,8 +25,8 @@ _CALLER: Message = {
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """`text` stands for an item in a prompt. `needed` is the part of it without which the prompt is refused. Both are
-    empty for a model that puts items in a place of their own."""
+    """`text`: the item's text in a prompt. `needed`: the part of it that a prompt must contain. Both are empty for a
+    model that inserts items without placeholders."""
 
     text: str = ""
     needed: str = ""
@@ -34,9 +34,9 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class MessageContents:
-    """`placeholders`: of each kind of media that the model takes. `list_roles`: the roles whose content has to be a
-    list of parts. `written`: the media whose placeholder the template writes. `needs_content`: an assistant's message
-    of tool calls alone gets an empty content."""
+    """`placeholders`: of each modality of the model. `list_roles`: the roles whose content must be a list of parts.
+    `written`: the modalities whose placeholder the template writes. `needs_content`: an assistant's message with tool
+    calls only gets an empty content."""
 
     placeholders: Mapping[str, Placeholder]
     list_roles: frozenset[str] = frozenset()
@@ -44,8 +44,8 @@ class MessageContents:
     needs_content: bool = False
 
     def formed(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages with each content in the template's form. A placeholder that the template does not write
-        becomes text, on a line of its own."""
+        """Returns the messages with each content in the template's form. If the template does not write a placeholder,
+        the placeholder becomes text on a line of its own."""
         return [self._formed(message) for message in messages]
 
     def _formed(self, message: Message) -> Message:
@@ -64,7 +64,7 @@ class MessageContents:
 
 
 def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> MessageContents:
-    """Returns the forms that the template takes. A text stays a text where the template takes both forms, or none."""
+    """Returns the forms that the template expects. A text stays a text if the template accepts both forms or none."""
     found = MessageContents(placeholders)
     for role in ("user", "system", "assistant", "tool"):
         if not _is_said(render(_around(found, role, _SAID))) and _is_said(render(_around(found, role, [_TEXT_PART]))):
@@ -79,8 +79,8 @@ def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> M
 
 
 def _around(found: MessageContents, role: str, content: Any) -> list[Message]:
-    """Returns a conversation whose message of the role has the content as it is. The others have the forms that were
-    found before."""
+    """Returns a conversation with `content` unchanged in the message of `role`. Other messages have the forms found so
+    far."""
     before = {"user": [], "system": [], "assistant": [_USER], "tool": [_USER, _CALLER]}[role]
     after = {"user": [], "system": [_USER], "assistant": [_USER], "tool": []}[role]
     message: Message = {"role": role, "content": content}

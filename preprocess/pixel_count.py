@@ -1,7 +1,7 @@
-"""Tells from an encoded item's first bytes how much work it is, in pixels: for scheduling, before anything is decoded.
+"""Estimates an item's work in pixels from its first bytes, for scheduling before anything is decoded.
 
-Pillow tells a picture's size too, but walks through everything before the pixels: 5 MB of empty JPEG segments keep it
-busy for a second. Here every loop is bounded and nothing is unpacked, so that an event loop can afford it.
+Pillow reads a picture's size, too, but parses everything before the pixels: 5 MB of empty JPEG segments keep it busy
+for a second. Here every loop is bounded and nothing is unpacked, so that it may run on an event loop.
 """
 
 import math
@@ -13,19 +13,19 @@ from raylens.preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
 from raylens.preprocess.media import MediaLimits
 
 VIDEO_PIXELS_PER_BYTE = 16
-"""The work that one byte of video counts for, in pixels. It is a guess, because only the container tells which frames a
-model wants. H.264 holds some 100 pixels in a byte. All of them are decoded, at a fraction of a JPEG's cost, and a part
-of them is converted to RGB."""
+"""The work of one byte of video, in pixels. This is an estimate, because only parsing the container would show the
+number of frames. H.264 has some 100 pixels a byte. All of them are decoded, at a fraction of a JPEG's cost, and some
+are converted to RGB."""
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _CUT_OFF = (struct.error, IndexError)
-_MAX_TIFF_ENTRIES = 64  # entries are sorted, and the two of the size are among the first
+_MAX_TIFF_ENTRIES = 64  # entries are sorted, with width and height among the first
 
 
 def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
-    """Returns an item's work in pixels, at most what `limits` let through: a larger item is refused, which is no work.
+    """Returns an item's work in pixels, capped by `limits`, because a larger item is rejected without work.
 
-    For a picture this is its width x height, for a video a guess from its number of bytes. Never raises.
+    For a picture this is width x height, for a video an estimate from its number of bytes. Never raises.
     """
     if modality == "video":
         return min(len(content) * VIDEO_PIXELS_PER_BYTE, limits.video.max_total_pixels)
@@ -35,13 +35,13 @@ def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
 def count_pixels(content: bytes) -> int:
     """Returns width x height of an encoded picture by its header, or its number of bytes if the header cannot be read.
 
-    For a picture of a format unknown here, the number of bytes is right within a factor of some 10. Never raises.
+    For an unknown format, the number of bytes is right within a factor of about 10. Never raises.
     """
     return header_pixels(content) or len(content)
 
 
 def header_pixels(content: bytes) -> int | None:
-    """Returns width x height of a picture by its header, or None if that is cut off or no picture's. Never raises."""
+    """Returns width x height of a picture by its header, or None if the header is cut off or unknown. Never raises."""
     try:
         return _header_pixels(content) or None
     except _CUT_OFF:
@@ -49,7 +49,7 @@ def header_pixels(content: bytes) -> int | None:
 
 
 def is_cut_off(content: bytes) -> bool:
-    """Returns whether the content begins like a picture of a known format, but ends before its size. Never raises."""
+    """Returns whether the content starts like a picture of a known format but ends before its size. Never raises."""
     try:
         _header_pixels(content)
     except _CUT_OFF:
@@ -76,7 +76,7 @@ def _header_pixels(content: bytes) -> int:
 
 
 def _product(size: tuple[int, ...]) -> int:
-    # A BMP that is stored from the top down has a negative height.
+    # A BMP stored from top to bottom has a negative height.
     return abs(math.prod(size))
 
 
@@ -90,7 +90,7 @@ def _jpeg_pixels(content: bytes) -> int:
 def _webp_pixels(content: bytes) -> int:
     kind = content[12:16]
     if kind == b"VP8 ":
-        # The upper two bits of each side ask for scaling.
+        # The upper two bits of each side are a scale.
         return _product(tuple(side & 0x3FFF for side in struct.unpack_from("<HH", content, 26)))
     if kind == b"VP8L":
         bits = int.from_bytes(content[21:25], "little")

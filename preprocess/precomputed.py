@@ -1,8 +1,8 @@
-"""Reads and checks items that a client has processed itself: safetensors files of embeddings or the model's own inputs.
+"""Reads and checks items processed by the client: safetensors files of embeddings or of the model's inputs.
 
-The file holds `size`, an integer tensor [height, width] of the picture in pixels, which decides how many positions the
-item takes in the prompt. It also holds either `embeddings` (num_embeds, embedding_size) or the tensors that the Hugging
-Face processor would have made. safetensors holds numbers only: nothing in it is ever run.
+The file holds `size`, an integer tensor [height, width] of the picture in pixels, which determines the item's number of
+positions in the prompt. It also holds either `embeddings` (num_embeds, embedding_size) or the outputs of the Hugging
+Face processor. safetensors holds numbers only, and no code.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 
 EMBEDDINGS = "embeddings"
 _SIZE = "size"
-# A processor makes a handful of tensors, of some 100 bytes each in the header. Reading 300,000 empty tensors takes many
-# seconds.
+# A processor has a handful of outputs, of some 100 bytes each in the header. Reading 300,000 empty tensors would take
+# many seconds.
 _MAX_HEADER_BYTES = 2**16
 _DTYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
@@ -29,7 +29,7 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedItem:
-    """`size` is (height, width); `tensors` holds either `embeddings` or the fields of the model family."""
+    """`size`: (height, width). `tensors`: either `embeddings` or the fields of the model family."""
 
     size: Size
     tensors: ItemTensors
@@ -40,15 +40,15 @@ class PrecomputedItem:
 
 
 def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> PrecomputedItem:
-    """Reads and checks a safetensors file. Raises InvalidRequestError if it is none, breaks a limit, or its tensors are
-    not the expected ones."""
+    """Reads and checks a safetensors file. Raises InvalidRequestError for any other content, for a broken limit, and
+    for unexpected tensors."""
     check_size(content, limits=limits)
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > _MAX_HEADER_BYTES:
         raise _invalid(f"the header of the file has {header_bytes} bytes, the limit is {_MAX_HEADER_BYTES}")
     try:
         tensors = load(content)
-    # A hostile header makes `load` raise many types (SafetensorError, TypeError, KeyError, OverflowError, ...).
+    # Hostile headers make `load` raise many types (SafetensorError, TypeError, KeyError, OverflowError, ...).
     except Exception as error:
         raise _invalid(f"the {len(content)} bytes are no safetensors file") from error
     size = _checked_size(tensors.pop(_SIZE, None), limits=limits)
@@ -64,8 +64,8 @@ def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> 
 
 
 def check_layout(tensors: ItemTensors, whole: ItemTensors, packed: ItemTensors) -> None:
-    """Raises InvalidRequestError unless each tensor has the shape of its namesake in `whole`, as the Hugging Face
-    processor makes it, or in `packed`, as the server keeps it, and is floating-point where its namesake is."""
+    """Raises InvalidRequestError unless each tensor has the shape of its namesake in `whole`, the Hugging Face
+    processor's form, or in `packed`, the server's form, and is floating-point if its namesake is."""
     for name, given in tensors.items():
         has_shape = given.shape in (whole[name].shape, packed[name].shape)
         if not has_shape or given.is_floating_point() != whole[name].is_floating_point():
@@ -76,11 +76,10 @@ def with_own_layout(
     tensors: ItemTensors, expected: ItemTensors, *, derived: Sequence[str], content: Sequence[str]
 ) -> ItemTensors:
     """Returns the client's tensors, with the fields that follow from the picture's size taken from `expected` instead.
-    Such fields are grids, indices and masks, by which an encoder finds its way in a batch that holds other clients'
-    items. `derived` and `content`: the family's `derived_fields` and `content_fields`.
+    These are grids, indices and masks, with which an encoder addresses a batch that holds other clients' items.
+    `derived` and `content`: the family's `derived_fields` and `content_fields`.
 
-    Raises InvalidRequestError if the client's numbers in these fields differ, and if those of a content field have
-    another dtype.
+    Raises InvalidRequestError if the client's values of these fields differ, or a content field has another dtype.
     """
     found = {}
     for name, value in expected.items():
@@ -94,14 +93,14 @@ def with_own_layout(
 
 
 def check_finite(tensors: ItemTensors) -> None:
-    """Raises InvalidRequestError for a number that is not finite in the dtype in which the item is kept."""
+    """Raises InvalidRequestError for a number that is not finite in the item's stored dtype."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise _invalid(f"{name} holds numbers that are not finite as {str(tensor.dtype).removeprefix('torch.')}")
 
 
 def check_embeddings(item: PrecomputedItem, num_embeds: int) -> None:
-    """Raises InvalidRequestError unless there is one embedding for each position that a picture of its size takes."""
+    """Raises InvalidRequestError unless the item has `num_embeds` embeddings, one for each of its positions."""
     found = len(item.tensors[EMBEDDINGS])
     if found != num_embeds:
         height, width = item.size

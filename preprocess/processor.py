@@ -1,7 +1,7 @@
 """The multimodal processor of one model: turns prompts and encoded media into token ids, ranges and tensors.
 
-It wraps the model's Hugging Face processor and runs it item by item, so that each item can be cached, shipped and
-encoded alone. Ids and tensors are the same as those of one call of the Hugging Face processor with everything at once.
+It wraps the model's Hugging Face processor and runs it item by item, so that each item can be cached, sent and encoded
+alone. Ids and tensors are the same as from a single call of the Hugging Face processor.
 """
 
 import copy
@@ -26,13 +26,13 @@ from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_
 class ProcessorConfig:
     """The settings of a MultiModalProcessor.
 
-    `model` is a folder or a hub id. `dtype` is that of the encoder's tower. `embedding_dtype` is that of the encoder's
-    output; None: the same. `max_model_len` is in tokens; None: the model's.
+    `model`: a folder or a hub id. `dtype`: of the encoder's tower. `embedding_dtype`: of the encoder's output; None:
+    the same. `max_model_len`: in tokens; None: the model's.
 
-    `video_frames` is the most frames of a video where neither the request nor the model's processor names a number or a
+    `video_frames`: the most frames of a video, if neither the request nor the model's processor sets a number or a
     rate.
 
-    `vision_plugin` adds a vision encoder to a text model.
+    `vision_plugin`: the vision encoder of a text model.
     """
 
     model: str
@@ -47,8 +47,7 @@ class ProcessorConfig:
 
 
 class MultiModalProcessor:
-    """The processor of one model. One thread may use `items` while another uses `prompts`: they share nothing that
-    either changes."""
+    """The processor of one model. `items` and `prompts` share no mutable state, so two threads may use one each."""
 
     def __init__(self, config: ProcessorConfig) -> None:
         hf_config = load_model_config(config.model, config.revision)
@@ -90,7 +89,7 @@ def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
 
 
 def _boundaries(processor: HFProcessor, family: ProcessorFamily) -> set[str]:
-    """Returns the tokens that stand for items. They cut a text even where a tokenizer does not call them special."""
+    """Returns the tokens of items. They cut a text even if the tokenizer does not mark them as special."""
     found: set[str] = set()
     for modality in family.modalities.values():
         found |= {modality.embed_token(processor), *modality.feature_tokens(processor)}

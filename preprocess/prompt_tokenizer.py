@@ -1,8 +1,8 @@
-"""The model's tokenizer as prompts with media need it: text put between tokens merges as if all had been one text.
+"""Wraps the model's tokenizer for prompts with media: inserted text is tokenised as if the whole prompt were one text.
 
-A tokenizer first cuts a text at its special tokens, then merges what lies between two of them. Such a stretch is called
-a *run* here. So a prompt of token ids can be changed without touching the ids of any run, except the runs that new text
-is put into. `PromptTokenizer.join` does that.
+A tokenizer first cuts a text at its special tokens, then merges the text between two of them, called a *run* here.
+Inserting text into a prompt of token ids therefore changes only the runs that the text is inserted into.
+`PromptTokenizer.join` does this.
 """
 
 import re
@@ -40,9 +40,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The ids that open a prompt, tokenised as the start of a text (some tokenizers add a space there).
+    """The first ids of a prompt, tokenised as the start of a text (some tokenizers add a space there).
 
-    `stays_first`: they keep these ids even when something is put before them.
+    `stays_first`: the ids stay the same even if something is inserted before them.
     """
 
     ids: TokenIds
@@ -50,11 +50,11 @@ class Opening:
 
 
 Piece: TypeAlias = TokenIds | Opening | Slot | str
-"""A part of a prompt under construction: ids that stay, the place of an item, or ordinary text to be tokenised."""
+"""A part of a prompt under construction: fixed ids, the place of an item, or ordinary text to be tokenised."""
 
 
 class PromptTokenizer:
-    """Wraps a Hugging Face tokenizer. `boundaries` are the tokens, besides its special ones, that cut a text."""
+    """Wraps a Hugging Face tokenizer. `boundaries`: further tokens that cut a text, besides its special ones."""
 
     def __init__(self, tokenizer: Any, boundaries: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -74,8 +74,8 @@ class PromptTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, is_marked: bool = False) -> TokenIds:
         """Returns the ids of a whole prompt.
 
-        `is_marked`: the text comes from a chat template, filled with user text in which control tokens are marked. The
-        marked ones are tokenised as ordinary text.
+        `is_marked`: the text comes from a chat template filled with marked user text. Marked control tokens are
+        tokenised as ordinary text.
         """
         if not is_marked:
             return token_ids(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
@@ -83,12 +83,12 @@ class PromptTokenizer:
         return np.concatenate([self.prefix, ids, self.suffix]) if add_special_tokens else ids
 
     def decode(self, ids: TokenIds) -> str:
-        """Returns the text of ids that begin a prompt."""
+        """Returns the text of ids at the start of a prompt."""
         text: str = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
         return text
 
     def token_id(self, token: str) -> int:
-        """Returns the id of `token`. Raises ValueError if the tokenizer has no token of this content."""
+        """Returns the id of `token`. Raises ValueError if the tokenizer has no such token."""
         found = self._tokenizer.convert_tokens_to_ids(token)
         if found is None or found == self._tokenizer.unk_token_id:
             raise ValueError(f"the tokenizer has no token {token!r}")
@@ -108,14 +108,14 @@ class PromptTokenizer:
         return Content(parts[0], token_ids(ids), parts[-1])
 
     def runs(self, ids: TokenIds) -> list[TokenIds]:
-        """Returns `ids` cut into runs and the boundaries between them, of one id each. Runs have even indices."""
+        """Returns `ids` cut into alternating runs and boundaries of one id each. Runs have even indices."""
         cuts = self._boundaries_in(ids)
         return np.split(ids, np.stack([cuts, cuts + 1], axis=1).ravel())
 
     def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
         """Returns the text of a run, or None if tokenising that text would not give the run back."""
         decoded = self.decode_run(run, is_first=is_first)
-        # Decoding may have taken away a space with which the text itself began.
+        # Decoding may have removed a space at the start of the text.
         for text in (decoded, " " + decoded):
             if np.array_equal(self.encode_run(text, is_first=is_first), run):
                 return text
@@ -126,12 +126,12 @@ class PromptTokenizer:
             return self.decode(run)
         anchor, anchor_ids = self._anchor
         text = self.decode(token_ids([*anchor_ids, *run.tolist()]))
-        # Llama 2's tokenizers put a space before every run, and take only the first one away again.
+        # Llama 2's tokenizers add a space before every run, and remove only the first one in decoding.
         return text.removeprefix(anchor).removeprefix(self._added_space)
 
     def encode_run(self, text: str, *, is_first: bool) -> TokenIds:
-        """Returns the ids of a run of text: in the middle of a prompt, or at its start if `is_first`. Boundary tokens
-        that the text spells out are tokenised as ordinary text."""
+        """Returns the ids of a run of text: within a prompt, or at its start if `is_first`. Boundary tokens spelled out
+        in the text are tokenised as ordinary text."""
         anchor, anchor_ids = ("", ()) if is_first else self._anchor
         if self._boundary_pattern.search(text):
             ids = encode_marked_chat(self._tokenizer, anchor + mark_control_tokens(text, self._boundary_pattern))
@@ -141,11 +141,10 @@ class PromptTokenizer:
         return token_ids(ids[len(anchor_ids) :])
 
     def join(self, pieces: Sequence[Piece], contents: Sequence[Content]) -> tuple[TokenIds, list[int]]:
-        """Puts a prompt together. Returns its ids and for each item the offset of `contents[item].ids`.
+        """Joins the pieces of a prompt. Returns its ids and for each item the offset of `contents[item].ids`.
 
-        Text merges with the runs on its sides as if the whole prompt had been tokenised at once. A run that the
-        tokenizer would not have made keeps its ids; only a client that sends ids can bring such a run. Takes time
-        linear in the prompt's length.
+        Text merges with adjacent runs as if the whole prompt had been tokenised at once. A run that the tokenizer would
+        not produce, which only a client's ids can contain, keeps its ids. Takes time linear in the prompt's length.
         """
         writer = _PromptWriter(self)
         offsets = [0] * len(contents)
@@ -164,16 +163,16 @@ class PromptTokenizer:
         return writer.finish(), offsets
 
     def boundary_span(self, ids: TokenIds) -> tuple[int, int]:
-        """Returns the index of the first boundary in `ids` and the one after the last, or (len, len) without any."""
+        """Returns the half-open range from the first to the last boundary in `ids`, or (len, len) without any."""
         found = self._boundaries_in(ids)
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (len(ids), len(ids))
 
     def _boundaries_in(self, ids: TokenIds) -> npt.NDArray[np.intp]:
-        """Returns the indices of the boundaries in `ids`. An id that the tokenizer does not know is no boundary."""
+        """Returns the indices of the boundaries in `ids`. Ids unknown to the tokenizer are no boundaries."""
         return np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
 
     def _find_anchor(self, contents: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-        """Returns the text and the id of a token that may stand before any text without changing that text's tokens."""
+        """Returns text and id of a token that never changes the tokens of a text after it."""
         for token in self._tokenizer.added_tokens_decoder.values():
             if token.content in contents and not (token.rstrip or token.lstrip):
                 ids = self._tokenizer(token.content, add_special_tokens=False)["input_ids"]
@@ -184,20 +183,20 @@ class PromptTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _RunOfIds:
-    """Ids within a run. `was_first`: they were tokenised as the start of a text."""
+    """Ids within a run. `was_first`: whether they were tokenised as the start of a text."""
 
     ids: TokenIds
     was_first: bool = False
 
 
 class _PromptWriter:
-    """Writes a prompt's ids. It holds the last run back, because text may still come that merges with it."""
+    """Writes a prompt's ids. The last run is held back, because later text may merge with it."""
 
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         self._tokenizer = tokenizer
         self._done: list[TokenIds] = []
         self._num_done = 0
-        self._start = 0  # the offset at which the text begins
+        self._start = 0  # the offset of the text's start
         self._run: list[_RunOfIds | str] = []
 
     def add_text(self, text: str) -> None:
@@ -205,7 +204,7 @@ class _PromptWriter:
             self._run.append(text)
 
     def add_fixed(self, ids: TokenIds) -> int:
-        """Adds ids that nothing merges with. Returns their offset."""
+        """Adds ids that merge with nothing. Returns their offset."""
         self._flush()
         offset = self._num_done
         self._write(ids)
@@ -235,15 +234,15 @@ class _PromptWriter:
         self._num_done += len(ids)
 
     def _is_first(self) -> bool:
-        """Returns whether the run begins a text: before it is nothing but what the tokenizer itself puts there."""
+        """Returns whether the run starts a text: only the tokenizer's own prefix may precede it."""
         if self._num_done == self._start:
             return True
         prefix = self._tokenizer.prefix
         return self._num_done == len(prefix) and np.array_equal(np.concatenate(self._done), prefix)
 
     def _flush(self) -> None:
-        """Writes the run. Its ids stay, unless text stands beside them or anything stands before ids that began a
-        text."""
+        """Writes the run. Its ids stay the same, unless they are next to text, or they started a text and no longer
+        do."""
         run, self._run = self._run, []
         is_first = self._is_first()
         if all(isinstance(part, _RunOfIds) and part.was_first <= is_first for part in run):
@@ -266,18 +265,18 @@ class _PromptWriter:
         self._write(self._tokenizer.encode_run(text, is_first=is_first))
 
     def _text_of(self, part: _RunOfIds, is_first: bool) -> tuple[str | None, bool]:
-        """Returns the text of ids, None if no text gives them back, and whether their run begins a text."""
+        """Returns the text of ids, or None if no text yields them, and whether their run starts a text."""
         if part.was_first:
             text = self._tokenizer.text_of_run(part.ids, is_first=True)
             if text is not None:
                 return text, is_first
-        # The template may spell BOS out itself, so that what follows was not tokenised as the start of a text.
+        # The template may contain BOS, and the ids after it were then not tokenised as the start of a text.
         text = self._tokenizer.text_of_run(part.ids, is_first=False)
         return text, is_first and not (part.was_first and text is not None)
 
 
 def _added_around(tokenizer: Any) -> tuple[TokenIds, TokenIds]:
-    """Returns the ids that the tokenizer itself puts before and after every text (BOS, EOS)."""
+    """Returns the ids that the tokenizer adds before and after every text (BOS, EOS)."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     special = tokenizer("a", add_special_tokens=True)["input_ids"]
     for start in range(len(special) - len(plain) + 1):

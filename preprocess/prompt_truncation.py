@@ -1,4 +1,4 @@
-"""Cuts a prompt from the left without cutting through an item: an item across the cut is taken out with its marks."""
+"""Cuts a prompt from the left without cutting through an item: an item across the cut is removed with its marks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from raylens.preprocess.schema import PlaceholderRange
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The half-open range of prompt positions that belong to one item: its tokens, and the marks around them."""
+    """The half-open range of one item's prompt positions: its tokens and the marks around them."""
 
     start: int
     end: int
@@ -20,7 +20,7 @@ def truncate_left(
 ) -> tuple[TokenIds, list[PlaceholderRange], list[int]]:
     """Returns the last `limit` tokens or fewer, the placeholders in them, and the indices of these placeholders' items.
 
-    Extents may be in any order. Two that lie side by side may share a token, which holds marks of both.
+    Extents may be in any order. Adjacent extents may share a token with marks of both.
     """
     cut = max(0, len(ids) - limit)
     for extent in sorted(extents, key=lambda extent: extent.start):

@@ -1,8 +1,8 @@
-"""Puts media items into prompts: replacements and insertions that each model family declares, applied to token ids.
+"""Puts media items into prompts: applies each model family's replacements and insertions to token ids.
 
-Every prompt comes here as token ids, in which an item is a short target (one placeholder token) or nothing at all.
-Because the updates work on ids, a prompt given as text and the same prompt given as ids come out the same. An item's
-thousands of tokens are tokenised once, not with every prompt.
+Every prompt arrives as token ids. An item in it is a short target (one placeholder token) or nothing at all. The
+updates work on ids, so a prompt as text and the same prompt as ids give the same result. An item's thousands of tokens
+are tokenised once, not with every prompt.
 """
 
 from collections import deque
@@ -17,13 +17,13 @@ from raylens.preprocess.prompt_tokenizer import Content, Opening, Piece, PromptT
 from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 
 Target: TypeAlias = str | tuple[int, ...]
-"""The target that a prompt is searched for: a text, or token ids. A text of special tokens is found by their ids.
-A text without special tokens is found in the prompt's text, wherever its tokens begin and end."""
+"""The search target in a prompt: a text, or token ids. A text of special tokens is searched by their ids. A text
+without special tokens is searched in the prompt's text, across token bounds."""
 
 
 class Position(Enum):
-    """Where an insertion goes. START: before everything. AFTER_PREFIX: behind the tokenizer's own BOS, if it adds one.
-    AFTER_ITEMS: behind the last item, or before everything if there is none. END: at the very end."""
+    """The place of an insertion. START: before everything. AFTER_PREFIX: after the tokenizer's own BOS, if it adds one.
+    AFTER_ITEMS: after the last item, or before everything without items. END: at the very end."""
 
     START = "start"
     AFTER_PREFIX = "after_prefix"
@@ -33,16 +33,16 @@ class Position(Enum):
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Behind the first occurrence of `target`."""
+    """After the first occurrence of `target`."""
 
     target: Target
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReplacement:
-    """The i-th `target` in the prompt gives way to the modality's i-th item.
+    """The modality's i-th item replaces the i-th `target` in the prompt.
 
-    `otherwise`: where the items go, in order, if the prompt holds no target at all. None: such a prompt is refused.
+    `otherwise`: the place of all items, in order, in a prompt without targets. None: such a prompt is rejected.
     """
 
     target: Target
@@ -53,7 +53,7 @@ class PromptReplacement:
 class PromptInsertion:
     """The modality's items go, in order, to one place.
 
-    `tokenized_apart`: the prompt's text keeps the ids that it has when it is tokenised without the items.
+    `tokenized_apart`: the prompt's text is tokenised as if without the items.
     """
 
     position: Position | After
@@ -65,9 +65,9 @@ PromptUpdate: TypeAlias = PromptReplacement | PromptInsertion
 
 @dataclass(frozen=True, slots=True)
 class FrameInsertion:
-    """Text that the model expects in every prompt and that belongs to no item, e.g. a separator at the end.
+    """Text that the model expects in every prompt outside of items, e.g. a separator at the end.
 
-    `with_items_only`: not for prompts without items. `unless_there`: not for prompts that already begin with it.
+    `with_items_only`: not for prompts without items. `unless_there`: not for prompts that already start with it.
     """
 
     text: str
@@ -78,7 +78,7 @@ class FrameInsertion:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """All updates of one model: `updates` are those of each modality, `frame` those that belong to no item."""
+    """All updates of one model: `updates` by modality, and the `frame` outside of items."""
 
     updates: dict[str, PromptUpdate]
     frame: tuple[FrameInsertion, ...] = ()
@@ -94,7 +94,7 @@ def apply_updates(
 ) -> tuple[TokenIds, list[PlaceholderRange]]:
     """Expands a prompt for `items`, pairs of modality and expansion. Items of one modality are in prompt order.
 
-    With `may_be_expanded`, ids that already hold the expansions stay as they are: the client ran the model's processor
+    With `may_be_expanded`, ids that already hold the expansions stay the same: the client ran the model's processor
     itself. Returns the final ids and each item's placeholder range. Raises InvalidRequestError if the prompt's targets
     do not match the items.
     """
@@ -121,7 +121,7 @@ def find_expanded(
             target = _target_ids(update.target, tokenizer)
             if target is None:
                 continue
-            # Targets are counted in the items of every modality, because two modalities may share a token.
+            # Counts targets in the items of all modalities, because two modalities may share a token.
             if len(_find_all(ids, target)) != sum(len(_find_all(one.token_ids, target)) for _, one in items):
                 return None
     return offsets
@@ -131,11 +131,11 @@ def _find_in_prompt_order(
     ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], tokenizer: PromptTokenizer
 ) -> list[int] | None:
     """Returns the offset of each item's `token_ids`, or None if the prompt does not hold all of them. Items of one
-    modality follow each other in the prompt; modalities may be mixed.
+    modality are in prompt order; modalities may be mixed.
 
     The search goes from left to right, so that no item is found inside another one: a frame of a video may look like a
-    picture. If several items match at one place, the longest is taken; of equally long ones, the one whose own text
-    stands before it.
+    picture. If several items match at one place, the longest wins; among equally long ones, the item whose own text
+    precedes the place.
     """
     haystack = _searchable(ids)
     waiting: dict[str, deque[int]] = {}
@@ -151,7 +151,7 @@ def _find_in_prompt_order(
                     return None
         found = [(offsets[queue[0]], items[queue[0]][1], modality) for modality, queue in waiting.items()]
         if len(found) > 1:
-            # Of two items that start together, the longer one; of two alike, the one whose text stands before it.
+            # The longer item wins; among equally long ones, the item whose text precedes the place.
             found.sort(
                 key=lambda one: (one[0], -len(one[1].token_ids), -_length_before(ids, one[0], one[1], tokenizer))
             )
@@ -164,7 +164,7 @@ def _find_in_prompt_order(
 
 
 def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokenizer: PromptTokenizer) -> int:
-    """Returns the length of the item's own text before `offset`, or -1 if other text stands there."""
+    """Returns the length of the item's own text before `offset`, or -1 if other text is there."""
     num_tokens = len(expansion.before.encode())  # a token is at least a byte long
     text = tokenizer.decode(ids[max(0, offset - num_tokens) : offset])
     return len(expansion.before) if text.endswith(expansion.before) else -1
@@ -233,12 +233,12 @@ def _cut(piece: Piece, target: Target, tokenizer: PromptTokenizer) -> list[Piece
 
 
 def _cut_text(ids: TokenIds, target: str, is_opening: bool, tokenizer: PromptTokenizer) -> list[Piece | None]:
-    """Returns the ids cut where their *text* has `target`, with None in place of each target. A run with a target comes
-    back as text, because the target's first and last token may hold letters of what is beside it."""
+    """Returns the ids cut where their *text* has `target`, with None in place of each target. A run with a target is
+    returned as text, because the target's first and last token may hold letters of adjacent text."""
     parts: list[Piece | None] = []
     start = end = 0  # the ids that follow the last part
     for index, run in enumerate(tokenizer.runs(ids)):
-        # Runs and boundaries take turns.
+        # Runs and boundaries alternate.
         text = tokenizer.decode_run(run, is_first=is_opening and index == 0) if index % 2 == 0 and len(run) else ""
         if target in text:
             parts.append(ids[start:end])
@@ -304,7 +304,7 @@ def _split_prefix(ids: TokenIds, tokenizer: PromptTokenizer) -> tuple[TokenIds, 
 
 
 def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenIds:
-    """Returns `ids` without those that the tokenizer itself puts around a text."""
+    """Returns `ids` without the tokenizer's own prefix and suffix."""
     _, ids = _split_prefix(ids, tokenizer)
     size = len(tokenizer.suffix)
     return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
@@ -315,7 +315,7 @@ def text_of_target(target: Target, tokenizer: PromptTokenizer) -> str:
 
 
 def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
-    """Returns the ids to look for, or None for a text whose tokens depend on what is beside it.
+    """Returns the ids to search for, or None for a text whose tokens depend on adjacent text.
 
     Raises ValueError for a target that mixes ordinary text and tokens.
     """
@@ -330,7 +330,7 @@ def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
 
 
 def _searchable(ids: TokenIds) -> str:
-    """Returns a string of one character for each id, because Python finds a string in a string in linear time."""
+    """Returns a string with one character for each id, because Python searches strings in linear time."""
     return ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
@@ -352,7 +352,7 @@ def _placed(expansion: ItemExpansion, offset: int) -> PlaceholderRange:
 
 
 def placeholder_mismatch(modality: str, *, num_targets: int, num_items: int) -> InvalidRequestError:
-    """Returns the error for a prompt with more or fewer placeholders than items sent with it."""
+    """Returns the error for different numbers of placeholders and items."""
     return InvalidRequestError(
         f"the prompt has {num_targets} {modality} placeholders for {num_items} {modality} items",
         field="messages",

@@ -36,8 +36,7 @@ from raylens.preprocess.schema import (
 )
 
 _MAX_CUT_CONTEXTS = 16
-"""A prompt that is to be cut to the context's length may be this many times as long. It is bounded, because the part
-that is cut off is tokenised, too."""
+"""The length limit of a prompt to be truncated, in contexts: the part that is cut off is tokenised, too."""
 
 
 class PromptRenderer:
@@ -83,9 +82,9 @@ class PromptRenderer:
         """Expands a prompt of any form for its `items`, with their content hashes. Items of one modality are in prompt
         order.
 
-        A prompt given as text and the same one given as the ids of that text come out the same. A `truncation` cuts a
-        prompt that is too long from the left. Raises InvalidRequestError if placeholders and items do not match, or if
-        the context has no room left for an answer.
+        A prompt as text and the same prompt as ids give the same result. `truncation` cuts a too long prompt from the
+        left. Raises InvalidRequestError if placeholders and items do not match, or if the context has no room left for
+        an answer.
         """
         started = time.perf_counter()
         limit = None if truncation is None else self._limit(truncation)
@@ -103,7 +102,7 @@ class PromptRenderer:
             raise _of_prompt(error, prompt) from None
         if (shown := self._family.placeholder_id) is not None:
             ids[np.isin(ids, self._embed_ids)] = shown
-        # So far only the items of one modality are in the order of the prompt.
+        # So far only the items within each modality are in prompt order.
         placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
         order = [number for _, number in placed]
         return ProcessedPrompt(
@@ -118,10 +117,10 @@ class PromptRenderer:
         )
 
     def _limit(self, truncation: PromptTruncation) -> int:
-        """Returns the most tokens that the truncation leaves of a prompt. Raises InvalidRequestError for none."""
+        """Returns the most tokens of a truncated prompt. Raises InvalidRequestError if there are none."""
         room = self._max_model_len - max(truncation.num_answer_tokens, 1)
         if room < 1:
-            reason = f"{truncation.num_answer_tokens} leave nothing of the context of {self._max_model_len} tokens"
+            reason = f"{truncation.num_answer_tokens} leave no room in the context of {self._max_model_len} tokens"
             raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
         return room if truncation.max_prompt_tokens is None else min(room, truncation.max_prompt_tokens)
 
@@ -135,7 +134,7 @@ class PromptRenderer:
         return found
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, with special tokens by name. Raises InvalidRequestError for invalid ids."""
+        """Returns the text of ids, special tokens included. Raises InvalidRequestError for invalid ids."""
         try:
             return self._tokenizer.decode(self._checked_ids(ids, is_cut=True))
         except InvalidRequestError as error:
@@ -144,9 +143,8 @@ class PromptRenderer:
     def _ids(
         self, prompt: Prompt, *, add_special_tokens: bool, has_items: bool = False, is_cut: bool = False
     ) -> TokenIds:
-        """Returns the prompt's ids. `add_special_tokens`: with the BOS and EOS that the tokenizer itself adds.
-        `has_items`: media come with the prompt. `is_cut`: the prompt may be longer than the context, because it is cut
-        afterwards."""
+        """Returns the prompt's ids. `add_special_tokens`: with the tokenizer's own BOS and EOS. `has_items`: the prompt
+        comes with media. `is_cut`: the prompt may exceed the context, because it is truncated afterwards."""
         if isinstance(prompt, TokensPrompt):
             ids = self._rewritten_ids(self._checked_ids(prompt.token_ids, is_cut=is_cut), add_special_tokens)
             return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
@@ -163,12 +161,12 @@ class PromptRenderer:
             return self._tokenizer.encode(text, add_special_tokens=adds_now, is_marked=True)
         except InvalidRequestError:
             raise
-        # Tokenizers raise these for half a surrogate pair, or if plain text gives a marked control token as well.
+        # Tokenizers raise these for lone surrogates, or if plain text yields a marked control token as well.
         except (TypeError, ValueError) as error:
             raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
 
     def _placeholder(self, modality: str, update: PromptUpdate) -> Placeholder:
-        # For a model that puts items in a place of their own, nothing stands for an item in the text.
+        # With an insertion, items have no placeholder in the text.
         if not isinstance(update, PromptReplacement):
             return Placeholder()
         target = text_of_target(update.target, self._tokenizer)
@@ -192,10 +190,10 @@ class PromptRenderer:
         )
 
     def _num_marked(self, mark: str, ids: TokenIds, *, at_end: bool = False) -> int:
-        """Returns how many of the first `ids` hold the mark, or of the last ones if `at_end`. Returns 0 if they do not
-        begin or end with it.
+        """Returns the number of ids that hold the mark at the start of `ids`, or at the end if `at_end`; 0 without the
+        mark.
 
-        A mark that is plain text has merged with the text around it: its outermost token may hold a piece of that."""
+        A mark of plain text merges with adjacent text: its outermost token may hold a piece of that."""
         mark = mark.strip()
         for count in range(1, min(len(ids), len(mark.encode()) + 1) + 1 if mark else 1):
             text = self._tokenizer.decode(ids[-count:] if at_end else ids[:count]).strip()
@@ -224,7 +222,7 @@ class PromptRenderer:
         return text if rewrite is None else rewrite(self._processor, text)
 
     def _rewritten_ids(self, ids: TokenIds, add_special_tokens: bool) -> TokenIds:
-        """Returns the ids of the rewritten text if that differs from the client's text, else the client's own ids."""
+        """Returns the ids of the rewritten text, or the client's own ids if the text stays the same."""
         if self._family.rewrite_text is None:
             return ids
         text = self._tokenizer.decode(without_special_tokens(ids, self._tokenizer))
@@ -253,7 +251,7 @@ class PromptRenderer:
         return final, placeholders
 
     def _numbered(self, items: Sequence[ItemInfo]) -> list[tuple[str, ItemExpansion]]:
-        """Returns each item's modality and expansion, led by the control tokens that tell its number in the prompt."""
+        """Returns each item's modality and expansion, with the control tokens of its number in front."""
         numbers: Counter[str] = Counter()
         pairs = []
         for item in items:
@@ -263,7 +261,7 @@ class PromptRenderer:
         return pairs
 
     def _check_items(self, items: Sequence[ItemInfo]) -> None:
-        """Raises InvalidRequestError for more items than the model takes in one prompt, or none if it needs some."""
+        """Raises InvalidRequestError for more items than the model's limit, or for none if the model needs some."""
         modalities = self._family.modalities
         if self._family.requires_items and not items:
             raise InvalidRequestError(
@@ -289,7 +287,7 @@ class PromptRenderer:
         )
 
     def _check_length(self, num_chars: int, *, is_cut: bool) -> None:
-        """Raises InvalidRequestError for a text that cannot fit however it is tokenised, before time is spent on it."""
+        """Raises InvalidRequestError for a text that exceeds the context in any tokenisation, before tokenising it."""
         if num_chars > self._max_model_len * self._longest_token * (_MAX_CUT_CONTEXTS if is_cut else 1):
             raise InvalidRequestError(
                 f"{num_chars} characters of text are more than the context of {self._max_model_len} tokens can hold",
@@ -299,7 +297,7 @@ class PromptRenderer:
 
 
 def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:
-    """Returns the error under the client's name for the prompt, unless it is about another field."""
+    """Returns the error with the client's name of the prompt as its field, unless it concerns another field."""
     if error.field.partition(".")[0] in ("tools", "chat_template_kwargs", "continue_final_message"):
         return error
     return error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt")

@@ -1,7 +1,6 @@
-"""Decides which addresses media may come from, and resolves names to no others.
+"""Resolves names to public addresses only.
 
-The check is a part of name resolution: the address that is checked is the one that is connected to, so that a name
-whose answer changes gains an attacker nothing.
+The check is part of name resolution, so that the connection uses the checked address. This defeats DNS rebinding.
 """
 
 import asyncio
@@ -15,13 +14,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 _MAX_LOOKUPS = 64
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-# In addition to what `is_global` excludes, which differs among versions of Python.
+# In addition to the exclusions of `is_global`, which differ between versions of Python.
 _NOT_PUBLIC_V4 = [
     ipaddress.IPv4Network(network)
     for network in (
         "192.0.0.0/24",  # IETF protocol assignments
         "192.88.99.0/24",  # relays of 6to4
-        "168.63.129.16/32",  # Azure's own services for its machines, at a public address
+        "168.63.129.16/32",  # Azure's internal services for its machines
     )
 ]
 _NOT_PUBLIC_V6 = [
@@ -33,7 +32,7 @@ _NOT_PUBLIC_V6 = [
         "3fff::/20",  # documentation
     )
 ]
-# Some resolvers read such a host as an IPv4 address, each in its own way.
+# Resolvers may parse such a host as an IPv4 address, in different ways.
 _ENDS_IN_A_NUMBER = re.compile(r"(?:^|\.)(?:\d+|0x[0-9a-f]*)\.?$", re.ASCII | re.IGNORECASE)
 
 
@@ -42,9 +41,8 @@ class ForbiddenAddressError(OSError):
 
 
 def is_public_address(address: str) -> bool:
-    """Returns whether `address` is a global unicast IP address. An IPv4 address inside an IPv6 one is judged by itself
-    if hosts are reached that way (mapped, NAT64); addresses of transition tunnels are never public. Raises ValueError
-    if it is no address."""
+    """Returns whether `address` is a global unicast IP address. For mapped and NAT64 addresses, the embedded IPv4
+    address decides; addresses of transition tunnels are never public. Raises ValueError if it is no address."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.ipv4_mapped
@@ -57,8 +55,8 @@ def is_public_address(address: str) -> bool:
 def is_literal_address(host: str) -> bool:
     """Returns whether a URL's host, without brackets, is an IP address and not a name.
 
-    Raises ValueError for an address in a form that programs read differently: 127.1, 0177.0.0.1, 2130706433, or
-    127.0.0.1. with a dot at its end.
+    Raises ValueError for an address in an ambiguous form: 127.1, 0177.0.0.1, 2130706433, or 127.0.0.1. with a dot at
+    its end.
     """
     if ":" not in host and not _ENDS_IN_A_NUMBER.search(host):
         return False
@@ -67,7 +65,7 @@ def is_literal_address(host: str) -> bool:
 
 
 class SystemResolver(AbstractResolver):
-    """Resolves names as the system does, on threads of its own, so that slow ones hold up no other work."""
+    """The system's resolver, on threads of its own, so that slow lookups delay no other work."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")

@@ -1,6 +1,6 @@
-"""The types that `preprocess` hands to the other stages, and its errors.
+"""The types that `preprocess` passes to the other stages, and its errors.
 
-`encoder` and `llm` may import this module of the package and no other."""
+`encoder` and `llm` may import only this module of the package."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    # Not at run time: a process that only passes references on needs the types of this module and never torch.
+    # Not at run time: processes that only pass references use these types without torch.
     import torch
 
 ItemT = TypeVar("ItemT")
@@ -22,9 +22,8 @@ ItemTensors: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class InvalidRequestError(ValueError):
-    """Input that the client has to change: `field` says which, `reason` why. `reason` never holds internals.
-
-    `item` is the index of the prompt's item that the error is about. A caller may know the client's name of that item.
+    """Input that the client has to change. `field`: its name. `reason`: the explanation, without internals. `item`: the
+    index of the prompt's item, if the error concerns one; a caller may know the client's name of that item.
     """
 
     def __init__(
@@ -38,13 +37,12 @@ class InvalidRequestError(ValueError):
         self.item = item
 
     def for_field(self, field: str) -> "InvalidRequestError":
-        """Returns the same error for another field: a library knows its argument, its caller the client's name for
-        it."""
+        """Returns the same error for another field, because only the caller of a library knows the client's field
+        name."""
         return InvalidRequestError(self.reason, field=field, code=self.code, status=self.status)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions with keyword-only arguments do not survive pickling by themselves, and errors pass between
-        # processes.
+        # Errors pass between processes, and exceptions with keyword-only arguments are not picklable by default.
         return _rebuild_error, (self.reason, self.field, self.code, self.status, self.item)
 
 
@@ -53,12 +51,12 @@ def _rebuild_error(reason: str, field: str, code: str, status: int, item: int | 
 
 
 class ChatTemplateError(RuntimeError):
-    """The model's own chat template fails, which no client can mend. The message holds no internals."""
+    """The model's own chat template fails, which a client cannot fix. The message holds no internals."""
 
 
 Message: TypeAlias = dict[str, Any]
 """A chat message: `role` and `content`, a text or a list of parts, {"type": "text", "text": ...} or {"type": "image"}
-or another kind of media. An assistant's message that holds tool calls alone has no content."""
+or another modality. An assistant's message with tool calls only has no content."""
 
 
 def parts_of(message: Message) -> list[dict[str, str]]:
@@ -69,11 +67,11 @@ def parts_of(message: Message) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, for the model's chat template. Media parts stand where the items belong.
+    """A conversation, for the model's chat template. Media parts mark the places of items.
 
     `tools`: functions that the model may call, in OpenAI's form. `template_kwargs`: variables of the chat template.
-    With `add_generation_prompt` the prompt ends with the beginning of an answer. With `continue_final_message` it ends
-    in the middle of the last message. The two exclude each other.
+    `add_generation_prompt`: the prompt ends with the start of an answer. `continue_final_message`: the prompt ends
+    within the last message. The two exclude each other.
     """
 
     messages: list[Message]
@@ -84,8 +82,8 @@ class ChatPrompt:
 
     @property
     def num_chars(self) -> int:
-        """The number of characters of all its texts, including the texts of tools, tool calls and variables. Each
-        message counts as one character more, because templates write something for each."""
+        """The number of characters of all its texts, including tools, tool calls and variables. Each message counts as
+        one more character, because templates add text to each."""
         count = len(self.messages)
         values: list[Any] = [*self.messages, *self.tools, self.template_kwargs]
         while values:
@@ -102,21 +100,21 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A text as the model's Hugging Face processor takes it, with its placeholders in it."""
+    """A text with placeholders, in the form of the model's Hugging Face processor."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokensPrompt:
-    """Token ids. Placeholders may be as the tokenizer leaves them, or be expanded already."""
+    """Token ids. Placeholders may be expanded already or not."""
 
     token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class InterleavedPrompt:
-    """Texts and pictures in turn: None stands for the next picture, which gets the model's own placeholder."""
+    """Texts and pictures in prompt order. None: the next picture, with the model's own placeholder."""
 
     parts: list[str | None]
 
@@ -126,10 +124,10 @@ Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt | InterleavedPrompt
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
-    """Half-open range [offset, offset + length) of prompt positions that belong to one item's features.
+    """The half-open range [offset, offset + length) of prompt positions of one item's features.
 
-    `is_embed[i]` tells whether position offset + i takes one of the item's embeddings; the others (row ends, tile
-    marks) keep the embedding of their token. None: every position does.
+    `is_embed[i]`: whether position offset + i takes one of the item's embeddings; other positions (row ends, tile
+    marks) keep the embedding of their token. None: all positions do.
     """
 
     offset: int
@@ -138,11 +136,11 @@ class PlaceholderRange:
 
     @property
     def num_embeds(self) -> int:
-        """The number of positions that take an embedding, which is the number of rows of the item's embeddings."""
+        """The number of positions with an embedding, equal to the rows of the item's embeddings."""
         return self.length if self.is_embed is None else sum(self.is_embed)
 
     def embed_positions(self) -> Sequence[int]:
-        """Returns the prompt positions that take the item's embeddings, ascending."""
+        """Returns the prompt positions of the item's embeddings, ascending."""
         positions = range(self.offset, self.offset + self.length)
         return positions if self.is_embed is None else tuple(compress(positions, self.is_embed))
 
@@ -151,8 +149,8 @@ class PlaceholderRange:
 class ItemExpansion:
     """An item's text in the prompt, tokenised once: `before` + `token_ids` + `after`.
 
-    `before` and `after` are ordinary text at its edges, mostly empty. This text may merge with the prompt's text beside
-    it when that is tokenised. `features` is relative to `token_ids`, an int32 array of shape (num_tokens,).
+    `before` and `after`: ordinary text at its edges, mostly empty. It may merge with adjacent text of the prompt in
+    tokenisation. `token_ids`: int32, (num_tokens,). `features`: relative to `token_ids`.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -162,14 +160,14 @@ class ItemExpansion:
 
 
 LanguageInputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
-"""The data that the language model needs of an item beside its embeddings, by name: for example `image_grid_thw`,
-int64 of shape (1, 3). The values are arrays, not tensors, because they pass through processes without torch."""
+"""An item's inputs of the language model beside its embeddings, by name: for example `image_grid_thw`, int64 of shape
+(1, 3). The values are arrays, not tensors, because they pass through processes without torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """When a stage of the waterfall worked on a request: `started_at`, wall time in seconds since 1970, and how many
-    `seconds` from there. `place`: the process that did."""
+    """The work of one stage of the waterfall on a request. `started_at`: wall time in seconds since 1970. `seconds`:
+    its duration. `place`: the process."""
 
     stage: str
     started_at: float
@@ -178,12 +176,12 @@ class StageTime:
 
 
 class Stopwatch:
-    """Measures from the moment when it is made."""
+    """Measures time since its creation."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
         self.started = time.perf_counter()
-        """The same moment in seconds of `time.perf_counter`."""
+        """The same time, in seconds of `time.perf_counter`."""
 
     def read(self, stage: str, place: str = "") -> StageTime:
         """Returns the time of a stage that began then and ends now."""
@@ -192,10 +190,10 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class ItemInfo:
-    """The metadata of one processed item, small enough to travel by value.
+    """The metadata of one processed item, small enough to be passed by value.
 
-    `num_bytes` is the size of its tensors. `is_encoded` says that its tensors are embeddings already, so that the
-    vision encoder has nothing to do. `language_inputs`: see LanguageInputs. `times`: of the stages that made it.
+    `num_bytes`: the size of its tensors. `is_encoded`: its tensors are embeddings, which the vision encoder skips.
+    `language_inputs`: see LanguageInputs. `times`: of the stages that processed it.
     """
 
     modality: str
@@ -207,13 +205,13 @@ class ItemInfo:
 
     @property
     def num_embeds(self) -> int:
-        """The number of prompt positions that take its embeddings."""
+        """The number of prompt positions of its embeddings."""
         return self.expansion.features.num_embeds
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a model writes a tool call: `start`, then a JSON object with `name` and `arguments`, then `end`."""
+    """A model's format of a tool call: `start`, then a JSON object with `name` and `arguments`, then `end`."""
 
     start: str
     end: str
@@ -221,10 +219,10 @@ class ToolCallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorIdentity:
-    """Everything that decides how items come out, besides the items themselves. It is a part of their cache keys.
+    """All influences on the result of items, besides the items themselves. Part of their cache keys.
 
-    `fingerprint` covers the model's processor, its settings, back end and versions. `count_dependent` names the
-    modalities whose items come out differently when the prompt holds several.
+    `fingerprint`: of the model's processor, its settings, back end and versions. `count_dependent`: the modalities
+    whose items have another result if the prompt holds several.
     """
 
     fingerprint: str
@@ -233,8 +231,8 @@ class ProcessorIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PromptTruncation:
-    """How a prompt that is too long is cut from the left, without cutting through an item. It keeps at most what the
-    context leaves beside an answer of `num_answer_tokens`, and at most `max_prompt_tokens`, unless that is None."""
+    """Cuts a too long prompt from the left, without cutting through an item. The prompt keeps at most the context's
+    tokens beside an answer of `num_answer_tokens`, and at most `max_prompt_tokens`, unless None."""
 
     max_prompt_tokens: int | None = None
     num_answer_tokens: int = 0
@@ -242,12 +240,11 @@ class PromptTruncation:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine: `placeholders[i]` is filled by the item whose hash is `mm_hashes[i]`.
+    """A prompt for the engine. The item with the hash `mm_hashes[i]` fills `placeholders[i]`.
 
-    `language_inputs[i]` belongs to the same item. The items are in the order of the prompt. `item_order` has each one's
-    index among the request's items; None: the prompt has all of these, in the request's order. `is_continued`: the
-    answer goes on in the text with which the prompt ends. `render_seconds`: how long it took to make the prompt;
-    `rendered_at`: when it was made, wall time in seconds.
+    `language_inputs[i]`: of the same item. Items are in prompt order. `item_order`: each item's index among the
+    request's items; None: the prompt has all of them, in the request's order. `is_continued`: the answer continues the
+    prompt's last text. `render_seconds`: the duration of rendering; `rendered_at`: its end, wall time in seconds.
     """
 
     prompt_token_ids: list[int]
@@ -260,9 +257,9 @@ class ProcessedPrompt:
     rendered_at: float = field(default=0.0, compare=False)
 
     def render_time(self, place: str) -> StageTime:
-        """Returns the time of the stage `render`. `place`: the process that has done it."""
+        """Returns the time of the stage `render`. `place`: its process."""
         return StageTime("render", self.rendered_at - self.render_seconds, self.render_seconds, place)
 
     def placed(self, items: list[ItemT]) -> list[ItemT]:
-        """Returns those of the request's `items`, in the request's order, that are in the prompt, in its order."""
+        """Returns the prompt's items, in prompt order. `items`: of the request, in the request's order."""
         return items if self.item_order is None else [items[index] for index in self.item_order]

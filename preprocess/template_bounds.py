@@ -1,7 +1,7 @@
 """Bounds the numbers and texts that a chat template computes.
 
-A time limit cannot end a single multiplication, and `'a' * 10**10` takes all memory. transformers compiles templates in
-jinja's sandbox, which bounds `range` alone."""
+A time limit cannot interrupt a single multiplication, and `'a' * 10**10` exhausts memory. transformers compiles
+templates in jinja's sandbox, which bounds `range` only."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ MAX_LENGTH = 10_000_000
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox that does not repeat, multiply or raise to a power beyond the bound: it raises OverflowError, as
-    `range` does."""
+    """A sandbox with bounded repetitions, products and powers. Beyond the bound it raises OverflowError, as `range`
+    does."""
 
-    intercepted_binops = frozenset({"*", "**"})  # jinja computes none of these when it compiles a template
+    intercepted_binops = frozenset({"*", "**"})  # jinja does not constant-fold intercepted operators
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if _size(operator, left, right) > MAX_LENGTH:
@@ -25,7 +25,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _size(operator: str, left: Any, right: Any) -> int:
-    """Returns the length of a repetition, the bits of a product or power of whole numbers, and 0 for anything else."""
+    """Returns the length of a repetition, the bits of an integer product or power, and 0 for anything else."""
     numbers = [one for one in (left, right) if isinstance(one, int)]
     lengths = [len(one) for one in (left, right) if isinstance(one, str | list | tuple)]
     if len(numbers) == 2:
@@ -34,5 +34,5 @@ def _size(operator: str, left: Any, right: Any) -> int:
 
 
 def bound_templates() -> None:
-    """Has transformers compile every further chat template in the bounded sandbox."""
+    """Makes transformers compile all later chat templates in the bounded sandbox."""
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment

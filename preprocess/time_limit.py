@@ -1,4 +1,4 @@
-"""Ends work in a thread that computes for too long."""
+"""Interrupts a thread that computes for too long."""
 
 import contextlib
 import ctypes
@@ -12,19 +12,19 @@ _POLL_SECONDS = 0.25
 
 
 class TimeLimitError(BaseException):
-    """The time is up. It is no Exception, so that the work itself does not catch it."""
+    """The time is up. Not an Exception, so that the work itself does not catch it."""
 
 
 class TimeLimit:
-    """`with time_limit:` raises TimeLimitError in the block after `seconds` of the thread's processor time. A busy
-    machine takes nothing from this time. Python raises it between two bytecodes: a single call of C code ends first.
+    """`with time_limit:` raises TimeLimitError in the block after `seconds` of the thread's CPU time, independent of
+    the machine's load. Python raises it between two bytecodes, so a single call of C code runs to its end.
 
-    One thread at a time may use a TimeLimit. Entering and leaving takes some microseconds, because a thread of its own
-    watches the clock."""
+    One thread at a time may use a TimeLimit. A watcher thread checks the clock, so that entering and leaving takes only
+    some microseconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        # The block that runs: thread, its clock, the end. The thread or the watcher takes it out, whichever is first.
+        # The running block: thread, clock, end. Either the thread or the watcher removes it.
         self._running: list[tuple[int, int, float]] = []
         threading.Thread(target=_watch, args=(weakref.ref(self),), name="time-limit", daemon=True).start()
 
@@ -42,7 +42,7 @@ class TimeLimit:
                 _wait_for_the_error()
 
     def end_overdue(self) -> None:
-        """Raises TimeLimitError in the thread whose block has used up its time, if there is one."""
+        """Raises TimeLimitError in the thread of an overdue block."""
         for block in self._running[:1]:
             thread, clock, end = block
             # OSError: the thread has ended since. ValueError: the block has ended.
@@ -55,11 +55,11 @@ class TimeLimit:
 def _watch(reference: "weakref.ref[TimeLimit]") -> None:
     while (limit := reference()) is not None:
         limit.end_overdue()
-        del limit  # the thread must not keep it
+        del limit  # the watcher must not keep it alive
         time.sleep(_POLL_SECONDS)
 
 
 def _wait_for_the_error() -> NoReturn:
-    """Waits for the error that the watcher has begun to raise in this thread: it must not hit other work."""
+    """Waits for the error that the watcher is raising in this thread, so that it does not hit other work."""
     while True:
         time.sleep(0)

@@ -1,10 +1,9 @@
-"""Decodes videos to RGB frames: only the frames that a model's processor asks for, in memory bounded by `VideoLimits`.
+"""Decodes videos to RGB frames: only the frames that a model's processor chooses, in memory bounded by `VideoLimits`.
 
 This module imports PyAV, and transformers when it decodes. Only the processors of video models import it.
 
-The demuxers and decoders see the given bytes and nothing else. Playlists and lists of files are not among the formats,
-and no protocol can open what a file refers to. How much memory a file's tables would take is known before a demuxer
-reads them.
+Demuxers and decoders see the given bytes only. The formats exclude playlists and lists of files, and no protocol can
+open references in a file. The memory of a file's tables is checked before a demuxer reads them.
 """
 
 import io
@@ -32,14 +31,14 @@ from raylens.preprocess.schema import InvalidRequestError
 if TYPE_CHECKING:
     from transformers.video_utils import VideoMetadata
 
-_FORMATS = ("mov", "matroska", "avi", "gif", "mpegts")  # mov reads MP4 too, matroska WebM
+_FORMATS = ("mov", "matroska", "avi", "gif", "mpegts")  # mov also reads MP4, matroska also WebM
 _FORMATS_FOR_PEOPLE = "MP4, MOV, WebM, MKV, AVI, GIF or MPEG-TS"
 _DECODERS = (
     *("h264", "hevc", "libdav1d", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263"),
     *("mjpeg", "gif", "prores"),
 )
 _MAX_STREAMS = 32
-# The mov demuxer holds some 60 bytes for each sample of each track, however few bytes of the file declare it.
+# The mov demuxer allocates some 60 bytes for each sample of each track. A few bytes of the file can declare many.
 _MAX_INDEX_ENTRIES = 5_000_000
 _MP4_BOXES = frozenset(
     {b"ftyp", b"styp", b"sidx", b"moov", b"moof", b"mdat", b"mfra", b"free", b"skip", b"wide", b"pnot", b"uuid"}
@@ -48,15 +47,15 @@ _EBML_MAGIC = bytes.fromhex("1a45dfa3")
 _MATROSKA_SEGMENT = bytes.fromhex("18538067")
 _TS_PACKET = 188  # bytes, each packet begins with the sync byte
 _TS_SYNC = b"G"
-_FALLBACK_FPS = Fraction(24)  # transformers' own, for a file that tells none
+_FALLBACK_FPS = Fraction(24)  # transformers' own, for a file without a frame rate
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedVideo:
-    """`frames` is uint8 RGB of shape (num_frames, height, width, 3), upright.
+    """`frames`: uint8 RGB of shape (num_frames, height, width, 3), upright.
 
-    `metadata` has `total_num_frames`, `fps`, `duration` (seconds) of the source, `width` and `height` of `frames`, and
-    `frames_indices`, the source frame of each.
+    `metadata`: `total_num_frames`, `fps` and `duration` (seconds) of the source, `width` and `height` of `frames`, and
+    `frames_indices`, each frame's index in the source.
     """
 
     frames: NDArray[np.uint8]
@@ -70,13 +69,12 @@ def decode_video(
     limits: VideoLimits,
     num_threads: int = 1,
 ) -> DecodedVideo:
-    """Decodes the frames of a video file that `choose_frames` picks, turned as the file says they are to be shown.
+    """Decodes the frames of a video file that `choose_frames` picks, rotated by the file's display matrix.
 
     `choose_frames` gets the metadata without `frames_indices`. It returns ascending indices of frames in the order of
-    presentation, repeats allowed. It runs once more if the file turns out to hold another number of frames than it
-    declares. Its errors pass through, except that a ValueError becomes an InvalidRequestError: processors of
-    transformers raise it to refuse a video of too few frames. `num_threads` bounds the decoder's threads and those that
-    convert to RGB.
+    presentation, repeats allowed. It runs again if the file holds another number of frames than it declares. Its errors
+    pass through, but a ValueError becomes an InvalidRequestError: processors of transformers raise it for too few
+    frames. `num_threads` bounds the threads of decoding and of conversion to RGB.
 
     Raises InvalidRequestError for bytes that are no such video, are damaged or cut off, or exceed `limits`.
     """
@@ -86,7 +84,7 @@ def decode_video(
         total = decoded
         decoded = _decode_pass(content, file_format, choose_frames, total=total, limits=limits, num_threads=num_threads)
     if isinstance(decoded, int):
-        # A decoder gives the same frames each time. Should one not, decoding is not tried again.
+        # Decoding is deterministic. If the number changes yet again, the file is rejected.
         raise _invalid("the video is damaged, its number of frames changes", code="corrupt_video")
     return decoded
 
@@ -100,16 +98,16 @@ def _decode_pass(
     limits: VideoLimits,
     num_threads: int,
 ) -> DecodedVideo | int:
-    """Returns the video, or the number of frames that it really has if frames were chosen from another number.
+    """Returns the video, or its real number of frames if frames were chosen by a wrong number.
 
-    `total` is the real number, if an earlier pass found it. None: the file's own word is taken.
+    `total`: the real number, if an earlier pass found it. None: the number that the file declares.
     """
     with _refusing(content):
         container = _opened(content, file_format, limits=limits)
     with container:
         with _refusing(content):
             stream = _video_stream(container, limits=limits)
-            # The number of packets is not yet that of frames, as some packets hold none: the end of the file tells.
+            # Packets may hold no frame, so only decoding to the end yields the number of frames.
             to_the_end = total is None and stream.frames <= 0
             if to_the_end:
                 total = _num_packets(content, file_format, limits=limits)
@@ -133,22 +131,22 @@ def _invalid(reason: str, code: str) -> InvalidRequestError:
 
 @contextmanager
 def _refusing(content: bytes) -> Iterator[None]:
-    """Turns anything that reading hostile bytes raises into an InvalidRequestError."""
+    """Turns all errors of reading hostile bytes into an InvalidRequestError."""
     try:
         yield
     except InvalidRequestError:
         raise
-    # PyAV raises its own errors, and OSError, ValueError, IndexError, UnicodeDecodeError, ... for bytes like these.
+    # PyAV raises its own errors, and OSError, ValueError, IndexError, UnicodeDecodeError, ... for hostile bytes.
     except Exception as error:
         reason = f"the {len(content)} bytes are not a readable video ({_FORMATS_FOR_PEOPLE}), or a damaged one"
         raise _invalid(reason, code="invalid_video") from error
 
 
 def _checked_format(content: bytes) -> str:
-    """Returns the one demuxer that gets to see the content, by its first bytes.
+    """Returns the only demuxer that may read the content, by its first bytes.
 
-    Raises InvalidRequestError for anything but `_FORMATS`, for a file that is cut off, and for a file whose tables
-    would take memory out of proportion.
+    Raises InvalidRequestError for anything but `_FORMATS`, for a truncated file, and for a file with tables out of
+    proportion.
     """
     with _refusing(content):
         file_format = _format_of(content)
@@ -180,27 +178,26 @@ def _format_of(content: bytes) -> str:
 
 def _opened(content: bytes, file_format: str, limits: VideoLimits) -> InputContainer:
     options = {
-        # These options are for what a file may hold within, such as the subtitles of an AVI: no playlists, and no
-        # protocol that could open another file or address.
+        # These two also apply to nested content, such as the subtitles of an AVI: no playlists, and no protocol that
+        # could open another file or address.
         "format_whitelist": ",".join(_FORMATS),
         "protocol_whitelist": "none",
-        # Opening decodes a little already, to complete what the header says.
+        # Opening already decodes a little, to complete the header's data.
         "codec_whitelist": ",".join(_DECODERS),
         "max_pixels": str(_decoder_pixels(limits)),
         "max_streams": str(_MAX_STREAMS),
     }
-    # A video is not refused because its titles and the like are in another encoding, or in none.
+    # Titles and other texts in an unknown encoding do not make a video invalid.
     return av.open(io.BytesIO(content), mode="r", format=file_format, options=options, metadata_errors="replace")
 
 
 def _decoder_pixels(limits: VideoLimits) -> int:
-    """Returns the bound of pixels for decoders, which count widths rounded up to 64. The exact limit is lower, and is
-    checked as well."""
+    """Returns the pixel bound for decoders, which round widths up to 64. The exact, lower limit is checked as well."""
     return 2 * limits.max_frame_pixels + 2**22
 
 
 def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
-    """Returns the first video stream, as transformers takes it, but never the cover picture of a sound file.
+    """Returns the first video stream, like transformers, but never the cover picture of a sound file.
 
     Raises InvalidRequestError if there is none or its codec is not one of `_DECODERS`.
     """
@@ -215,11 +212,11 @@ def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream
 
 
 def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMetadata":
-    """Returns the metadata of a video of `total` frames, as transformers' read_video_pyav gives it.
+    """Returns the metadata of a video of `total` frames, equal to that of transformers' read_video_pyav.
 
     Raises InvalidRequestError if the video exceeds `limits`.
     """
-    # Not imported at the top: the modules that import transformers' processors first run what has to come before them.
+    # Imported late, because `make_importable` must run before the import of transformers' processors.
     from transformers.video_utils import VideoMetadata
 
     _check_size(stream.width, stream.height, num_frames=1, limits=limits)
@@ -260,7 +257,7 @@ def _chosen(
 ) -> list[int]:
     total = metadata.total_num_frames
     try:
-        # `choose_frames` gets a copy, because samplers of transformers fill in missing values.
+        # A copy, because samplers of transformers fill in missing values.
         indices = [int(index) for index in choose_frames(replace(metadata))]
     except InvalidRequestError:
         raise
@@ -295,8 +292,8 @@ def _check_size(width: int, height: int, num_frames: int, limits: VideoLimits) -
 
 
 def _check_source_pixels(num_pixels: int, limits: VideoLimits) -> None:
-    """Raises InvalidRequestError if the frames to decode have too many pixels. Their bytes do not bound them: a frame
-    in which nothing moves takes only some bytes, and as long to decode as any other."""
+    """Raises InvalidRequestError if the frames to decode have too many pixels. The file size is no bound: a still frame
+    takes a few bytes, but decodes as slowly as any other."""
     if num_pixels > limits.max_source_pixels:
         raise _invalid(
             f"the frames of the video have {num_pixels} pixels or more, the limit is {limits.max_source_pixels}",
@@ -307,10 +304,10 @@ def _check_source_pixels(num_pixels: int, limits: VideoLimits) -> None:
 def _decoded(
     container: InputContainer, stream: VideoStream, *, indices: list[int], to_the_end: bool, limits: VideoLimits
 ) -> tuple[NDArray[np.uint8], int | None]:
-    """Returns the frames at `indices` and, if decoding came to the end, how many frames there were in all, else None.
+    """Returns the frames at `indices` and, if decoding reached the end, the number of all frames, else None.
 
-    Decodes from the first frame on, without seeking: the index of a frame that was sought would be a guess from its
-    time, wrong where frame rates vary or frames are dropped. Only the frames at `indices` are converted and kept.
+    Decodes from the first frame, without seeking: after a seek, a frame's index would have to be derived from its time,
+    which fails with variable frame rates or dropped frames. Only the frames at `indices` are converted and kept.
     """
     frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
     num_decoded, num_kept, num_pixels = 0, 0, 0
@@ -338,24 +335,23 @@ def _decoded(
 
 
 def _upright(frame: VideoFrame, num_threads: int) -> NDArray[np.uint8]:
-    """Returns one frame as uint8 RGB of shape (height, width, 3), turned by the quarters its display matrix asks
-    for."""
+    """Returns one frame as uint8 RGB of shape (height, width, 3), rotated by its display matrix in steps of 90°."""
     picture = frame.to_ndarray(format="rgb24", threads=num_threads)
     return np.rot90(picture, k=round(frame.rotation / 90)).astype(np.uint8, copy=False)
 
 
 def _is_cut_off(content: bytes, file_format: str) -> bool:
-    """Returns whether the file is cut off: it declares more bytes than there are, or is a GIF without its last byte.
-    Decoders make do with the bytes that they get and do not tell.
+    """Returns whether the file is cut off: it declares more bytes than it has, or is a GIF without its last byte.
+    Decoders accept a truncated file silently.
 
-    An MPEG-TS declares no size, nor does WebM that was written as a live stream: such a file ends where it ends.
+    MPEG-TS and live WebM declare no size, so they are never reported as cut off.
     """
     if file_format == "mov":
         return any(kind in _MP4_BOXES and end > len(content) for kind, _, end in _boxes(content))
     if file_format == "matroska":
         return (_segment_end(content) or 0) > len(content)
     if file_format == "avi":
-        # Some writers count the 8 bytes of the header in.
+        # Some writers include the 8 bytes of the header.
         return int.from_bytes(content[4:8], "little") > len(content)
     if file_format == "gif":
         return not content.rstrip(b"\0\r\n ").endswith(b";")
@@ -375,7 +371,7 @@ def _boxes(content: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _segment_end(content: bytes) -> int | None:
-    """Returns where the segment of a Matroska file ends, or None if the file does not say."""
+    """Returns the end of a Matroska file's segment, or None if the file does not declare it."""
     header_size, after = _ebml_size(content, at=4)
     segment = after + (header_size or 0)
     if content[segment : segment + 4] != _MATROSKA_SEGMENT:
@@ -385,8 +381,8 @@ def _segment_end(content: bytes) -> int | None:
 
 
 def _ebml_size(content: bytes, at: int) -> tuple[int | None, int]:
-    """Returns the size at `at`, None if it is unknown, and the position after it. A size has 1 to 8 bytes: one more
-    than its first byte has leading zeros. All ones mean unknown."""
+    """Returns the size at `at`, or None if unknown, and the position after it. A size has 1 to 8 bytes: one more than
+    the leading zeros of its first byte. All ones mean unknown."""
     length = 9 - content[at].bit_length()
     mask = 2 ** (7 * length) - 1
     size = int.from_bytes(content[at : at + length], "big") & mask
@@ -394,11 +390,11 @@ def _ebml_size(content: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _check_tables(content: bytes) -> None:
-    """Raises InvalidRequestError for an MP4 file without a movie header, with a compressed one, or whose tables make an
-    endless index of a few bytes.
+    """Raises InvalidRequestError for an MP4 file without a movie header, with a compressed one, or whose small tables
+    expand to a huge index.
 
-    `stsz` and `trun` declare samples that take no bytes themselves, and each edit of an `elst` goes over all samples.
-    The tables are looked for by their names in all boxes but the media data, however nested: demuxers are lenient.
+    `stsz` and `trun` declare samples without bytes of their own, and each edit of an `elst` multiplies the samples. The
+    check searches the tables by name in all boxes but the media data, at any depth, because demuxers are lenient.
     """
     if not any(kind == b"moov" for kind, _, _ in _boxes(content)):
         raise _invalid("the file has no movie header, it is no video or an incomplete one", code="invalid_video")
@@ -422,7 +418,7 @@ def _numbers(content: bytes, name: bytes, offset: int, start: int, end: int) -> 
     """Yields the 32-bit number `offset` bytes after the name of each box `name` in content[start:end]."""
     at = content.find(name, start, end)
     while at >= 0:
-        # A size of 1 before the name means that the size proper, of 8 bytes, follows the name.
+        # A size of 1 before the name: the actual size, of 8 bytes, follows the name.
         number = at + offset + (8 if content[at - 4 : at] == b"\0\0\0\1" else 0)
         yield int.from_bytes(content[number : number + 4], "big")
         at = content.find(name, at + 1, end)

@@ -1,1 +1,1 @@
-"""How the bundled model was trained: scenes and their pictures, questions about them, the training and its judge."""
+"""The training of the bundled model: scenes and their pictures, questions, training, and evaluation."""

@@ -1,8 +1,8 @@
-"""Writes the example pictures and their questions, and makes sure that the checkpoint answers them right.
+"""Writes the example pictures and their questions, and checks that the checkpoint answers them right.
 
     python -m raylens.checkpoints.training.example_pictures
 
-The pictures come from seeds that no training uses. Fails rather than writing an answer that the model misses.
+The pictures come from seeds that no training uses. Fails at the first wrong answer.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SHAPES_IN_PICTURE = {"one": 3, "two": 4, "three": 2, "four": 2, "five": 1}
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request: the pictures in order, what is asked, and the answer of the checkpoint."""
+    """One request: the pictures in order, the question, and the checkpoint's answer."""
 
     pictures: list[str]
     question: str
@@ -32,7 +32,7 @@ class Example:
 
 
 def choose_scenes() -> dict[str, Scene]:
-    """The first held-out scenes with the wanted number of shapes, in different colours and kinds."""
+    """Returns the first held-out scenes with the wanted number of shapes, in different colours and kinds."""
     scenes: dict[str, Scene] = {}
     seed = FIRST_EXAMPLE_SEED
     for name, count in SHAPES_IN_PICTURE.items():

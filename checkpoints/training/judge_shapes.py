@@ -1,9 +1,9 @@
-"""Judges a shapes checkpoint the way a user meets it: one question at a time, greedy, from the saved folder.
+"""Evaluates a shapes checkpoint as a user would: one question at a time, greedy, from the saved folder.
 
     python -m raylens.checkpoints.training.judge_shapes checkpoints/shapes
 
-Goes through the bf16 weights, `AutoProcessor`, the chat template and `generate`, and shares no code with the
-training steps, so that a mistake there cannot hide here. Exits with status 1 below `--needed`.
+Uses the bf16 weights, `AutoProcessor`, the chat template and `generate`. Shares no code with the training steps, so
+that a mistake in them shows here. Exits with status 1 below `--needed`.
 """
 
 # ruff: noqa: E402
@@ -33,7 +33,7 @@ FIRST_HELD_OUT_SEED = 2_000_000_000  # training runs use small seeds
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing a user sends, with the answer that would be right."""
+    """One request of a user, with the right answer."""
 
     pictures: list[Image.Image]
     question: Question
@@ -61,7 +61,7 @@ class User:
 
 
 def held_out_cases(count: int) -> Iterator[Case]:
-    """Scenes from seeds that no training uses, at any size from 96 to 512 pixels, one question each."""
+    """Yields scenes from seeds that no training uses, of 96 to 512 pixels, with one question each."""
     for seed in range(FIRST_HELD_OUT_SEED, FIRST_HELD_OUT_SEED + count):
         rng = random.Random(seed)
         scenes = random_scenes(rng)

@@ -1,4 +1,4 @@
-"""How far a training stage has come, and the learning rate that belongs there."""
+"""The progress of a training stage, and its learning rate."""
 
 import math
 import time
@@ -7,7 +7,7 @@ WARM_UP_STEPS = 100
 
 
 class Pace:
-    """How far a stage has come: by steps, or by the clock where a time limit ends it earlier."""
+    """The progress of a stage: by steps, or by time if a time limit ends it earlier."""
 
     def __init__(self, steps: int, minutes: float | None) -> None:
         self.steps, self.seconds = steps, (minutes or math.inf) * 60
@@ -24,5 +24,5 @@ class Pace:
 
 
 def learning_rate_share(step: int, progress: float) -> float:
-    """Linear warm-up, then a cosine down to 2 %."""
+    """Returns the share of the peak: a linear warm-up, then a cosine decay to 2 %."""
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -1,4 +1,4 @@
-"""Questions about scenes, each with its one right answer, in the words a person would type.
+"""Questions about scenes in a user's words, each with its only right answer.
 
 Knows scenes but neither pixels nor tokens. A `QuestionDeck` holds all questions about some pictures, and draws from
 them.
@@ -16,7 +16,7 @@ ORDINALS = ("first", "second", "third")
 ABOUT_ME = "I answer questions about pictures of coloured shapes."
 NO_PICTURE = "I see no picture."
 
-# {of} is " in the second image" for one of several pictures, and for a single one mostly "".
+# {of} is " in the second image" for one of several pictures, and mostly "" for a single one.
 PHRASINGS: dict[str, tuple[str, ...]] = {
     "colour": (
         "What colour is the {kind}{of}?",
@@ -92,7 +92,7 @@ SMALL_TALK: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, the one right answer, and the kind under which accuracy is counted."""
+    """A question, its only right answer, and its kind, by which accuracy is counted."""
 
     text: str
     answer: str
@@ -101,7 +101,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """A question before it is put into words: the kind of phrasing and the words that fill its gaps."""
+    """A question without its wording: the kind of phrasing and the words for its gaps."""
 
     kind: str
     answer: str
@@ -109,7 +109,7 @@ class _Fact:
 
 
 class QuestionDeck:
-    """What can be asked about these pictures, sorted by kind and answer, to draw many questions from."""
+    """All questions about these pictures by kind and answer, to draw from."""
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self.has_picture = bool(scenes)
@@ -119,7 +119,7 @@ class QuestionDeck:
         self.kinds = sorted(self._by_kind)
 
     def draw(self, rng: random.Random, weights: Mapping[str, float]) -> Question:
-        """Draw a kind by its weight (1 if not named), then an answer, so that "none" and "no" do not rule."""
+        """Draws a kind by its weight (default 1), then an answer, so that "none" and "no" do not dominate."""
         if not self.has_picture:
             return draw_small_talk(rng, with_picture=False)
         kind = rng.choices(self.kinds, [weights.get(kind, 1.0) for kind in self.kinds])[0]
@@ -128,7 +128,7 @@ class QuestionDeck:
 
 
 def draw_small_talk(rng: random.Random, *, with_picture: bool) -> Question:
-    """A question that needs no picture, or (without a picture) one that would have needed it."""
+    """Returns a question that needs no picture, or (without a picture) one that would need it."""
     if not with_picture and rng.random() < 0.5:
         return Question(_without_picture(rng), NO_PICTURE, "no_picture")
     answer = rng.choice(list(SMALL_TALK))
@@ -136,7 +136,7 @@ def draw_small_talk(rng: random.Random, *, with_picture: bool) -> Question:
 
 
 def describe(scene: Scene) -> str:
-    """All shapes in reading order: `a red circle in the top left, a blue square in the centre`."""
+    """Returns all shapes in reading order: `a red circle in the top left, a blue square in the centre`."""
     return ", ".join(f"{_name(shape)} in the {shape.place}" for shape in scene.shapes)
 
 
@@ -155,7 +155,7 @@ def _facts(scenes: Sequence[Scene]) -> Iterator[_Fact]:
 
 
 def _facts_of_scene(scene: Scene, number: int | None) -> Iterator[_Fact]:
-    """Facts inside one picture; `number` is its position among several, None if it is the only one."""
+    """Yields the facts of one picture. `number`: its position among several; None: the only one."""
     nth = {} if number is None else {"nth": ORDINALS[number]}
     shapes = scene.shapes
     for kind in SHAPES:
@@ -184,7 +184,7 @@ def _facts_of_scene(scene: Scene, number: int | None) -> Iterator[_Fact]:
 
 
 def _facts_which_image(scenes: Sequence[Scene]) -> Iterator[_Fact]:
-    """`Which image shows the red circle?`, asked only where exactly one picture has one."""
+    """Yields questions like `Which image shows the red circle?`, if exactly one picture has one."""
     homes: dict[tuple[str, str], set[int]] = defaultdict(set)
     for number, scene in enumerate(scenes):
         for shape in scene.shapes:
@@ -208,7 +208,7 @@ def _put_into_words(fact: _Fact, rng: random.Random) -> Question:
 
 
 def _without_picture(rng: random.Random) -> str:
-    """The words of a question about a picture that is not there."""
+    """Returns a question about a missing picture."""
     kind = rng.choice(list(PHRASINGS))
     gaps = {
         "kind": rng.choice(SHAPES),
@@ -223,7 +223,7 @@ def _without_picture(rng: random.Random) -> str:
 
 
 def _vary(text: str, rng: random.Random) -> str:
-    """Small slips of real users: American spelling, no capital letter, no mark at the end."""
+    """Adds variations of real users: American spelling, no capital letter, no final punctuation."""
     text = text.replace("a orange", "an orange")
     if rng.random() < 0.3:
         text = text.replace("centre", "center")

@@ -1,7 +1,7 @@
-"""Pictures of coloured shapes on a 3x3 grid: what is in them, and how they are drawn.
+"""Pictures of coloured shapes on a 3x3 grid: their content and their drawing.
 
-Knows nothing about questions, tokens or models. Everything random comes from the `random.Random` that the
-caller passes, so one seed always gives the same picture.
+Knows nothing about questions, tokens or models. All randomness comes from the caller's `random.Random`, so that a seed
+always gives the same picture.
 """
 
 import math
@@ -41,7 +41,7 @@ GRID = 3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One shape: what it is called, its cell, and how exactly it is drawn there (lengths in cell widths)."""
+    """One shape: its name, its cell, and its exact drawing (lengths in cell widths)."""
 
     colour: str
     kind: str
@@ -65,7 +65,7 @@ class Scene:
 
 
 def random_scene(rng: random.Random, max_shapes: int) -> Scene:
-    """One to `max_shapes` shapes; many repeat a colour or a kind, so that counting matters."""
+    """Returns one to `max_shapes` shapes. Many repeat a colour or a kind, so that counting matters."""
     cells = sorted(rng.sample(range(GRID * GRID), rng.randint(1, max_shapes)))
     names = [(rng.choice(list(COLOURS)), rng.choice(SHAPES))]
     while len(names) < len(cells):
@@ -92,8 +92,8 @@ def _random_shape(rng: random.Random, colour: str, kind: str, cell: int) -> Shap
 
 
 def render(scene: Scene, size: int) -> Image.Image:
-    """Draw the scene as a square RGB picture of `size` pixels with smooth edges."""
-    finer = 4 if size <= 128 else 2  # draw larger, then average: PIL itself draws jagged edges
+    """Draws the scene as a square RGB picture of `size` pixels with smooth edges."""
+    finer = 4 if size <= 128 else 2  # drawn larger, then averaged, because PIL has no anti-aliasing
     image = Image.new("RGB", (size * finer, size * finer), scene.background)
     draw = ImageDraw.Draw(image)
     cell_width = size * finer / GRID
@@ -114,7 +114,7 @@ def render(scene: Scene, size: int) -> Image.Image:
 
 
 def _around(count: int, radii: tuple[float, ...] = (1.0,)) -> list[Point]:
-    """Corners evenly around the origin, the first one upwards; `radii` are taken in turn."""
+    """Returns corners evenly around the origin, the first one upwards, with alternating `radii`."""
     corners = []
     for i in range(count):
         turn = 2 * math.pi * i / count

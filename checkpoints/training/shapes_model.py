@@ -1,7 +1,7 @@
-"""The tiny LLaVA: its tokenizer, processor and configuration, and how they become one Hugging Face folder.
+"""The tiny LLaVA: its tokenizer, processor and configuration, saved as a Hugging Face folder.
 
-Knows nothing about scenes or training. The one place where the BOS token is added is the tokenizer's
-post-processor: the chat template never writes it, so templated text that is tokenised holds it exactly once.
+Knows nothing about scenes or training. Only the tokenizer's post-processor adds the BOS token. The chat template does
+not write it, so tokenised chats have it exactly once.
 """
 
 import shutil
@@ -32,8 +32,8 @@ PIXEL_MEAN = PIXEL_STD = 0.5
 RESAMPLE = Image.Resampling.BICUBIC
 MAX_POSITIONS = 2048
 
-# The images of a message come first, whatever their order among its parts, as in the llava-hf checkpoints.
-# No space stands before </s>: the tokens of a past answer are then exactly the tokens that were generated.
+# The images of a message come first, for any order of its parts, as in the llava-hf checkpoints.
+# No space precedes </s>, so that the tokens of a past answer equal the generated tokens.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- set content = message['content'] -%}
@@ -57,10 +57,10 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on `corpus`; any text encodes, since all 256 bytes are in the vocabulary."""
+    """Returns a byte-level BPE trained on `corpus`. It encodes any text, because the vocabulary has all 256 bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # Like Llama's: the space that follows "ASSISTANT:" is not part of the decoded answer.
+    # Like Llama's: the space after "ASSISTANT:" is not part of the decoded answer.
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
@@ -87,7 +87,7 @@ def build_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
-    """Squeezes every picture straight to 96x96 and writes `<image>` out as one token a patch."""
+    """Returns a processor that resizes every picture to 96x96 and expands `<image>` to one token a patch."""
     edge = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     image_processor = CLIPImageProcessorPil(
         do_resize=True,
@@ -106,7 +106,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
         tokenizer=tokenizer,
         patch_size=PATCH_SIZE,
         vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,  # CLIP's class token, which the "default" strategy drops again
+        num_additional_image_tokens=1,  # CLIP's class token, dropped by the "default" strategy
         chat_template=CHAT_TEMPLATE,
         image_token=IMAGE,
     )
@@ -114,7 +114,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
-    """The untrained model, 2.8 million parameters."""
+    """Returns the untrained model, 2.8 million parameters."""
     special_ids: dict[str, Any] = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -164,16 +164,16 @@ def _text_config(special_ids: dict[str, Any]) -> LlamaConfig:
 
 
 def load_processor(folder: Path) -> LlavaProcessor:
-    """The processor of a saved checkpoint."""
+    """Returns the processor of a saved checkpoint."""
     auto: Any = AutoProcessor
     processor: LlavaProcessor = auto.from_pretrained(folder)
     for passing in ("is_local", "local_files_only", "model_specific_special_tokens"):
-        processor.tokenizer.init_kwargs.pop(passing, None)  # said of this loading; must not be saved again
+        processor.tokenizer.init_kwargs.pop(passing, None)  # concerns this loading only, not to be saved
     return processor
 
 
 def save_checkpoint(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
-    """Write the checkpoint with bf16 weights; a reader of `folder` never meets a half-written file."""
+    """Writes the checkpoint with bf16 weights. A reader of `folder` never sees a partial file."""
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     rounded: Any = LlavaForConditionalGeneration(model.config)

@@ -1,9 +1,9 @@
-"""Trains the tiny LLaVA checkpoint that sees coloured shapes, from nothing, on a CPU or a GPU.
+"""Trains the tiny LLaVA checkpoint for coloured shapes from scratch, on a CPU or a GPU.
 
     python -m raylens.checkpoints.training.train_shapes --help
 
-First the vision tower alone learns to name what lies in each cell of the 3x3 grid; then the whole model
-learns to answer questions. Knows how to train, not how users ask: see `checkpoints/training/judge_shapes.py`.
+First the vision tower alone learns to name the shape in each cell of the 3x3 grid. Then the whole model learns to
+answer questions. `checkpoints/training/judge_shapes.py` evaluates the result.
 """
 
 # ruff: noqa: E402
@@ -49,7 +49,7 @@ from raylens.checkpoints.training.training_steps import (
 HELD_OUT_SEED = 1_000_003  # never the seed of a training run
 CELL_LOSS_WEIGHT = 0.1
 WORD_LOSS_WEIGHT = 1.0
-# The kinds that teach most about what is where are asked more often, those that need no looking less often.
+# Kinds that teach most about places are asked more often, and kinds that hardly depend on the picture less often.
 KIND_WEIGHTS = {"describe": 1.5, "describe_one": 1.5, "place": 1.5, "where": 1.5, "count_images": 0.3}
 EPILOG = """\
 examples:
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def learn_cells(learner: Learner, rng: random.Random, args: argparse.Namespace) -> None:
-    """Stage 1: the vision tower and a linear head that names each cell's colour and kind."""
+    """Runs stage 1: the vision tower, with a linear head that names each cell's colour and kind."""
     optimizer = adamw([learner.model.model.vision_tower, learner.cell_head], args)
     pace = Pace(args.vision_steps, args.vision_minutes)
     for step in range(args.vision_steps):
@@ -110,7 +110,7 @@ def learn_cells(learner: Learner, rng: random.Random, args: argparse.Namespace) 
 
 
 def learn_answers(learner: Learner, rng: random.Random, args: argparse.Namespace, save: Callable[[], None]) -> None:
-    """Stage 2: the whole model answers, with hints about what lies in a cell and where a word points."""
+    """Runs stage 2: the whole model answers, with hints about the shapes in cells and the cells of words."""
     optimizer = adamw([learner.model, learner.cell_head, learner.word_head], args)
     weights = KIND_WEIGHTS | dict(args.weight)
     pace = Pace(args.steps, args.minutes)
@@ -120,7 +120,7 @@ def learn_answers(learner: Learner, rng: random.Random, args: argparse.Namespace
         if progress >= 1:
             break
         set_learning_rate(optimizer, args.learning_rate * learning_rate_share(step, progress))
-        # One picture first: such rows hold more questions, and what is learnt from them carries over.
+        # One picture first: such rows hold more questions, and the learning transfers to several pictures.
         several = SEVERAL_PICTURES if args.resume else SEVERAL_PICTURES * min(1.0, 0.2 + 2 * progress)
         batch = build_batch(rng, learner.encode, args.rows, weights, several=several)
         answers, cells, words = answer_loss(learner, batch)
@@ -137,7 +137,7 @@ def learn_answers(learner: Learner, rng: random.Random, args: argparse.Namespace
 
 
 def report(learner: Learner, rows: int) -> None:
-    """Print how many held-out answers are right in every token, which is what greedy decoding would give."""
+    """Prints the share of held-out answers that are right in every token, as greedy decoding would give them."""
     rng = random.Random(HELD_OUT_SEED)
     right: Counter[str] = Counter()
     asked: Counter[str] = Counter()
@@ -170,7 +170,7 @@ def update(learner: Learner, optimizer: torch.optim.Optimizer, loss: torch.Tenso
 
 
 def corpus(rng: random.Random) -> Iterator[str]:
-    """Text as the model will read it, for the tokenizer to learn its words from."""
+    """Yields text in the model's form, to train the tokenizer on."""
     yield from (f"{message}\n" for message in SYSTEM_MESSAGES for _ in range(50))
     for _ in range(3000):
         deck = QuestionDeck(random_scenes(rng))

@@ -1,8 +1,8 @@
-"""From scenes and questions to the tensors of one training step.
+"""Turns scenes and questions into the tensors of one training step.
 
-A row holds one to three pictures (or none) and as many question-answer turns as fit into `ROW_TOKENS`. Where
-the turns are *separate*, each sees the pictures and itself only, at the positions it would have as the first
-question; in a *conversation* each turn also sees the turns before it.
+A row holds one to three pictures (or none) and as many question-answer turns as fit into `ROW_TOKENS`. *Separate* turns
+see only the pictures and themselves, at the positions of a first question. In a *conversation* each turn also sees the
+earlier turns.
 """
 
 import io
@@ -46,7 +46,7 @@ ALL_CELLS = CELLS * MAX_PICTURES
 
 @dataclass(slots=True)
 class Row:
-    """One sequence under construction. `targets[i]` is the token that position i has to predict, if any."""
+    """One sequence under construction. `targets[i]`: the token that position i must predict, if any."""
 
     conversation: bool
     tokens: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Row:
     pointed: list[tuple[int, list[int]]] = field(default_factory=list)  # position of a word, the cells it means
 
     def append(self, tokens: tuple[int, ...], num_answer_tokens: int, turn: int, position: int) -> None:
-        """Add tokens of which the last `num_answer_tokens` are to be learnt."""
+        """Adds tokens. The last `num_answer_tokens` are training targets."""
         last = len(tokens) - 1
         asked = range(last - num_answer_tokens, last) if num_answer_tokens else range(0)
         self.targets += [tokens[i + 1] if i in asked else NOT_ASKED for i in range(len(tokens))]
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tensors of one step; `attention` is True where row position i may look at position j."""
+    """The tensors of one step. `attention`: True where position i of a row sees position j."""
 
     tokens: torch.Tensor  # [rows, length]
     targets: torch.Tensor  # [rows, length]
@@ -84,7 +84,7 @@ class Batch:
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encode:
-    """Encode without BOS; questions repeat so often that remembering them pays."""
+    """Returns a function that encodes without BOS. It is cached, because questions repeat often."""
 
     @cache
     def encode(text: str) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encode:
 
 
 def random_scenes(rng: random.Random, several: float = SEVERAL_PICTURES) -> list[Scene]:
-    """The pictures of one row; now and then a picture comes twice."""
+    """Returns the pictures of one row. Some rows repeat a picture."""
     shares = (WITHOUT_PICTURE, 1 - WITHOUT_PICTURE - several, several * 0.45, several * 0.55)
     count = rng.choices(range(len(shares)), shares)[0]
     scenes = [random_scene(rng, MAX_SHAPES[count]) for _ in range(count)]
@@ -112,7 +112,8 @@ def build_batch(
     conversations: float = 0.5,
     several: float = SEVERAL_PICTURES,
 ) -> Batch:
-    """Draw `num_rows` rows; `several` is the share with two or three pictures, `conversations` that of such.
+    """Draws `num_rows` rows. `several`: the share with two or three pictures. `conversations`: the share of
+    conversations.
 
     The same state of `rng` gives the same batch.
     """
@@ -137,7 +138,7 @@ def build_row(
     start = len(row.tokens)
     pointer = Pointer(encode)
     for turn, question in enumerate(_endless_questions(rng, scenes, weights), start=1):
-        # The words "USER: " of the first question stand before its pictures, if it has any.
+        # The first question's "USER: " precedes its pictures, if it has any.
         head = "" if scenes and (turn == 1 or not conversation) else "USER: "
         asked = encode(f"{head}{question.text} ASSISTANT:")
         answer = encode(f" {question.answer}{EOS}")
@@ -158,7 +159,7 @@ def _endless_questions(rng: random.Random, scenes: list[Scene], weights: Mapping
 
 
 def photograph(scene: Scene, rng: random.Random) -> Image.Image:
-    """Draw the scene at one of several sizes, sometimes via JPEG, then squeeze it as the processor does."""
+    """Draws the scene at one of several sizes, sometimes via JPEG, then resizes it as the processor does."""
     image = render(scene, rng.choice((96, 96, 96, 112, 128, 160, 192, 224, 336)))
     if rng.random() < 0.1:
         buffer = io.BytesIO()
@@ -168,7 +169,7 @@ def photograph(scene: Scene, rng: random.Random) -> Image.Image:
 
 
 def to_pixels(images: list[Image.Image]) -> torch.Tensor:
-    """Normalise exactly as the checkpoint's image processor does."""
+    """Normalises exactly as the checkpoint's image processor does."""
     stacked = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
     return (stacked.permute(0, 3, 1, 2).float() / 255 - PIXEL_MEAN) / PIXEL_STD
 

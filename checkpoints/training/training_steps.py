@@ -1,6 +1,6 @@
 """One training step: losses and held-out accuracy of the model on a batch.
 
-Knows the model's inside (vision tower, projector, language model) but neither schedules nor files.
+Knows the model's parts (vision tower, projector, language model) but neither schedules nor files.
 """
 
 import random
@@ -24,7 +24,7 @@ CellsBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # pixels, colour o
 
 
 class Learner:
-    """The model together with two linear heads that give hints, needed for training only."""
+    """The model with two linear heads for hints, used in training only."""
 
     def __init__(
         self, model: LlavaForConditionalGeneration, encode: Encode, device: torch.device, *, bf16: bool
@@ -59,20 +59,20 @@ class Learner:
         self.step = state["step"]
 
     def see(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Patch features as LLaVA takes them (last layer, without the class token): [pictures, 36, width]."""
+        """Returns patch features in LLaVA's form (last layer, without the class token): [pictures, 36, width]."""
         outputs = self.model.model.vision_tower(pixels.to(self.device), output_hidden_states=True)
         features: torch.Tensor = outputs.hidden_states[-1][:, 1:]
         return features
 
     def name_cells(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What each patch by itself says about its cell: scores of the colour, the kind and the place.
+        """Returns each patch's scores for colour, kind and place of its cell.
 
-        Each patch has to know all of it, so that the language model has to find one patch only.
+        Each patch learns all three, so that the language model needs to find a single patch only.
         """
         return self.cell_head(features).float().split(CELL_HEAD_SIZES, dim=-1)  # type: ignore[no-any-return]
 
     def read(self, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of the language model, half-way and at the end: two times [rows, length, width]."""
+        """Returns hidden states of the language model, half-way and at the end: twice [rows, length, width]."""
         model = self.model.model
         tokens = batch.tokens.to(self.device)
         embeds = model.language_model.get_input_embeddings()(tokens)
@@ -91,14 +91,14 @@ class Learner:
 
 
 def cells_of_patches() -> torch.Tensor:
-    """The cell in which each patch lies, in the order of the vision tower: [36]."""
+    """Returns the cell of each patch, in the order of the vision tower: [36]."""
     edge = IMAGE_SIZE // PATCH_SIZE
     along = torch.arange(edge) * GRID // edge
     return (along[:, None] * GRID + along[None, :]).flatten()
 
 
 def cells_batch(rng: random.Random, num_pictures: int) -> CellsBatch:
-    """Pictures with up to nine shapes, more than any question is asked about, so that each teaches more."""
+    """Returns pictures with up to nine shapes, more than in pictures with questions, so that each teaches more."""
     scenes = [random_scene(rng, GRID * GRID) for _ in range(num_pictures)]
     return to_pixels([photograph(scene, rng) for scene in scenes]), *cell_labels(scenes)
 
@@ -109,7 +109,7 @@ def cell_loss(learner: Learner, batch: CellsBatch) -> torch.Tensor:
 
 
 def cell_accuracy(learner: Learner, batch: CellsBatch) -> float:
-    """The share of pictures in which every patch names its cell right."""
+    """Returns the share of pictures in which every patch names its cell right."""
     with torch.no_grad(), learner.autocast():
         scores = learner.name_cells(learner.see(batch[0]))
     truths = _patch_truths(learner, batch[1], batch[2])
@@ -118,7 +118,7 @@ def cell_accuracy(learner: Learner, batch: CellsBatch) -> float:
 
 
 def answer_loss(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The losses over answer tokens, over cells of the pictures, and over the cells that words point at."""
+    """Returns the losses over answer tokens, over cells of the pictures, and over the cells of words."""
     with learner.autocast():
         features = learner.see(batch.pixels)
         targets = batch.targets.to(learner.device)
@@ -130,7 +130,7 @@ def answer_loss(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Ten
 
 
 def accuracy_by_kind(learner: Learner, batch: Batch, right: Counter[str], asked: Counter[str]) -> None:
-    """Count the turns whose every answer token is the most likely one, given the right tokens before it."""
+    """Counts the turns in which every answer token is the likeliest one, given the right tokens before it."""
     with torch.no_grad(), learner.autocast():
         logits = learner.model.lm_head(learner.read(batch, learner.see(batch.pixels))[1])
     wrong = (logits.argmax(-1).cpu() != batch.targets) & (batch.targets != NOT_ASKED)
@@ -152,7 +152,7 @@ def _cell_loss(
 
 
 def _word_loss(learner: Learner, half_way: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Do the words of the question, half-way through the language model, know which cells they mean?"""
+    """Returns the loss of predicting a word's cells from its hidden state half-way through the language model."""
     row, position = batch.words.to(learner.device).unbind(1)
     meant = batch.word_cells.to(learner.device)
     there = meant != NO_PICTURE
@@ -163,7 +163,7 @@ def _word_loss(learner: Learner, half_way: torch.Tensor, batch: Batch) -> torch.
 
 
 def _patch_truths(learner: Learner, true_colours: torch.Tensor, true_kinds: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The right colour, kind and place for each patch: three times [pictures, 36]."""
+    """Returns the right colour, kind and place for each patch: three times [pictures, 36]."""
     cells = learner.cell_of_patch
     colours = true_colours.to(learner.device)[:, cells]
     return colours, true_kinds.to(learner.device)[:, cells], cells.expand_as(colours)

@@ -7,7 +7,7 @@ enum class Activation : int64_t { kSilu, kGeluTanh, kGelu, kQuickGelu };
 
 RAYLENS_INLINE Vec sigmoid(Vec x) { return 1.f / (exp(-x) + 1.f); }
 
-// Returns erf x within 4e-7. The rational approximation on [-4, 4], beyond which erf is 1 in float32, is that of Eigen.
+// Returns erf x within 4e-7, by Eigen's rational approximation on [-4, 4]. Beyond, erf is 1 in float32.
 RAYLENS_INLINE Vec erf(Vec x) {
   x = smaller(larger(x, all(-4.f)), all(4.f));
   Vec square = x * x;

@@ -1,20 +1,20 @@
 // Attention of a step: generated tokens one by one, and the tokens of prompts by tiles of query rows.
 //
-// The two sum up in different orders. A token's place in its sequence alone decides which of them it takes, and not how
-// many tokens the step computes of the sequence: so its result does not depend on what else the step computes.
+// The two have different orders of summation. Only a token's place in its sequence decides between them, not the number
+// of tokens in the step. A token's result thus does not depend on the rest of the step.
 #pragma once
 #include "chunk_attention.h"
 #include "decode_attention.h"
 #include "thread_pool.h"
 
-// A tile of query rows from `first_row` on, of the chunk's tokens from `token` on. Or the generated token `token`,
-// which sees the positions up to `end`; this is 0 for a tile.
+// Either a tile of query rows from `first_row` on, of the chunk's tokens from `token` on; `end` is then 0. Or the
+// generated token `token`, which sees the positions up to `end`.
 struct AttentionPart {
   int64_t chunk, token, kv_head, first_row, end;
 };
 
-// Attends with the step's tokens. `skips(first, end)` tells whether nothing needs the output of the tokens [first,
-// end), counted from the step's start.
+// Attends with the step's tokens. `skips(first, end)` returns whether the outputs of the tokens [first, end), counted
+// from the step's start, are not needed.
 template <class Skips>
 void attend(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, const Skips& skips,
             int threads) {
@@ -23,7 +23,7 @@ void attend(const StepChunks& step, const LayerCache& cache, const AttentionArgu
   int64_t group = call.heads / cache.kv_heads;
   for (int64_t chunk = 0, token = 0; chunk < step.num_chunks; token += step.lengths[chunk++]) {
     int64_t num_of_prompt = step.num_of_prompt(chunk);
-    // Tiles of one head follow each other, so that its keys and values stay in a cache.
+    // Tiles of one head are adjacent, so that its keys and values stay in a cache.
     for (int64_t head = 0; head < cache.kv_heads; head++)
       for (int64_t row = 0; row < num_of_prompt * group; row += kPanel) {
         int64_t end = std::min<int64_t>(num_of_prompt, (row + kPanel + group - 1) / group);

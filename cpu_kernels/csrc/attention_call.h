@@ -1,8 +1,8 @@
-// What the attention of a layer is told beside the step and the cache.
+// The arguments of a layer's attention beside the step and the cache.
 #pragma once
 #include "paged_cache.h"
 
-// Returns the first position that `position` sees, of `window` positions up to itself; 0 stands for all.
+// Returns the first position in the window of `position`, which includes itself. `window` 0: all earlier positions.
 inline int64_t first_seen(int64_t position, int64_t window) {
   return window == 0 ? 0 : std::max<int64_t>(0, position - window + 1);
 }
@@ -12,7 +12,7 @@ struct AttentionArguments {
   Rows queries, keys, values;
   float* output;  // (num_tokens, heads, value_dim)
   int64_t heads;
-  int64_t window;  // how many positions a position sees, itself included; 0: all up to itself
+  int64_t window;  // the size of the sliding window, the position itself included; 0: all earlier positions
   float scaling;
   float softcap;  // 0: none
 

@@ -1,11 +1,10 @@
-// Attention of many queries of one sequence: of a prompt's chunk, where each sees the positions up to its own, and of a
-// picture, where each sees all.
+// Attention of many queries of one sequence: causal for a prompt's chunk, full for a picture.
 //
 // A tile has kPanel query rows, one in each lane of two vectors. The scores of a position are then one row of kPanel
-// numbers, and the softmax needs no sums over lanes. The positions come in tiles, too, with a running maximum and sum
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The tiles of positions begin at
-// multiples of kPositions. So a query's result depends neither on how the prompt was cut into chunks nor on where its
-// blocks lie.
+// numbers, and the softmax needs no sums over lanes. The positions are tiled, too, with a running maximum and sum
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The tiles of positions start at
+// multiples of kPositions. A query's result thus depends neither on the division of the prompt into chunks nor on the
+// places of its blocks.
 #pragma once
 #include <utility>
 
@@ -14,14 +13,14 @@
 
 constexpr int64_t kPositions = 128;
 
-// A head's keys or values of a sequence: in the blocks of a cache, or one behind the other where `blocks` is null.
+// A head's keys or values of a sequence: in the blocks of a cache, or contiguous if `blocks` is null.
 struct SequenceRows {
   const float* data;
   int64_t stride;
   const int32_t* blocks;
   int64_t block_size;
 
-  // Returns the rows [start, start + count): where they lie if they lie together, else a copy.
+  // Returns the rows [start, start + count): in place if they are contiguous, else copied.
   const float* at(int64_t start, int64_t count, std::vector<Run>& runs, float* copy) const {
     if (blocks == nullptr) return data + start * stride;
     find_runs(blocks, block_size, start, start + count, runs);
@@ -34,18 +33,18 @@ struct SequenceRows {
 
 // The query rows of a tile, as lanes. Lanes past the last row repeat it.
 //
-// A lane sees the positions [first_seen, end), and those of its bidirectional span.
+// A lane sees the positions [first_seen, end) and its bidirectional span.
 struct QueryTile {
   float first_seen[kPanel], end[kPanel];  // float32 counts exactly up to 2^24
   int64_t token[kPanel], head[kPanel];
   int64_t count;                    // rows
   int64_t start, stop;              // positions that any lane sees
   int64_t inner_start, inner_stop;  // positions that all lanes see
-  const float* spans = nullptr;     // the number of each position's span, or null where no lane has a span
-  float span[kPanel];               // a lane's, or a number that no span has
+  const float* spans = nullptr;     // the number of each position's span, or null if no lane has a span
+  float span[kPanel];               // each lane's span, or an unused number
   bool windows_cut_spans;
 
-  // Lets lanes see their spans, too. `own`: the spans of the sequence's positions up to `num_positions`.
+  // Adds the lanes' spans. `own`: the spans of the sequence's positions up to `num_positions`.
   void add_spans(const float* own, int64_t num_positions, bool windows_cut) {
     windows_cut_spans = windows_cut;
     for (int lane = 0; lane < kPanel; lane++) {
@@ -64,8 +63,8 @@ struct QueryTile {
   }
 };
 
-// The queries of one key head: `length` tokens of the step from `first_token` on, `group` heads each. `sees(index)`
-// returns the positions [first, end) that the token of that index sees.
+// Returns a tile of the queries of one key head: `length` tokens of the step from `first_token` on, `group` heads each.
+// `sees(index)` returns the positions [first, end) that a token sees.
 template <class Sees>
 QueryTile query_tile(int64_t first_token, int64_t length, int64_t kv_head, int64_t group, int64_t first_row,
                      const Sees& sees) {
@@ -106,8 +105,8 @@ inline void chunk_scores(const float* queries, const float* keys, int64_t dim, i
 struct Softmax {
   Vec largest = all(-1e30f), sum{};
 
-  // Makes weights of the scores of `count` positions from `start` on, in place. Returns by what earlier sums are to be
-  // multiplied. The lanes are those of the tile from `lane` on. `is_edge`: some do not see some of the positions.
+  // Turns the scores of `count` positions from `start` on into weights, in place, for the tile's lanes from `lane` on.
+  // Returns the factor for earlier sums. `is_edge`: some lanes do not see some of the positions.
   RAYLENS_INLINE Vec weigh(float* scores, int64_t count, float softcap, bool is_edge, int64_t start,
                            const QueryTile& tile, int lane) {
     if (softcap > 0)
@@ -190,8 +189,8 @@ inline void attend_tile(const QueryTile& tile, const AttentionArguments& call, c
   }
 }
 
-// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group), where
-// the tokens are those of the chunk that belong to the prompt.
+// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group), over
+// the chunk's prompt tokens.
 inline void attend_chunk(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, int64_t chunk,
                          int64_t first_token, int64_t kv_head, int64_t first_row) {
   int64_t before = step.ends[chunk] - step.lengths[chunk];

@@ -3,10 +3,9 @@
 #include "attention_call.h"
 #include "scratch.h"
 
-// Returns the products of a query, (dim,), with kLanes keys. Keys past `count` stand for the last one.
+// Returns the products of a query, (dim,), with kLanes keys. Keys past `count` repeat the last one.
 //
-// `dim` is VECTORS vectors; VECTORS 0 stands for any number. The sum over a key's lanes has one order, wherever it
-// lies.
+// `dim` is VECTORS vectors; VECTORS 0: any number. The order of summation does not depend on a key's place.
 template <int VECTORS>
 RAYLENS_INLINE Vec key_products(const float* query, const float* keys, int64_t dim, int count) {
   if constexpr (VECTORS > 0) dim = VECTORS * kLanes;
@@ -31,7 +30,7 @@ void decode_scores(const float* queries, int64_t group, int64_t dim, const float
     const float* own = keys + run.slot * dim;
     int64_t done = 0;
     for (; done + kLanes <= run.length; done += kLanes) {
-      // While one tile is summed up, nothing else would ask the memory for the next one.
+      // The hardware does not prefetch the next tile while one tile is summed up.
       for (int64_t line = 0; line < kLanes * dim; line += 16)
         __builtin_prefetch(own + (done + kTilesAhead * kLanes) * dim + line);
       for (int64_t g = 0; g < group; g++)
@@ -44,8 +43,8 @@ void decode_scores(const float* queries, int64_t group, int64_t dim, const float
   }
 }
 
-// Makes weights of `count` scores, in place, that still have to be divided by their sum, which is returned. The scores
-// have room for a whole vector more.
+// Turns `count` scores into unnormalised weights, in place, and returns their sum. The scores have room for one more
+// vector.
 inline float softmax_weights(float* scores, int64_t count, float softcap) {
   if (softcap > 0)
     for (int64_t i = 0; i < count; i += kLanes) store(scores + i, softcap * tanh(load(scores + i) / softcap));
@@ -65,7 +64,7 @@ inline float softmax_weights(float* scores, int64_t count, float softcap) {
   return sum_of_lanes(sum);
 }
 
-// Writes the weighted sum of the runs' values for G query heads, and T vectors of it.
+// Writes T vectors of the weighted sum of the runs' values, for G query heads.
 template <int G, int T>
 RAYLENS_INLINE void weigh_values(const float* weights, int64_t stride, const float* values, int64_t dim,
                                  const std::vector<Run>& runs, float* output) {
@@ -99,8 +98,7 @@ void weigh_all_values(const float* weights, int64_t stride, const float* values,
   weigh_tiles<G, 1>(d, weights, stride, values, dim, runs, output);
 }
 
-// Attends with the step's token `token`, which sees its sequence's positions up to `end`, and all query heads of one
-// key head.
+// Attends with all query heads of one key head for the token `token`, which sees its sequence's positions up to `end`.
 inline void attend_decode(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call,
                           int64_t chunk, int64_t token, int64_t end, int64_t kv_head) {
   static thread_local Scratch scratch;

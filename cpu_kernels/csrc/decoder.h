@@ -30,14 +30,14 @@ struct Norm {
   }
 };
 
-// Mirrors `_Rope` in decoder.py: rotary embeddings (Su et al., 2021) that turn the first half of a head's first `dim`
-// numbers against the second half.
+// Mirrors `_Rope` in decoder.py: rotary embeddings (Su et al., 2021) that rotate the first half of a head's first `dim`
+// numbers with the second half.
 struct Rope {
   const float *cosines, *sines;  // (positions, dim)
-  const int64_t* axes;           // (dim,): which of a token's positions turns a number
+  const int64_t* axes;           // (dim,): the axis of the positions that rotates a number
   int64_t dim, num_positions;
 
-  // Writes the cosines and then the sines of a token, (2, dim), where positions[axis * stride] are its positions.
+  // Writes a token's cosines and then sines, (2, dim). Its positions are positions[axis * stride].
   void look_up(const int64_t* positions, int64_t stride, float* to) const {
     for (int64_t d = 0; d < dim; d++) {
       int64_t at = positions[axes[d] * stride] * dim + d;
@@ -46,7 +46,7 @@ struct Rope {
     }
   }
 
-  // Turns a head's numbers, in place, by what `look_up` has written.
+  // Rotates a head's numbers, in place, by the result of `look_up`.
   static void turn(const float* looked_up, int64_t dim, float* head) {
     const float *cosines = looked_up, *sines = looked_up + dim;
     int64_t half = dim / 2;
@@ -58,7 +58,7 @@ struct Rope {
   }
 };
 
-// Mirrors `_DecoderLayer` in decoder.py. The norms behind attention and MLP may be missing, and those of heads.
+// Mirrors `_DecoderLayer` in decoder.py. The norms after attention and MLP and the norms of heads may be missing.
 struct DecoderLayer {
   Norm input_norm, query_norm, key_norm, attention_norm, mlp_input_norm, mlp_norm;
   Linear query, key, value, output, gate, up, down;
@@ -84,18 +84,18 @@ struct Decoder {
 struct StepRows {
   const int64_t* positions;  // (axes, position_stride), of which num_tokens are used
   int64_t position_stride;
-  const int64_t* token_ids;    // (num_tokens,), or null where `hidden` holds the embeddings
+  const int64_t* token_ids;    // (num_tokens,), or null if `hidden` holds the embeddings
   const int64_t* logits_rows;  // (num_logits,): the tokens whose logits are wanted, ascending
   int64_t num_logits;
   int64_t wants_all_hidden;   // 0: only the hidden states of logits_rows are wanted
   float* hidden;              // (num_tokens, hidden_size)
   float* logits;              // (num_logits, vocab), or null
-  const int64_t* level_rows;  // (num_level_rows,): the tokens that take deepstack embeddings
-  const float* levels;        // (num_level_rows, level_stride): theirs, num_levels of them one behind the other
+  const int64_t* level_rows;  // (num_level_rows,): the tokens with deepstack embeddings
+  const float* levels;        // (num_level_rows, level_stride): num_levels concatenated embeddings a row
   int64_t num_level_rows, level_stride, num_levels;
 };
 
-// A layer's rows of the step, each of another width.
+// A layer's buffers for the step's rows, of different widths.
 struct LayerRows {
   float *normed, *grouped, *queries, *keys, *values, *attended, *inner;
 };
@@ -123,11 +123,11 @@ class DecoderStep {
     return true;
   }
 
-  // Makes of the token ids or of the embeddings in `hidden` what the layers and the final norm make, and the logits.
+  // Runs layers, final norm and head, on the token ids or on the embeddings in `hidden`.
   void run() {
     if (step_.token_ids != nullptr) embed();
     look_up_ropes();
-    // Rows of deepstack embeddings keep their places up to the last layer that adds any.
+    // Rows must keep their places up to the last layer that adds deepstack embeddings.
     bool narrows = !step_.wants_all_hidden && step_.num_logits < num_tokens_ && step_.num_levels < decoder_.num_layers;
     for (int64_t i = 0; i < decoder_.num_layers; i++) {
       const DecoderLayer& layer = decoder_.layers[i];
@@ -183,7 +183,7 @@ class DecoderStep {
         decoder_.ropes[i].look_up(step_.positions + row, step_.position_stride, to);
   }
 
-  // Returns the cosines and sines by which the rope turns the heads of the step's first token; the other tokens' follow.
+  // Returns the rope's cosines and sines of the step's first token. The other tokens' follow.
   const float* turns_of(int64_t rope) const {
     const float* found = turns_;
     for (int64_t i = 0; i < rope; i++) found += num_tokens_ * 2 * decoder_.ropes[i].dim;
@@ -214,18 +214,18 @@ class DecoderStep {
     return found != wanted + step_.num_logits && *found < end;
   }
 
-  // Goes on with the wanted rows only: behind the attention of the last layer nothing needs the others.
+  // Drops all but the wanted rows, because no other row is needed after the last layer's attention.
   void keep_wanted_rows(const DecoderLayer& layer) {
     int64_t size = decoder_.hidden_size, attended = layer.output.weight->num_k;
     num_tokens_ = step_.num_logits;
     groups_ = RowGroups(num_tokens_);
-    for (int64_t i = 0; i < num_tokens_; i++) {  // no row goes behind its place, so none overwrites one still to come
+    for (int64_t i = 0; i < num_tokens_; i++) {  // rows only move forward, so none overwrites a later one
       std::copy_n(hidden_ + step_.logits_rows[i] * size, size, hidden_ + i * size);
       std::copy_n(rows_.attended + step_.logits_rows[i] * attended, attended, rows_.attended + i * attended);
     }
   }
 
-  // Undoes what `keep_wanted_rows` did to the hidden states.
+  // Undoes `keep_wanted_rows` for the hidden states.
   void put_rows_back() {
     int64_t size = decoder_.hidden_size;
     for (int64_t i = num_tokens_; i-- > 0;)
@@ -259,8 +259,8 @@ class DecoderStep {
             layer.softcap};
   }
 
-  // Has the products from here on bring the keys and values nearer that the decoding sequences attend over in `layer`.
-  // With more threads than groups of rows, the products alone keep the memory busy.
+  // Lets later products prefetch the keys and values of the decoding sequences in `layer`. With at least as many
+  // threads as groups of rows, the products alone keep the memory busy.
   void expect(const DecoderLayer& layer) {
     static thread_local std::vector<const char*> pieces;
     pieces.clear();
@@ -325,7 +325,7 @@ class DecoderStep {
     });
   }
 
-  // hidden += linear(x), or the norm of that where there is one.
+  // hidden += linear(x), or hidden += norm(linear(x)) with a norm.
   void add_product(const float* x, const Linear& linear, const Norm& norm) {
     x = in_groups(groups_, x, linear.weight->num_k, rows_.grouped, threads_);
     int64_t size = decoder_.hidden_size;
@@ -345,7 +345,7 @@ class DecoderStep {
     }
   }
 
-  // Few rows are not worth another thread's attention.
+  // Few rows are not worth another thread.
   template <class Part>
   void each_row(const Part& part) {
     int64_t parts = (num_tokens_ + kRows - 1) / kRows;

@@ -1,4 +1,4 @@
-// What Python calls. Each library has these functions under the same names, for one kind of processor.
+// The functions that Python calls. Each library has them under the same names, for one kind of processor.
 #pragma once
 #include "attention.h"
 #include "decoder.h"
@@ -8,10 +8,10 @@
 
 #define RAYLENS_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Returns how many columns a packed weight is filled up to a multiple of.
+// Returns the number whose multiples the columns of a packed weight are padded to.
 RAYLENS_EXPORT int64_t raylens_panel() { return kPanel; }
 
-// Returns how many numbers a row of the cache is filled up to a multiple of.
+// Returns the number whose multiples the rows of the cache are padded to.
 RAYLENS_EXPORT int64_t raylens_lanes() { return kLanes; }
 
 RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t num_k, int64_t is_bfloat16,
@@ -27,7 +27,7 @@ RAYLENS_EXPORT void raylens_product(const PackedWeight* weight, int64_t num_rows
   product(*weight, num_rows, x, bias, y, room, static_cast<int>(threads));
 }
 
-// Returns how many rows a product takes at a time.
+// Returns the number of rows that a product takes at a time.
 RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
 
 RAYLENS_EXPORT void raylens_mlp(const Mlp* mlp, int64_t num_rows, const float* x, float* y, float* room,
@@ -48,7 +48,7 @@ RAYLENS_EXPORT void raylens_attend_pictures(const Pictures* pictures, const Atte
   attend_pictures(*pictures, *call, static_cast<int>(threads));
 }
 
-// Runs a decoder over the step's tokens. Returns 0, and does nothing, where a position lies beyond a rope's table.
+// Runs a decoder over the step's tokens. Returns 0, and does nothing, if a position is beyond a rope's table.
 RAYLENS_EXPORT int64_t raylens_decode(const Decoder* decoder, const StepChunks* chunks, const StepRows* step,
                                       int64_t threads) {
   DecoderStep run(*decoder, *chunks, *step, static_cast<int>(threads));
@@ -57,7 +57,7 @@ RAYLENS_EXPORT int64_t raylens_decode(const Decoder* decoder, const StepChunks* 
   return 1;
 }
 
-// Chooses a token for each row of logits, and -1 where the highest logit is not finite.
+// Chooses a token for each row of logits, or -1 if the highest logit is not finite.
 RAYLENS_EXPORT void raylens_choose(float* logits, int64_t vocab, int64_t num_rows, const RowSettings* const* rows,
                                    int64_t* token_ids, int64_t threads) {
   choose_all(logits, vocab, num_rows, rows, token_ids, static_cast<int>(threads));

@@ -14,7 +14,7 @@ struct Mlp {
   Activation activation;
 };
 
-// Writes what `down` gets, (num_rows, inner size). `x` holds `groups`.
+// Writes the input of `down`, (num_rows, inner size). `x` holds `groups`.
 inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, float* inner, int threads,
                        Upcoming& upcoming) {
   int64_t size = mlp.first.weight->rows_out;
@@ -24,14 +24,14 @@ inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, 
   Output up{inner, size, mlp.up.bias, Then::kGate, mlp.activation};
   if (is_gated) up.upcoming = upcoming.take(*mlp.up.weight, groups.count());
   each_part(num_panels(size), threads, [&](int64_t from, int64_t to) {
-    // One weight after the other, for each is one stream of memory.
+    // One weight after the other, because each is one stream of memory.
     for (int64_t i = from; i < to; i++) product_of_panel(*mlp.first.weight, i, groups, x, first);
     for (int64_t i = from; is_gated && i < to; i++) product_of_panel(*mlp.up.weight, i, groups, x, up);
   });
 }
 
-// x: (num_rows, in_features), y: (num_rows, out_features). `room` has space for up to kRowsAtOnce rows of the inner
-// size, and for as many of this size or of in_features, whichever is larger.
+// x: (num_rows, in_features), y: (num_rows, out_features). `room` has space for kRowsAtOnce rows of the inner size, and
+// as many of the larger of the inner size and in_features.
 inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, float* room, int threads) {
   int64_t num_k = mlp.first.weight->num_k, size = mlp.first.weight->rows_out, out = mlp.down.weight->rows_out;
   float *grouped = room, *inner = room + std::min(num_rows, kRowsAtOnce) * std::max(num_k, size);

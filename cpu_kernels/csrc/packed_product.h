@@ -1,8 +1,8 @@
-// y = x w^T + bias with a weight that lies as the product reads it: one stream of memory.
+// y = x w^T + bias with a weight in the product's reading order: one stream of memory.
 //
-// A panel holds kPanel columns of the output: for each k, their kPanel weights one behind the other. The last panel is
-// filled up with zeros. Each output is the sum over k in ascending order, whatever the number of rows. So a row of y is
-// the same to the last bit, alone or among others.
+// A panel holds kPanel columns of the output: for each k, their kPanel consecutive weights. Zeros pad the last panel.
+// Each output is the sum over k in ascending order, for any number of rows. A row of y is thus bit-identical in any
+// batch.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -14,11 +14,11 @@
 
 constexpr int kPanel = 2 * kLanes;
 
-// Weights of four bytes, and weights of two that stand for the float32 with 16 zero bits behind them (bfloat16). Of the
-// latter, column c of a panel's first half and of its second half share the four bytes at c.
+// Weights of four bytes (float32) and of two bytes (bfloat16: a float32 without its lower 16 bits). With bfloat16,
+// column c of a panel's first half and of its second half share the four bytes at c.
 struct Float32 {
   typedef float Number;
-  static constexpr int kRowsAhead = 24;  // rows of the panel between the one that is multiplied and the one asked for
+  static constexpr int kRowsAhead = 24;  // the prefetch distance, in rows of the panel
   static RAYLENS_INLINE void load_row(const Number* from, Vec& first, Vec& second) {
     first = load(from);
     second = load(from + kLanes);
@@ -53,7 +53,7 @@ RAYLENS_INLINE void with_rows(int count, const Action& action) {
   action(std::integral_constant<int, R>());
 }
 
-// Weights that are needed later, which the processor is asked to bring nearer: a place, and bytes to go on for each k.
+// Later weights to prefetch: an address, and a step in bytes for each k.
 struct Ahead {
   const char* next;
   ptrdiff_t step;
@@ -61,10 +61,9 @@ struct Ahead {
 
 // sums[r] += x[r] . panel for R rows, where x[r * row_stride + k * k_stride] is element k of row r.
 //
-// For each k, NEAR_LINES lines of the panel are brought into the first cache, and FAR_LINES lines at `far` into the
-// second, and a line of `piece` where PIECE is 1. A product of few rows is as fast as memory answers, and of many rows
-// as it multiplies. In between, at 6 to 16 rows, it would wait for both in turn if the second cache did not have the
-// weights already.
+// For each k, this prefetches NEAR_LINES lines of the panel into the L1 cache, FAR_LINES lines at `far` into the L2
+// cache, and with PIECE 1 a line of `piece`. A product of few rows is memory-bound, and of many rows compute-bound. In
+// between, at 6 to 16 rows, it would alternate between both waits if the weights were not in the L2 cache already.
 template <class Weights, int R, int NEAR_LINES, int FAR_LINES, int PIECE = 0>
 RAYLENS_INLINE void accumulate(const typename Weights::Number* panel, const float* x, ptrdiff_t row_stride,
                                ptrdiff_t k_stride, int num_k, Ahead far, Vec (&sums)[R][2],
@@ -96,22 +95,22 @@ struct PackedWeight {
 
 inline int64_t num_panels(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
-// How many k go by while a piece of upcoming memory is asked for, a line for each.
+// The number of k for one piece of upcoming memory, with a line prefetched for each.
 constexpr int kPiece = 64;
 
-// Memory that is needed after a product, in pieces of kPiece lines. A product of several groups multiplies longer than
-// it reads. So it has them brought nearer meanwhile, each group of a panel `per_group` of them.
+// Memory that is needed after a product, in pieces of kPiece lines. A product of several groups is compute-bound, so it
+// prefetches the pieces meanwhile: `per_group` of them in each group of a panel.
 struct Upcoming {
   const char* const* pieces = nullptr;
   int64_t count = 0;
 
-  // Returns the piece for the part of a product that begins at `k`, or null.
+  // Returns the piece for the part of a product that starts at `k`, or null.
   const char* piece(const PackedWeight& weight, int64_t panel_group, int64_t k) const {
     int64_t index = panel_group * per_group(weight) + k / kPiece;
     return index < count && k / kPiece < per_group(weight) ? pieces[index] : nullptr;
   }
 
-  // Takes away, and returns, what a product with `weight` has brought nearer.
+  // Removes and returns the pieces that a product with `weight` prefetches.
   Upcoming take(const PackedWeight& weight, int64_t num_groups) {
     int64_t taken = num_groups > 1 ? std::min(count, num_panels(weight.rows_out) * num_groups * per_group(weight)) : 0;
     Upcoming own{pieces, taken};
@@ -124,7 +123,7 @@ struct Upcoming {
   static int64_t per_group(const PackedWeight& weight) { return weight.num_k / kPiece; }
 };
 
-// Lays `weight`, (columns, num_k), out as panels.
+// Packs `weight`, (columns, num_k), into panels.
 template <class Weights>
 void pack(const float* weight, int64_t columns, int64_t num_k, typename Weights::Number* panels) {
   for (int64_t panel = 0; panel < num_panels(columns); panel++)
@@ -136,8 +135,8 @@ void pack(const float* weight, int64_t columns, int64_t num_k, typename Weights:
     }
 }
 
-// Rows of x as the product reads them: groups of up to kRows rows of about equal size, and in a group, for each k, the
-// rows' elements one behind the other. (Rows that lie a power of two apart would fight for the same lines of a cache.)
+// Rows of x in the product's reading order: groups of up to kRows rows, of about equal size; in a group, for each k,
+// the rows' consecutive elements. (Rows at a distance of a power of two would compete for the same cache lines.)
 class RowGroups {
  public:
   explicit RowGroups(int64_t num_rows) : num_rows_(num_rows), count_((num_rows + kRows - 1) / kRows) {}
@@ -176,7 +175,7 @@ RAYLENS_INLINE void store_columns(float* to, int columns, Vec first, Vec second)
   if (columns < kPanel) std::copy(room, room + columns, to);
 }
 
-// What becomes of a product's columns.
+// The use of a product's columns.
 enum class Then {
   kStore,     // y = product
   kAdd,       // y += product
@@ -212,10 +211,11 @@ RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns,
   store_columns(to, columns, first, second);
 }
 
-// How many k a product of several groups takes at a time: this much of a panel stays in the cache for all of them.
+// The number of k that a product of several groups takes at a time: this part of a panel stays in the cache for all
+// groups.
 constexpr int64_t kDepth = 2048;
 
-// Of a product of one group, as `kRowsAhead` for the second cache.
+// The prefetch distance into the L2 cache, for a product of one group.
 constexpr int64_t kRowsFar = 128;
 
 // Computes a panel's columns for all rows. `x` holds `groups`.
@@ -228,7 +228,7 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
   Vec bias_first{}, bias_second{};
   if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias_first, bias_second);
   int64_t depth = groups.count() == 1 ? weight.num_k : kDepth;
-  // The sums so far, where the product is not computed in one go.
+  // The sums so far, if the product is computed in several parts.
   float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows() * kPanel) : nullptr;
   constexpr ptrdiff_t kRowBytes = kPanel * sizeof(typename Weights::Number);
   constexpr int kRowLines = (kRowBytes + 63) / 64;
@@ -248,7 +248,7 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
           constexpr int kFarLines = 4 * R >= 3 * kRows ? kRowLines : 0;
           Ahead far{reinterpret_cast<const char*>(block + kRowsFar * kPanel), kRowBytes};
           accumulate<Weights, R, kRowLines, kFarLines>(block, own, 1, R, num_k, far, sums);
-        } else {  // each group asks for a part of the block that follows
+        } else {  // each group prefetches a part of the next block
           const char* next = reinterpret_cast<const char*>(block + static_cast<int64_t>(num_k) * kPanel);
           Ahead far{next + num_k * kRowBytes * group / groups.count(), kRowBytes / groups.count()};
           for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
@@ -295,7 +295,7 @@ inline void product_of_groups(const PackedWeight& weight, const RowGroups& group
   });
 }
 
-// Returns rows of x, (num_rows, num_k), in groups: `room`, which has space for them, or a single row as it is.
+// Returns rows of x, (num_rows, num_k), in groups, copied to `room`; a single row is returned unchanged.
 inline const float* in_groups(const RowGroups& groups, const float* x, int64_t num_k, float* room, int threads) {
   if (groups.num_rows() <= 1) return x;
   auto copy = [&](int group) { groups.copy(group, x, num_k, room); };
@@ -303,11 +303,10 @@ inline const float* in_groups(const RowGroups& groups, const float* x, int64_t n
   return room;
 }
 
-// Products take so many rows at a time, so that what they need beside their inputs and outputs is small and stays in a
-// cache.
+// Products take so many rows at a time, so that their temporary memory is small and stays in a cache.
 constexpr int64_t kRowsAtOnce = 256;
 
-// y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null. For more than one row,
+// y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null. With more than one row,
 // `room` has space for up to kRowsAtOnce rows of x.
 inline void product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias, float* y,
                     float* room, int threads) {

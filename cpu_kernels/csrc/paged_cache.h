@@ -5,7 +5,7 @@
 
 #include "vector.h"
 
-// Rows of the cache are filled up with zeros to whole vectors.
+// Zeros pad the rows of the cache to whole vectors.
 inline int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
 // Mirrors `LayerCache` in attention.py. keys: (kv_heads, num_slots, padded(key_dim)); values likewise.
@@ -14,23 +14,23 @@ struct LayerCache {
   int64_t kv_heads, num_slots, block_size, key_dim, value_dim;
 };
 
-// Mirrors `StepChunks` in attention.py. The chunks lie on one axis of tokens, one behind the other.
+// Mirrors `StepChunks` in attention.py. The chunks are concatenated on one axis of tokens.
 //
-// The positions of a bidirectional span see each other, also later ones. `spans` has for each position of a sequence up
-// to its chunk's end the number of its span, or kNoSpan.
+// The positions of a bidirectional span see each other, in both directions. `spans` has the number of each position's
+// span, or kNoSpan, up to the chunk's end.
 struct StepChunks {
-  const int64_t* slots;         // (num_tokens,): where a token's keys and values go
-  const int32_t* blocks;        // the chunks' block tables, one behind the other
-  const int32_t* first_blocks;  // (num_chunks,): where a chunk's block table begins in `blocks`
+  const int64_t* slots;         // (num_tokens,): the cache slot of each token
+  const int32_t* blocks;        // the chunks' concatenated block tables
+  const int32_t* first_blocks;  // (num_chunks,): the start of a chunk's block table in `blocks`
   const int32_t* lengths;       // (num_chunks,): the tokens of a chunk
   const int32_t* ends;          // (num_chunks,): the positions of the sequence up to the chunk's end
   const int32_t* prompt_ends;   // (num_chunks,): the positions of the sequence's prompt
-  const float* spans;           // the chunks' spans, one behind the other, or null where no chunk has any
-  const int32_t* first_spans;   // (num_chunks,): where a chunk's spans begin in `spans`, or -1 for a chunk without
+  const float* spans;           // the chunks' concatenated spans, or null if no chunk has any
+  const int32_t* first_spans;   // (num_chunks,): the start of a chunk's spans in `spans`, or -1 for a chunk without
   int64_t num_chunks, num_tokens;
-  int64_t windows_cut_spans;  // whether the positions before a position's window are cut from its span, too
+  int64_t windows_cut_spans;  // whether the sliding window also applies within spans
 
-  // Returns how many tokens of a chunk belong to the prompt. They come first; the others have been generated.
+  // Returns the number of prompt tokens in a chunk. They come first; the others are generated.
   int64_t num_of_prompt(int64_t chunk) const {
     int64_t start = ends[chunk] - lengths[chunk];
     return std::clamp<int64_t>(prompt_ends[chunk] - start, 0, lengths[chunk]);
@@ -43,7 +43,7 @@ struct StepChunks {
 
 constexpr float kNoSpan = -1;
 
-// Mirrors `Rows` in attention.py: (num_tokens, heads, dim), where a head's numbers lie one behind the other.
+// Mirrors `_Rows` in attention.py: (num_tokens, heads, dim), with contiguous numbers of a head.
 struct Rows {
   const float* data;
   int64_t token_stride, head_stride;
@@ -55,7 +55,7 @@ struct Run {
   int64_t slot, length;
 };
 
-// Fills `runs` with where the positions [start, end) of a sequence lie, in order.
+// Fills `runs` with the slots of the positions [start, end) of a sequence, in order.
 inline void find_runs(const int32_t* blocks, int64_t block_size, int64_t start, int64_t end, std::vector<Run>& runs) {
   runs.clear();
   for (int64_t position = start; position < end;) {

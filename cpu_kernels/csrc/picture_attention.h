@@ -1,11 +1,11 @@
-// Attention over pictures of any sizes that lie one behind the other: each patch sees all patches of its picture.
+// Attention over concatenated pictures of any sizes: each patch sees all patches of its picture.
 #pragma once
 #include "chunk_attention.h"
 #include "thread_pool.h"
 
 // Mirrors `_Pictures` in attention.py.
 struct Pictures {
-  const int32_t* starts;  // (count + 1,): where each picture's patches begin, and where the last one's end
+  const int32_t* starts;  // (count + 1,): the start of each picture's patches, and the end of the last one's
   int64_t count, kv_heads, key_dim, value_dim;
 };
 

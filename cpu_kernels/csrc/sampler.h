@@ -1,7 +1,7 @@
 // Chooses the next token of each row of logits, by the row's own settings.
 //
-// A row is cut at a weight, never at a place in an order. So tokens of equal weights are kept or cut together, and no
-// pass over the vocabulary sorts it.
+// A row is cut at a weight, never at a rank. Tokens of equal weights are thus kept or cut together, and the vocabulary
+// is never sorted.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ struct Tokens {
   int64_t count;
 };
 
-// Mirrors `RowSettings` in sampler.py, which says what each setting does.
+// Mirrors `RowSettings` in sampler.py, which documents each setting.
 struct RowSettings {
   const uint32_t* mask;  // (ceil(vocab / 32),) bits, or null
   Tokens allowed, bad, early, biased;
@@ -34,7 +34,7 @@ struct RowSettings {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Returns the first token of the highest logit, or -1 where a logit is NaN or the highest one is not finite.
+// Returns the first token of the highest logit, or -1 if a logit is NaN or the highest one is not finite.
 inline int64_t likeliest(const float* logits, int64_t vocab) {
   int64_t whole = vocab / kLanes * kLanes;
   Vec top = all(-kInfinity);
@@ -60,7 +60,7 @@ inline int64_t likeliest(const float* logits, int64_t vocab) {
   return std::isfinite(highest) ? found : -1;
 }
 
-// Sets the logits of `tokens` to -inf, but leaves them unchanged where no other token would be left.
+// Sets the logits of `tokens` to -inf, unless no other token would be left.
 inline void ban(const Tokens& tokens, float* logits, int64_t vocab) {
   static thread_local std::vector<float> before;
   before.clear();
@@ -69,7 +69,7 @@ inline void ban(const Tokens& tokens, float* logits, int64_t vocab) {
   for (int64_t i = 0; i < tokens.count; i++) logits[tokens.ids[i]] = before[i];
 }
 
-// Changes a row's logits before a token is chosen, in the order of `process_logits` in logits_processors.py.
+// Edits a row's logits before a token is chosen, in the order of `plan_edits` in logits_processors.py.
 inline void edit(const RowSettings& row, float* logits, int64_t vocab) {
   if (row.mask != nullptr)
     for (int64_t i = 0; i < vocab; i++)
@@ -92,7 +92,7 @@ inline void edit(const RowSettings& row, float* logits, int64_t vocab) {
   }
 }
 
-// Makes weights of a row's logits, in place: e^((logit - highest) / temperature).
+// Turns a row's logits into weights, in place: e^((logit - highest) / temperature).
 inline void weigh(float* logits, int64_t vocab, float highest, float temperature) {
   Vec top = all(highest / temperature);
   auto weight = [&](Vec logit) {
@@ -106,7 +106,7 @@ inline void weigh(float* logits, int64_t vocab, float highest, float temperature
 
 constexpr int64_t kGroup = 128;
 
-// Calls visit(weight) for each weight that is at least `lowest`, which `visit` may raise.
+// Calls visit(weight) for each weight of at least `lowest`. `visit` may raise `lowest`.
 template <class Visit>
 void each_from(const float* weights, int64_t vocab, const float& lowest, const Visit& visit) {
   for (int64_t start = 0; start < vocab; start += kGroup) {
@@ -143,7 +143,8 @@ inline double sum(const float* from, const float* to) {
   return sum;
 }
 
-// Returns the lowest of the largest weights that together are at least `mass`, or the lowest of all. Orders `weights`.
+// Returns the lowest of the fewest largest weights with a sum of at least `mass`, or the lowest of all. Reorders
+// `weights`.
 inline float nucleus(std::vector<float>& weights, double mass) {
   size_t low = 0, high = weights.size();
   for (double before = 0; high - low > 1;) {
@@ -161,8 +162,8 @@ inline float nucleus(std::vector<float>& weights, double mass) {
   return weights[low];
 }
 
-// Returns which of kBuckets intervals a weight, at most 1, lies in. Larger weights lie in later ones: the bits of a
-// positive float are in its own order.
+// Returns the bucket, of kBuckets, of a weight of at most 1. Larger weights are in later buckets, because positive
+// floats have the same order as their bits.
 constexpr int64_t kBuckets = (0x3f800000 >> 18) + 1;
 RAYLENS_INLINE int64_t bucket_of(float weight) {
   uint32_t bits;
@@ -170,7 +171,7 @@ RAYLENS_INLINE int64_t bucket_of(float weight) {
   return bits >> 18;
 }
 
-// Returns the lowest of the largest weights that together are at least `top_p` of the sum of those from `lowest` on.
+// Returns the lowest of the fewest largest weights with at least `top_p` of the sum of all weights from `lowest` on.
 inline float nucleus_of_row(const float* weights, int64_t vocab, float lowest, double top_p) {
   static thread_local std::vector<double> masses;
   static thread_local std::vector<float> kept;
@@ -186,7 +187,7 @@ inline float nucleus_of_row(const float* weights, int64_t vocab, float lowest, d
   return nucleus(kept, top_p * total - before);
 }
 
-// The sums of groups of kGroup weights, those below `lowest` left out, up to each group.
+// Writes the cumulative sums over groups of kGroup weights, without weights below `lowest`. Returns the total.
 inline double cumulate(const float* weights, int64_t vocab, float lowest, std::vector<double>& cumulative) {
   typedef double DoubleVec __attribute__((vector_size(8 * kLanes)));
   cumulative.clear();
@@ -205,7 +206,7 @@ inline double cumulate(const float* weights, int64_t vocab, float lowest, std::v
   return total;
 }
 
-// Returns the least weight that min_p, top_k and top_p keep, in this order, each of what the one before has left.
+// Returns the lowest weight that min_p, top_k and top_p keep, applied in this order to the remaining weights.
 inline float lowest_kept(const RowSettings& row, const float* weights, int64_t vocab) {
   static thread_local std::vector<float> kept;
   if (row.top_k <= 0 || row.top_k >= vocab)
@@ -215,7 +216,7 @@ inline float lowest_kept(const RowSettings& row, const float* weights, int64_t v
   return nucleus(kept, row.top_p < 1 ? row.top_p * sum(kept.data(), kept.data() + kept.size()) : HUGE_VAL);
 }
 
-// Returns the token at which the cumulative sum of the weights passes the row's share of their sum.
+// Returns the token at which the cumulative sum of the weights exceeds the row's share of their sum.
 inline int64_t draw(const RowSettings& row, const float* weights, int64_t vocab) {
   static thread_local std::vector<double> cumulative;
   float lowest = lowest_kept(row, weights, vocab);
@@ -225,13 +226,13 @@ inline int64_t draw(const RowSettings& row, const float* weights, int64_t vocab)
   int64_t found = -1;
   for (int64_t i = group * kGroup; i < std::min(vocab, (group + 1) * kGroup); i++) {
     if (weights[i] == 0 || weights[i] < lowest) continue;
-    found = i;  // the last one where rounding keeps the sum below the target
+    found = i;  // the last token, if rounding keeps the sum below the target
     if ((passed += weights[i]) > target) break;
   }
   return found;
 }
 
-// Returns a row's next token, or -1 where the highest logit is not finite, before or after the changes.
+// Returns a row's next token, or -1 if the highest logit is not finite, before or after the edits.
 inline int64_t choose(const RowSettings& row, float* logits, int64_t vocab) {
   int64_t token = likeliest(logits, vocab);
   if (token >= 0 && row.edits) {

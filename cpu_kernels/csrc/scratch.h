@@ -1,4 +1,4 @@
-// Memory that a thread uses again in each call.
+// Memory that a thread reuses in each call.
 #pragma once
 #include <cstddef>
 #include <cstdlib>
@@ -10,13 +10,13 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   ~Scratch() { std::free(data_); }
 
-  // Returns room for `size` floats at the start of a cache line. Its old content is lost.
+  // Returns room for `size` floats, aligned to a cache line. Previous content is lost.
   float* floats(size_t size) {
     if (size > size_) {
       size_ = (size + size / 4 + 15) / 16 * 16;
       std::free(data_);
       data_ = static_cast<float*>(std::aligned_alloc(64, size_ * sizeof(float)));
-      if (data_ == nullptr) throw std::bad_alloc();  // no caller catches it: the process ends, as without memory
+      if (data_ == nullptr) throw std::bad_alloc();  // not caught: the process ends
     }
     return data_;
   }

@@ -1,7 +1,7 @@
-// Threads that help the caller with the parts of its work.
+// Helper threads for the parts of the caller's work.
 //
-// The caller takes parts, too, until none is left. So a helper that the system does not run delays nothing: the caller
-// then does all parts. It waits only for parts that a helper has begun.
+// The caller takes parts, too, until none is left. A helper that the system does not schedule thus delays nothing: the
+// caller waits only for parts that a helper has started.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -32,12 +32,12 @@ class ThreadPool {
       wake_.notify_all();
     }
     take_parts();
-    state_.fetch_add(1);  // even: closed. A helper that comes now sees that, or is seen here.
+    state_.fetch_add(1);  // even: closed. A late helper either sees this, or `working_` counts it.
     while (working_.load() > 0) std::this_thread::yield();
   }
 
  private:
-  // How long a helper looks out for more work before it sleeps. Between two parts of a step there are microseconds.
+  // The time that a helper polls for more work before it sleeps. Parts of a step are microseconds apart.
   static constexpr auto kPatience = std::chrono::microseconds(200);
 
   void take_parts() {
@@ -61,7 +61,7 @@ class ThreadPool {
     }
   }
 
-  // Waits for work that was opened after the state `seen`, and returns the new state.
+  // Waits for work opened after the state `seen`, and returns the new state.
   unsigned next_state(unsigned seen) {
     auto is_new = [&](unsigned state) { return state % 2 == 1 && state != seen; };
     auto until = std::chrono::steady_clock::now() + kPatience;

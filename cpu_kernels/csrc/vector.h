@@ -1,7 +1,7 @@
-// Vectors of the width that the processor computes with, by the compiler's vector extensions.
+// Vectors of the processor's width, by the compiler's vector extensions.
 //
-// An operator on a `Vec` works on each of its lanes. The compiler contracts a product and a sum into one fused
-// multiply-add where the processor has it (-ffp-contract=fast).
+// An operator on a `Vec` works on each of its lanes. The compiler contracts a product and a sum into a fused
+// multiply-add if the processor has it (-ffp-contract=fast).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -27,7 +27,7 @@
 #define RAYLENS_INLINE inline __attribute__((always_inline))
 
 constexpr int kLanes = RAYLENS_LANES;
-// How many rows the inner loop of a product holds sums of: as many as leave registers for the weights.
+// The number of rows whose sums the inner loop of a product holds, with registers left for the weights.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 8;
 #elif defined(__AVX__)
@@ -55,7 +55,7 @@ RAYLENS_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 RAYLENS_INLINE Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 
 // Returns the sum of the lanes of each of kLanes vectors, one sum a lane. It adds neighbours first, then neighbouring
-// pairs, and so on: every vector in the same order.
+// pairs, and so on, in the same order for every vector.
 RAYLENS_INLINE Vec sums_of_lanes(Vec (&v)[kLanes]) {
   for (int count = kLanes; count > 1; count /= 2)
     for (int i = 0; i < count / 2; i++)
@@ -76,10 +76,10 @@ RAYLENS_INLINE float largest_lane(Vec v) {
   return largest;
 }
 
-// Returns e^x within 2 ulp, for x clamped to [-87.3, 88.3]. The polynomial is that of Cephes' expf.
+// Returns e^x within 2 ulp, for x clamped to [-87.3, 88.3], by the polynomial of Cephes' expf.
 RAYLENS_INLINE Vec exp(Vec x) {
   x = smaller(larger(x, all(-87.33f)), all(88.37f));
-  const Vec magic = all(12582912.f);  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
+  const Vec magic = all(12582912.f);  // 1.5 * 2^23: adding it puts the rounded number into the lowest bits
   Vec shifted = x * 1.44269504088896341f + magic;
   Vec n = shifted - magic;
   Vec r = x - n * 0.693359375f;  // ln 2 in two parts, the first of them exact
@@ -94,7 +94,7 @@ RAYLENS_INLINE Vec exp(Vec x) {
   return p * (Vec)power;
 }
 
-// Returns tanh x within 4 ulp. The polynomial for small x is that of Cephes' tanhf.
+// Returns tanh x within 4 ulp, for small x by the polynomial of Cephes' tanhf.
 RAYLENS_INLINE Vec tanh(Vec x) {
   Vec magnitude = x < 0.f ? -x : x;
   Vec square = x * x;

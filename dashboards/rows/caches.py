@@ -1,4 +1,4 @@
-"""Rows about what all replicas of the ingress share: the shards, and the two caches in them."""
+"""Rows about the shards that all replicas of the ingress share, and about their two caches."""
 
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import APPLICATION, counted, of_replicas, share
@@ -7,7 +7,7 @@ _CACHES = {"mm_cache": "processed", "encoder_cache": "embeddings"}
 
 
 def _of_both(expression: str, legend: str = "") -> tuple[Query, ...]:
-    """`expression` with the name of each cache in place of CACHE."""
+    """Returns `expression` for each cache, with the cache's name in place of CACHE."""
     return tuple(Query(expression.replace("CACHE", name), f"{kind} {legend}".strip()) for name, kind in _CACHES.items())
 
 
@@ -18,8 +18,8 @@ CACHES = Row(
             "Hit rate",
             "percentunit",
             _of_both(share(counted("CACHE_hits", "modality"), counted("CACHE_queries", "modality")), "{{modality}}"),
-            "There is none while no item is looked up. An item whose embeddings are found is not looked for among the "
-            "processed ones.",
+            "No value while no item is looked up. A hit among the embeddings skips the lookup among the processed "
+            "items.",
         ),
         Panel(
             "Size",
@@ -41,7 +41,7 @@ SHARED = Row(
             "Tensors handed over",
             "Bps",
             (Query(counted("object_store_transfer_bytes", "edge"), "{{edge}}"),),
-            "By reference. Panel `Tensors between nodes` shows how much of it had to travel.",
+            "By reference. Panel `Tensors between nodes` shows the part that crossed the network.",
         ),
         Panel(
             "Tensors between nodes",

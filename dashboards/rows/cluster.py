@@ -1,4 +1,4 @@
-"""Rows about the cluster: Ray's object store, replicas, what went wrong. Names with `ray_` are Ray's own metrics."""
+"""Rows about the cluster: Ray's object store, replicas, errors. Names with `ray_` are Ray's own metrics."""
 
 from dashboards.objectives import ERRORS as ERROR_OBJECTIVE
 from dashboards.objectives import FIRST_TOKENS
@@ -36,7 +36,7 @@ OBJECT_STORE = Row(
                     "{{NodeAddress}} allocated on disk",
                 ),
             ),
-            "An object on disk takes some hundred times as long to read as one in memory.",
+            "Reading an object from disk takes about a hundred times as long as from memory.",
         ),
         Panel(
             "Objects spilled and restored",
@@ -75,7 +75,7 @@ REPLICAS = Row(
                     "{{deployment}}",
                 ),
             ),
-            "In the time between two points.",
+            "Starts between two points.",
         ),
         Panel(
             "Age of the youngest",
@@ -128,13 +128,13 @@ ERRORS = Row(
                 Query(counted("request_errors", of=APPLICATION), "all"),
                 Query(f"{counted('request_errors', 'stage', 'code', of=APPLICATION)} > 0", "{{stage}} {{code}}"),
             ),
-            "Those that happen, of all known ones. Stage `ingress`: what the client has to change, and refusals.",
+            "Only codes that occur. Stage `ingress`: client errors and refusals.",
         ),
         Panel(
             "Work done again",
             "ops",
             (Query(counted("items_recomputed", "stage", "reason"), "{{stage}} {{reason}}"),),
-            "Because a replica died or data was lost.",
+            "After a replica died or data was lost.",
         ),
         Panel(
             "Error budget burnt",
@@ -147,7 +147,7 @@ ERRORS = Row(
                 for objective in (ERROR_OBJECTIVE, FIRST_TOKENS)
                 for window in ("5m", "1h")
             ),
-            "1 uses the whole budget of a month up in a month. It needs the recording rules.",
+            "At 1, a month's budget lasts exactly a month. Needs the recording rules.",
             limit=1.0,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Rows about whole requests: what was promised, where their time goes, what they are."""
+"""Rows about whole requests: objectives, time by stage, and kinds of requests."""
 
 from dashboards.objectives import ERRORS, FAILED, FIRST_TOKEN_SECONDS
 from dashboards.panels import Panel, Query, Row
@@ -12,7 +12,7 @@ def percentiles(histogram: str, *tags: str) -> tuple[Query, ...]:
 
 
 _ANSWERED = counted("request_success", of=APPLICATION)
-# Codes of failures that have not happened yet may have no series: then none has failed, if requests are counted at all.
+# Codes without failures so far may have no series. The result is then 0 if requests are counted at all.
 _FAILED = f"({rate(series('request_errors_total', APPLICATION, FAILED))} or 0 * {_ANSWERED})"
 _ENDED = counted("request_success", "finished_reason", of=APPLICATION)
 
@@ -36,8 +36,7 @@ OBJECTIVES = Row(
             "Error ratio",
             "percentunit",
             (Query(share_or_zero(_FAILED, f"({_ANSWERED} + {_FAILED})"), "failed"),),
-            "Requests that failed by the server's fault, of all that were let in and were right. The line is the "
-            "objective.",
+            "The share of admitted, valid requests that failed by the server's fault. The line is the objective.",
             limit=ERRORS.allowed,
         ),
         Panel(
@@ -55,7 +54,7 @@ OBJECTIVES = Row(
 
 
 def _mean_seconds(stage: str) -> str:
-    """Returns the mean of all requests that finished, which is 0 where none did."""
+    """Returns the mean over all finished requests, or 0 without any."""
     seconds = rate(series("request_stage_seconds_sum", APPLICATION, f'stage="{stage}"'))
     return share_or_zero(seconds, rate(series("e2e_request_latency_seconds_count", APPLICATION)))
 
@@ -67,15 +66,15 @@ WATERFALL = Row(
             "Where a request's time goes",
             "s",
             tuple(Query(_mean_seconds(stage), stage) for stage in STAGES),
-            "Mean seconds of all finished requests, also of those that skipped the stage. Stages of a request may "
-            "overlap, so the sum may be more than the whole.",
+            "Mean over all finished requests, including requests that skipped the stage. Stages of a request may "
+            "overlap, so the sum may exceed the whole time.",
             stacked=True,
         ),
         Panel(
             "Time in each stage, p95",
             "s",
             (Query(quantile(0.95, "request_stage_seconds", APPLICATION, "stage"), "{{stage}}"),),
-            "Of the requests that went through the stage: a cached picture skips the stages before its cache.",
+            "Over requests that ran the stage: a cached picture skips the stages before its cache.",
         ),
     ),
     columns=2,
@@ -89,7 +88,7 @@ REQUESTS = Row(
             "Share as fast as promised",
             "percentunit",
             (Query(share(counted("requests_within_slo", of=APPLICATION), _ANSWERED), "within the objectives"),),
-            "There is none while no request is answered.",
+            "No value while no request is answered.",
         ),
         Panel(
             "Tokens",
@@ -111,7 +110,7 @@ REQUESTS = Row(
                     "{{model}} {{modality}}, cached: {{cached}}",
                 ),
             ),
-            "cached: whether all of its media were found in a cache.",
+            "cached: whether all media of the request were cached.",
         ),
         Panel("Whole request", "s", percentiles("e2e_request_latency_seconds", "model")),
         Panel(
@@ -128,7 +127,7 @@ REQUESTS = Row(
                 Query(mean("request_prefill_time_seconds", APPLICATION), "prefill"),
                 Query(mean("request_decode_time_seconds", APPLICATION), "decode"),
             ),
-            "The means of finished requests.",
+            "Means over finished requests.",
             stacked=True,
         ),
         Panel(
@@ -149,7 +148,7 @@ REQUESTS = Row(
                 Query(counted("api_key_prompt_tokens", "api_key", of=APPLICATION), "{{api_key}} prompt tokens"),
                 Query(counted("api_key_generation_tokens", "api_key", of=APPLICATION), "{{api_key}} generated tokens"),
             ),
-            "Empty where the server has no API keys.",
+            "Empty if the server has no API keys.",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""A row for each stage, in the order of a request's way."""
+"""A row for each stage, in a request's order."""
 
 from dashboards.panels import Panel, Query, Row
 from dashboards.promql import APPLICATION, DEPLOYMENT, REPLICA, counted, of_replicas, quantile, series, share
@@ -26,7 +26,7 @@ INGRESS = Row(
                     "{{resource}}",
                 ),
             ),
-            "What all requests together take of each budget of admission.",
+            "The part of each admission budget that all requests together use.",
             limit=1.0,
         ),
         Panel("Refused for want of room", "reqps", (Query(counted("admission_rejections", "reason"), "{{reason}}"),)),
@@ -41,7 +41,7 @@ INGRESS = Row(
                     "{{model}} {{stage}}",
                 ),
             ),
-            "Time since each stage last gave one, as the ingress that waits longest sees it.",
+            "Time since each stage's last heartbeat: the longest of all replicas of the ingress.",
         ),
         Panel(
             "Stages ready",
@@ -70,7 +70,7 @@ PREPROCESS = Row(
             "Pixels in work",
             "short",
             (Query(of_replicas("preprocess_pending_pixels", "replica"), "{{replica}}"),),
-            "The stage is scaled by the sum.",
+            "Autoscaling of the stage uses the sum.",
             stacked=True,
         ),
     ),
@@ -134,7 +134,7 @@ GENERATE = Row(
                     "{{deployment}} {{part}}",
                 ),
             ),
-            "The mean of its parts. Every sequence that decodes gets a token in each step.",
+            "The mean of each part. Each decoding sequence gets a token in each step.",
             stacked=True,
         ),
         Panel(
@@ -144,13 +144,13 @@ GENERATE = Row(
                 Query(share(counted("engine_prefill_tokens", "deployment"), _STEPS), "{{deployment}} prompt tokens"),
                 Query(share(counted("engine_decoded_sequences", "deployment"), _STEPS), "{{deployment}} sequences"),
             ),
-            "Means: prompt tokens computed, and sequences that got a token.",
+            "Means: computed prompt tokens, and sequences that got a token.",
         ),
         Panel(
             "Engine at work",
             "percentunit",
             (Query(counted("engine_step_seconds", "deployment"), "{{deployment}}"),),
-            "Seconds of steps in a second, of all replicas together.",
+            "Seconds of steps per second, summed over all replicas.",
         ),
         Panel(
             "Prompt lookup",
@@ -159,7 +159,7 @@ GENERATE = Row(
                 Query(counted("spec_decode_num_draft_tokens"), "guessed"),
                 Query(counted("spec_decode_num_accepted_tokens"), "of these, right"),
             ),
-            "Tokens. 0 where generate.engine does not guess.",
+            "Tokens. 0 without prompt lookup.",
         ),
     ),
 )
@@ -187,7 +187,7 @@ KV_CACHE = Row(
             "Preemptions",
             "ops",
             (Query(counted("num_preemptions", "deployment"), "{{deployment}}"),),
-            "Sequences that lost their blocks to others and are computed again.",
+            "Sequences that lost their blocks to others and are recomputed.",
         ),
     ),
 )

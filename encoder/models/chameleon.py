@@ -1,5 +1,5 @@
-"""Chameleon: its VQ model chooses tokens for a picture, and the embeddings are these tokens' rows of the language
-model's embedding table."""
+"""Chameleon: its VQ model turns a picture into tokens, and the language model's embedding table gives their
+embeddings."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    """Returns the number of positions behind the VQ model's last stage: each stage but the last halves both sides."""
+    """Returns the number of positions after the VQ model's last stage: each stage but the last halves both sides."""
     side = 2 ** (len(config.vq_config.channel_multiplier) - 1)
     height, width = item["pixel_values"].shape[-2:]
     return int(height // side * (width // side))

@@ -13,24 +13,24 @@ from raylens.preprocess.schema import ItemTensors
 def row_shapes(item: ItemTensors) -> Hashable:
     """Returns the names of an item's tensors and their shapes without the first axis.
 
-    The first axis is the one on which items are concatenated."""
+    Items are concatenated on the first axis."""
     return tuple((name, tuple(tensor.shape[1:])) for name, tensor in sorted(item.items()))
 
 
 def all_together(item: ItemTensors) -> Hashable:
-    """Returns the same key for every item: any item may be encoded together with any other."""
+    """Returns the same key for every item, so that all items may share a batch."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How an item is divided into stretches of units, such as frames or tiles, that the tower and the projector encode
-    independently of each other.
+    """Divides an item into stretches of units, such as frames or tiles. Tower and projector encode units independently
+    of each other.
 
     `num_units(item)`: returns the number of units. An item of one unit is not divided.
-    `take(item, start, stop)`: returns the units from `start` up to `stop` as an item of the same `batch_key`. Its
-    tensors may be views.
-    `join(stretches)`: returns the item's embeddings, given those of consecutive stretches, each (num_embeds,
+    `take(item, start, stop)`: returns the units [start, stop) as an item of the same `batch_key`. Its tensors may be
+    views.
+    `join(stretches)`: returns the item's embeddings from the embeddings of consecutive stretches, each (num_embeds,
     embedding_size).
     """
 
@@ -41,14 +41,14 @@ class Division:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionModality:
-    """How items of one kind are encoded. An item is a dictionary of tensors, as Preprocess makes it.
+    """The encoding of one modality. An item is a dictionary of tensors from Preprocess.
 
     `encode(model, items)`: returns each item's embeddings, (num_embeds, embedding_size), for items of one `batch_key`.
-    `num_patches(config, item)`: returns how many patches of the item the tower gets. This is the item's cost.
-    `batch_key(item)`: returns a key. Items with equal keys may go through the tower together.
-    `on_host`: names of the item's tensors that the model's Python code reads, such as sizes. They stay on the CPU: a
-    read from a GPU would wait for all work that the GPU was given before.
-    `division`: how a large item is divided. None means that every item is encoded whole.
+    `num_patches(config, item)`: returns the number of the item's patches in the tower, which is its cost.
+    `batch_key(item)`: returns a key. Items with equal keys may share a batch.
+    `on_host`: names of tensors that the model's Python code reads, such as sizes. They stay on the CPU, because reading
+    them from a GPU would wait for all queued work.
+    `division`: of large items. None: every item is encoded whole.
     """
 
     encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], list[torch.Tensor]]
@@ -62,11 +62,11 @@ class VisionModality:
 class VisionFamily(HalfModel):
     """The vision half of a model, see `HalfModel`.
 
-    `tower`: the path of the module that an item's pixels go into first.
-    `projector`: paths of the modules and parameters that bring the tower's features to the language model's size. A
-    path may lead into the tower, as Qwen's merger does. All other modules and parameters belong to the tower.
-    `has_tiles`: whether the tower gets one tensor whose first axis counts tiles of one size, and encodes each tile by
-    itself.
+    `tower`: the path of the first module, which takes an item's pixels.
+    `projector`: paths of the modules and parameters that project the tower's features to the language model's size. A
+    path may be inside the tower, such as Qwen's merger. All other modules and parameters belong to the tower.
+    `has_tiles`: whether the tower takes one tensor with tiles of one size on its first axis, and encodes each tile
+    independently.
     `is_packed`: whether the tower takes pictures of all sizes packed on one axis, see `encoder/packed_attention.py`."""
 
     unused: tuple[str, ...] = ("model.language_model", "lm_head")

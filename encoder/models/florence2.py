@@ -1,4 +1,4 @@
-"""Florence-2: each stage of its tower cuts the output of the stage before into larger patches."""
+"""Florence-2: each stage of its tower cuts the previous stage's output into larger patches."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from raylens.preprocess.schema import ItemTensors
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
     """Returns the number of patches of the tower's stage with the most layers.
 
-    Patches overlap, and padding lets them reach beyond the edge."""
+    Patches overlap and, by padding, extend beyond the edge."""
     vision = config.vision_config
     sides = list(item["pixel_values"].shape[-2:])
     for stage in range(vision.depths.index(max(vision.depths)) + 1):

@@ -9,7 +9,7 @@ from raylens.encoder.models.tiles import IMAGE
 from raylens.preprocess.schema import ItemTensors
 
 _PATCH_SIZE = 16
-"""The side in pixels of the square that one position stands for in MobileNetV5's stage with the most layers."""
+"""The side in pixels of one position's square in MobileNetV5's stage with the most layers."""
 
 
 def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
@@ -22,7 +22,7 @@ GEMMA3N = VisionFamily(
     unused=(
         "model.language_model",
         "lm_head",
-        # The next two embed the prompt's own vision tokens, such as that of a picture's end, in the language half.
+        # In the language half, the next two embed the prompt's own vision tokens, such as the end of a picture.
         "model.embed_vision.embedding",
         "model.embed_vision.hard_embedding_norm",
         "model.audio_tower",

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: items are tiles or frames, and the model drops a tile whose pixels are all 0 as padding."""
+"""Idefics3 and SmolVLM: items are tiles or frames. The model treats a tile of zeros as padding and drops it."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -12,8 +12,8 @@ from raylens.preprocess.schema import ItemTensors
 
 
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Gives every tile to the model as a sample of its own, so that a tile that the model drops shifts no rows of the
-    items behind it."""
+    """Passes every tile to the model as a separate sample, so that a dropped tile does not shift the rows of later
+    items."""
     pixels, counts = joined_tiles(items, "pixel_values")
     mask = torch.cat([item["pixel_attention_mask"].reshape(-1, *pixels.shape[-2:]) for item in items])
     tiles = iter(model.get_image_features(pixels[:, None], pixel_attention_mask=mask[:, None]).pooler_output)
@@ -21,16 +21,16 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _tile_size(item: ItemTensors) -> Hashable:
-    """Returns the height and width of an item's tiles. The pixels of a picture are (1, num_tiles, 3, height, width),
-    those of a video (num_frames, 3, height, width)."""
+    """Returns the height and width of an item's tiles. Pixels are (1, num_tiles, 3, height, width) for a picture and
+    (num_frames, 3, height, width) for a video."""
     return tuple(item["pixel_values"].shape[-2:])
 
 
 def _num_units(item: ItemTensors) -> int:
-    """Returns the number of tiles, or 1 if one of them is blank: the model drops a blank tile beside others, and keeps
-    it alone."""
+    """Returns the number of tiles, or 1 if one of them is blank, because the model drops a blank tile only beside other
+    tiles."""
     tiles = item["pixel_values"].flatten(0, -4)
-    # The first row tells of nearly all tiles that they are not blank.
+    # The first row suffices for nearly all tiles.
     is_blank = any(not tile[:, 0].any() and not tile.any() for tile in tiles)
     return 1 if is_blank else len(tiles)
 

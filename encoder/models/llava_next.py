@@ -1,4 +1,4 @@
-"""LLaVA-NeXT and LLaVA-OneVision: a picture's tiles are laid out as in the picture, and a mark ends each row."""
+"""LLaVA-NeXT and LLaVA-OneVision: embeddings are in the order of the picture's rows, and a mark ends each row."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -18,10 +18,10 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 
 def _encode_onevision(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Encodes pictures that are all tiled, or all not.
+    """Encodes pictures that are all tiled or all untiled.
 
-    The model takes a picture for tiled where it is alone in its prompt. So tiled pictures are given as prompts of one
-    picture each, the others as one prompt of two or more."""
+    The model treats the single picture of a prompt as tiled. Tiled pictures are therefore passed as prompts of one
+    picture each, untiled ones as one prompt of two or more."""
     pixels, _ = joined_tiles(items, "pixel_values")
     sizes = torch.stack([item["image_sizes"] for item in items])
     num_images = [1] * len(items) if _is_tiled(items[0]) else [max(2, len(items))]
@@ -38,7 +38,8 @@ def _onevision_key(item: ItemTensors) -> Hashable:
 
 
 def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Encodes all clips as one and splits its rows: every frame has the same number of them. A mark ends each clip."""
+    """Encodes all clips as one and splits the rows, because every frame has the same number of rows. A mark ends each
+    clip."""
     frames, counts = joined_tiles(items, "pixel_values_videos")
     (rows,) = model.get_video_features(pixel_values_videos=frames[None]).pooler_output
     features, mark = rows[:-1], rows[-1:]
@@ -47,7 +48,7 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
 
 
 def _join_clips(stretches: list[torch.Tensor]) -> torch.Tensor:
-    """Keeps the mark of the last stretch only, which ends the whole clip."""
+    """Joins stretches of a clip and keeps the mark of the last one only."""
     return torch.cat([*(frames[:-1] for frames in stretches[:-1]), stretches[-1]])
 
 

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6: an item is tiles of any shape, whose patches lie side by side on the last axis."""
+"""MiniCPM-V 4.6: an item has tiles of any shape, with all patches side by side on the last axis."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 def _take(item: ItemTensors, start: int, stop: int) -> ItemTensors:
-    """Returns the tiles from `start` up to `stop`. A patch takes as many columns of the pixels as it is wide."""
+    """Returns the tiles [start, stop). A patch takes as many columns of the pixels as its width."""
     pixels, sizes = item["pixel_values"], item["target_sizes"]
     before, own = (int(tiles.prod(-1).sum()) * pixels.shape[-2] for tiles in (sizes[:start], sizes[start:stop]))
     return {**item, "pixel_values": pixels.narrow(-1, before, own), "target_sizes": sizes[start:stop]}

@@ -17,8 +17,8 @@ _MAX_PADDED = 2
 def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
     """Encodes pictures of any sizes, in one or more calls.
 
-    The tower cuts pictures that are padded to one size into patches, drops the patches of padding and packs the rest.
-    Pictures whose sizes differ much go in separate calls, so that the padding stays small."""
+    The tower takes pictures padded to one size, drops the patches of padding and packs the rest. Pictures of very
+    different sizes go in separate calls, so that padding stays small."""
     return list(chain.from_iterable(_encode_padded(model, group) for group in _groups(items)))
 
 
@@ -39,7 +39,7 @@ def _encode_padded(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
     sizes = [tuple(item["image_sizes"].tolist()) for item in items]
     side = model.config.vision_config.patch_size * model.config.spatial_merge_size
     if len(items) == 1 and sizes[0] == (side, side):
-        # A call with a single embedding fails: transformers squeezes the axis of embeddings away.
+        # A call with a single embedding fails, because transformers squeezes the axis of embeddings.
         return _encode_padded(model, [*items, *items])[:1]
     height, width = (max(item["pixel_values"].shape[axis] for item in items) for axis in (1, 2))
     pixels = items[0]["pixel_values"].new_zeros(len(items), 3, height, width)

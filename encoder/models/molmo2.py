@@ -30,7 +30,7 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
 
 def _joined_pooling(items: Sequence[ItemTensors], pixels: str, pooling: str) -> torch.Tensor:
     """Returns the indices of the patches that each token is pooled from, (num_tokens, most patches of a token), with
-    -1 for no patch. An item's own indices count from its first patch; those returned count from the first of all."""
+    -1 for no patch. An item's own indices start at its first patch; the result counts over all items."""
     starts = accumulate((item[pixels].shape[:2].numel() for item in items), initial=0)
     indices = zip((item[pooling] for item in items), starts, strict=False)
     return torch.cat([torch.where(own >= 0, own + start, own) for own, start in indices])
@@ -49,7 +49,7 @@ def _num_frames(item: ItemTensors) -> int:
 
 
 def _take_frames(item: ItemTensors, start: int, stop: int) -> ItemTensors:
-    """Returns the frames from `start` up to `stop`. Each frame's tokens are pooled from its own patches."""
+    """Returns the frames [start, stop). Each frame's tokens are pooled from its own patches."""
     frames, grid = item["pixel_values_videos"], item["video_grids"]
     first, last = (frame * int(grid[1:].prod()) for frame in (start, stop))
     pooling = item["video_token_pooling"][first:last]

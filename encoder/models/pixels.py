@@ -12,8 +12,8 @@ from raylens.preprocess.schema import ItemTensors
 
 
 def count_patches(name: str) -> Callable[[PreTrainedConfig, ItemTensors], int]:
-    """Returns a function that counts the patches of an item whose pixels are the field `name`. A remainder of a side
-    that is smaller than a patch makes no patch."""
+    """Returns a function that counts the patches of an item whose pixels are the field `name`. Partial patches do not
+    count."""
 
     def count(config: PreTrainedConfig, item: ItemTensors) -> int:
         size = config.vision_config.patch_size
@@ -33,7 +33,7 @@ def joined_tiles(items: Sequence[ItemTensors], name: str) -> tuple[torch.Tensor,
 
 def by_tile(pixels: str, *others: str) -> Division:
     """Divides items by their tiles or frames. `pixels`: the field of the tiles, (..., num_tiles, 3, height, width), or
-    (3, height, width) of one tile. `others`: fields with the same axes before the last three, or two, of their own."""
+    (3, height, width) for one tile. `others`: fields with the same leading axes."""
 
     def num_tiles(item: ItemTensors) -> int:
         return math.prod(item[pixels].shape[:-3])

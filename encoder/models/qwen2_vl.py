@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, and the patches of each attend to one another only."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, and patches attend only within their picture."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,11 +33,10 @@ def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[
 
 
 def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
-    """Returns the arguments that tell the tower where the patches of `grids` (num_items, 3) lie and which of them see
-    each other.
+    """Returns the tower's arguments for the positions of the patches of `grids` (num_items, 3) and for the bounds of
+    attention.
 
-    The tower would compute the same itself. It would do so on its own device, and the host would wait there for each
-    number that it needs to go on."""
+    The tower would otherwise compute the same on its own device, and synchronize with the host several times."""
     config = model.config.vision_config
     places: dict[str, Any] = {"position_ids": get_vision_position_ids(grids, config.spatial_merge_size)}
     places["cu_seqlens"], places["max_seqlen"] = get_vision_attention_seqlens(grids, config)
@@ -60,13 +59,13 @@ def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
 
 
 def _repeat_frame(patches: torch.Tensor, num_frames: int) -> torch.Tensor:
-    """Returns the patches of `num_frames` equal frames, which is what a picture is to these models. `patches` has one
-    frame, (num_patches, 3 x patch x patch)."""
+    """Returns the patches of `num_frames` equal frames, because these models treat a picture as a video. `patches`: of
+    one frame, (num_patches, 3 x patch x patch)."""
     return patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
 
 
 def _with_levels(outputs: Any) -> list[torch.Tensor]:
-    """Returns each item's features, with those of its deepstack levels behind them on the last axis."""
+    """Returns each item's features, followed by its deepstack levels on the last axis."""
     levels = [outputs.pooler_output, *(getattr(outputs, "deepstack_features", None) or ())]
     return [torch.cat(item, dim=-1) for item in zip(*levels, strict=True)]
 
@@ -80,7 +79,7 @@ def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 def _num_steps(item: ItemTensors) -> int:
-    """Returns the length of the grid's axis of time. Patches attend only to those of the same step of time."""
+    """Returns the length of the grid's time axis. Patches attend only within their time step."""
     return int(item["video_grid_thw"][0])
 
 

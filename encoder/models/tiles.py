@@ -1,5 +1,5 @@
-"""Families whose pictures are one or several tiles of one size: the tower encodes each tile alone, and every tile has
-the same number of embeddings."""
+"""Families whose pictures are one or several tiles of one size. The tower encodes tiles independently, and every tile
+has the same number of embeddings."""
 
 from collections.abc import Sequence
 
@@ -54,8 +54,8 @@ BLIP_2 = VisionFamily(
 
 
 def _family(whole: str, tower: str, projector: str, *unused: str, **more: VisionModality) -> VisionFamily:
-    """Returns a family whose pictures are tiles and which takes `more` kinds of items. It does without the model's
-    language half and the `unused` parts."""
+    """Returns a family with pictures as tiles and `more` modalities, without the model's language half and the `unused`
+    parts."""
     return VisionFamily(
         whole=whole,
         unused=("model.language_model", "lm_head", *unused),

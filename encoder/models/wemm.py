@@ -1,7 +1,7 @@
-"""WeMM: pictures of any size through an Idefics2 tower; a convolution joins 4 x 4 patches to one embedding, and each
-picture stands between two splitters.
+"""WeMM: pictures of any size through an Idefics2 tower. A convolution joins 4 x 4 patches to one embedding, and two
+splitters enclose each picture.
 
-transformers lacks this model. It is written from the description of the published one, with the names of its files."""
+transformers lacks this model. It is written from the published model's description and uses its weight names."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,8 +38,8 @@ class WemmDownsampler(nn.Module):
         bias: bool = False,
         **_: object,
     ) -> None:
-        """Takes the settings of the checkpoint's `downsampler_config`. `depth` counts the convolution and the linear
-        layers behind it."""
+        """The arguments are the checkpoint's `downsampler_config`. `depth` counts the convolution and the linear layers
+        after it."""
         super().__init__()
         self.stride = stride
         self.group_op = nn.Conv2d(visual_hidden_size, llm_hidden_size, kernel_size, stride, bias=bias)
@@ -50,18 +50,18 @@ class WemmDownsampler(nn.Module):
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Takes the patches of a picture, (rows, columns, visual_hidden_size). Returns its embeddings, (num_embeds,
-        llm_hidden_size), row by row. A side of n patches has ceil(n / stride) of them: the last row and column are
-        repeated until both sides are multiples of the stride."""
+        llm_hidden_size), row by row. A side of n patches has ceil(n / stride) embeddings: the last row and column are
+        repeated up to a multiple of the stride."""
         grid = patches.unsqueeze(0).permute(0, 3, 1, 2)
         below, right = (-side % self.stride for side in grid.shape[-2:])
-        # Padding copies and rounds nothing, and in half precision it has no kernels on some devices.
+        # In float32, because some devices have no half-precision kernel for padding. Padding does not round.
         padded = F.pad(grid.float(), (0, right, 0, below), mode="replicate").to(grid.dtype)
         embeds: torch.Tensor = self.linear_model(self.group_op(padded).squeeze(0).permute(1, 2, 0).flatten(0, 1))
         return embeds
 
 
 class PackedVisionAttention(Idefics2VisionAttention):
-    """Idefics2's attention, but it passes on where each picture begins. transformers' own drops these arguments."""
+    """Idefics2's attention with the bounds of pictures, which transformers' version drops."""
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **bounds: Any
@@ -82,11 +82,11 @@ class WemmVisionTower(Idefics2VisionTransformer):
             layer.self_attn = PackedVisionAttention(config)
 
     def forward(self, *pictures: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
-        """Takes pixels, (3, height, width) of each picture. Returns (num_patches, visual_hidden_size) of all of them,
-        one behind another.
+        """Takes pixels, (3, height, width) of each picture. Returns (num_patches, visual_hidden_size), concatenated
+        over the pictures.
 
-        `bounds`: where each picture's patches begin and the last one's end, (num_pictures + 1,) int32. `longest`: the
-        most patches of a picture."""
+        `bounds`: the cumulative numbers of patches, (num_pictures + 1,) int32. `longest`: the most patches of a
+        picture."""
         packed = torch.cat([self._embed(pixels) for pixels in pictures], dim=1)
         hidden = self.encoder(packed, cu_seq_lens_q=bounds, max_length_q=longest).last_hidden_state
         output: torch.Tensor = self.post_layernorm(hidden)[0]
@@ -108,7 +108,7 @@ class WemmVisionModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = (r"^language_model\.",)
 
     def __init__(self, config: WemmConfig) -> None:
-        """Raises ValueError for a checkpoint that cuts pictures into parts."""
+        """Raises ValueError for a checkpoint with `do_image_splitting`."""
         super().__init__(config)
         if config.do_image_splitting:
             raise ValueError("do_image_splitting: pictures of WeMM that are cut into parts are not supported")

@@ -1,8 +1,8 @@
-"""Attention on the CPU by PyTorch's products, for what `kernel_attention` does not take.
+"""Attention on the CPU by PyTorch's matrix products, for the cases that `kernel_attention` does not support.
 
-It reads the cache in place, as a few long stretches of positions, mostly without a copy. A sequence's blocks mostly
-follow each other, see `BlockManager`. The keys and values of a head lie one position behind the other, so that such a
-stretch is a matrix.
+The cache is read in place, mostly without a copy. A sequence's blocks are mostly consecutive, see `BlockManager`, so
+its positions form a few long stretches. Keys and values of a head are contiguous over positions, so a stretch is a
+matrix.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,16 +15,15 @@ from raylens.llm.attention_masks import chunk_masks
 from raylens.llm.chunk_attention import attend_chunk, capped
 from raylens.llm.step_input import StepInput
 
-# A sequence of more stretches than this is read through a copy: each stretch costs two calls of a matrix product.
+# A sequence of more stretches is copied first: each stretch costs two matrix products.
 MAX_STRETCHES = 8
 
-# By the queries' dtype, the tensor that a product with beta=0 has to be given as its summand and does not read.
+# By the queries' dtype: the summand of `baddbmm`, which beta=0 ignores.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UNREAD = {dtype: torch.empty(1, dtype=dtype) for dtype in _DTYPES}
 
 Stretches = Sequence[slice] | torch.Tensor
-"""The places of positions in the cache: ranges of slots, one behind the other, or a tensor with each position's
-slot."""
+"""The slots of positions in the cache, in order: ranges of slots, or a tensor with one slot a position."""
 
 
 class CpuAttention:
@@ -48,7 +47,7 @@ class CpuAttention:
         self._windows_cut_spans = windows_cut_spans
 
     def prepare(self, step: StepInput) -> "CpuStep":
-        """Returns what all layers share in attending to the step's tokens."""
+        """Returns the step's attention, which all layers share."""
         num_decodes = step.num_decodes
         tables, ends = step.block_tables[:num_decodes], step.context_lengths[:num_decodes]
         decodes = {window: self._seen(tables, ends, window) for window in self._windows}
@@ -59,7 +58,7 @@ class CpuAttention:
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
 
     def _seen(self, tables: Sequence[list[int]], ends: Sequence[int], window: int | None) -> list[Stretches]:
-        """Returns for each sequence where the positions lie that its last position sees."""
+        """Returns for each sequence the slots of the positions that its last position sees."""
         return [
             _stretches(blocks, 0 if window is None else max(0, end - window), end, self._block_size)
             for blocks, end in zip(tables, ends, strict=True)
@@ -68,8 +67,8 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prefill chunk: its rows of the flattened tokens, where all positions up to its last one lie in the cache, and
-    its masks by window."""
+    """A prefill chunk: its rows of the flattened tokens, the slots of all positions up to its end, and its masks by
+    window."""
 
     rows: slice
     stretches: Stretches
@@ -79,7 +78,7 @@ class Prefill:
 def _prefill_of(
     step: StepInput, index: int, windows: Iterable[int | None], block_size: int, *, windows_cut_spans: bool
 ) -> Prefill:
-    """Returns what a chunk of the step has to know of itself in layers with any of `windows`."""
+    """Returns the prefill chunk `index` of the step, with a mask for each of `windows`."""
     masks = chunk_masks(step, index, windows, windows_cut_spans=windows_cut_spans, device=torch.device("cpu"))
     row = sum(step.query_lengths[:index])
     stretches = _stretches(step.block_tables[index], 0, step.context_lengths[index], block_size)
@@ -87,12 +86,12 @@ def _prefill_of(
 
 
 def _stretches(blocks: list[int], start: int, end: int, block_size: int) -> Stretches:
-    """Returns where the positions [start, end) of a sequence lie."""
+    """Returns the slots of the positions [start, end) of a sequence."""
     size = block_size
     first, last = start // size, (end - 1) // size
     begin = blocks[first] * size + start % size
     if blocks[first : last + 1] == list(range(blocks[first], blocks[first] + last + 1 - first)):
-        return [slice(begin, begin + end - start)]  # the usual case; one comparison is faster than the loop below
+        return [slice(begin, begin + end - start)]  # the usual case, faster than the loop below
     stretches: list[slice] = []
     for index in range(first, last):
         if blocks[index + 1] != blocks[index] + 1:
@@ -106,7 +105,7 @@ def _stretches(blocks: list[int], start: int, end: int, block_size: int) -> Stre
 
 @dataclass(slots=True)
 class CpuStep:
-    """One step's `AttentionBackend`. `decodes`: by window, where the positions lie that each decoding sequence sees."""
+    """One step's `AttentionBackend`. `decodes`: by window, the slots that each decoding sequence sees."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -132,7 +131,7 @@ class CpuStep:
 def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
     """Writes `new`, (num_tokens, kv_heads, dim), to the slots of the cache."""
     new = new.transpose(0, 1).to(cache.dtype)
-    if cache.itemsize == 1:  # PyTorch's index_copy_ takes bytes, but no float8
+    if cache.itemsize == 1:  # PyTorch's index_copy_ does not support float8
         cache, new = cache.view(torch.uint8), new.view(torch.uint8)
     cache.index_copy_(1, slots, new)
 
@@ -164,7 +163,7 @@ def _decode(
     The heads that share a key head are the rows of one matrix product."""
     parts = _read(keys, stretches, queries.dtype)
     if call.softcap is None:
-        # Computes the product and its scaling in one call.
+        # One call computes product and scaling.
         unread = _UNREAD[queries.dtype]
         scores = [torch.baddbmm(unread, queries, part.mT, beta=0, alpha=call.scaling) for part in parts]
     else:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_TOKENS = 24
 _TOLERANCE = 1e-3
-"""Of the largest number. Rounding differs by a hundredth of this in a deep decoder, a missing part by far more."""
+"""Relative to the largest number. Rounding in a deep decoder causes a hundredth of this, a missing part far more."""
 
 _ITEM_ROWS = slice(2, 6)
 Forward = Callable[[StepInput], tuple[torch.Tensor, torch.Tensor]]
@@ -33,8 +33,8 @@ def agree(
     vocab_size: int,
     embedding_size: int,
 ) -> bool:
-    """Returns whether both give nearly the same for a prompt with an item, whose embeddings have this size, and for the
-    token behind it. Each writes to the first slots of the cache. Logs a warning where they do not."""
+    """Returns whether `fused` and `whole` agree within the tolerance, on a prompt with an item and on the token after
+    it; logs a warning if not. Both write to the first slots of the cache. `embedding_size`: of the item."""
     num_tokens = min(_MAX_TOKENS, builder.max_num_tokens, num_slots - 1)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(vocab_size, (num_tokens + 1,), generator=generator).tolist()

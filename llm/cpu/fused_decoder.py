@@ -1,7 +1,7 @@
 """Runs a plain decoder in one call, on the CPU in float32 (`cpu_kernels/decoder.py`), from token ids to logits.
 
-A decoder is plain if its layers are in the table here and if it gives what transformers' own forward gives. All others
-run layer by layer.
+A decoder is plain if its layers are in the table below and its results match transformers' own forward. All others run
+layer by layer.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from raylens.modeling.packed_linear import KernelLinear
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The names that a kind of layers has for its norms, and the number added to their weights."""
+    """The attribute names of a layer's norms, and the number added to their weights."""
 
     mlp_input_norm: str = "post_attention_layernorm"
     attention_norm: str | None = None
@@ -49,7 +49,7 @@ _KINDS = {
     "Gemma2DecoderLayer": _GEMMA_2,
     "Gemma3DecoderLayer": _GEMMA_2,
 }
-"""By the name of the class. A layer of transformers belongs here if its forward is that of `DecoderLayer`."""
+"""By class name: the layers of transformers whose forward equals that of `DecoderLayer`."""
 
 _SCALED_EMBEDDINGS = frozenset(
     {"GemmaTextScaledWordEmbedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding"}
@@ -57,9 +57,9 @@ _SCALED_EMBEDDINGS = frozenset(
 
 
 class FusedDecoder:
-    """The decoder of a language half, in one call. It reads the weights that the modules of transformers hold.
+    """The decoder of a language half, in one call. It shares its weights with transformers' modules.
 
-    The embedding and the output head belong to the call where the family has those of most models."""
+    The call includes embedding and output head, unless the family computes its own."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FusedDecoder:
             embedding=_read_embedding(model, family),
             head=head,
         )
-        # A step's results stay until the next step, as those of a CUDA graph.
+        # Each step overwrites the results of the step before, as a CUDA graph does.
         self._hidden = torch.empty(max_num_tokens, decoder.config.hidden_size)
         self._logits = None if head is None else torch.empty(max_num_logits, head.weight.layout.out_features)
 
@@ -122,12 +122,12 @@ class FusedDecoder:
         *,
         wants_all_hidden: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the hidden states behind the final norm, (num_tokens, hidden_size), and the logits of
-        `step.logits_rows`, or None for the logits where the head is not part of the call. Both stay until the next run.
+        """Returns the hidden states after the final norm, (num_tokens, hidden_size), and the logits of
+        `step.logits_rows`, or None if the call does not include the head. The next run overwrites both.
 
-        `embeds`: (num_tokens, hidden_size), or None to look up those of the tokens. `levels`: the deepstack embeddings
-        of `step.embed_rows`, (num_embeds, levels * hidden_size), or None. Without `wants_all_hidden` only the hidden
-        states of `step.logits_rows` are computed."""
+        `embeds`: (num_tokens, hidden_size), or None to look up the tokens' embeddings. `levels`: the deepstack
+        embeddings of `step.embed_rows`, (num_embeds, levels * hidden_size), or None. Without `wants_all_hidden` only
+        the hidden states of `step.logits_rows` are computed."""
         hidden = self._hidden[: len(step.token_ids)]
         if embeds is not None:
             hidden.copy_(embeds)
@@ -151,7 +151,7 @@ class FusedDecoder:
 
 
 class NotPlainError(Exception):
-    """The decoder has something that `cpu_kernels/decoder.py` does not know."""
+    """The decoder has a part that `cpu_kernels/decoder.py` does not implement."""
 
 
 def _read_layer(layer: Any, kind: _Kind, call: AttentionCall, cache: LayerCache, rope: int) -> DecoderLayer:
@@ -193,7 +193,7 @@ def _read_linear(module: nn.Module) -> Linear:
 
 
 def _read_embedding(model: Any, family: LanguageFamily) -> Embedding | None:
-    """Returns the embedding where the family looks tokens up in it, and does nothing else."""
+    """Returns the embedding, or None if the family does more than to look up tokens in it."""
     module: Any = model.get_input_embeddings()
     if family.embed_tokens is not embed_tokens or module.weight.dtype != torch.float32:
         return None
@@ -205,7 +205,7 @@ def _read_embedding(model: Any, family: LanguageFamily) -> Embedding | None:
 
 
 def _read_head(model: Any, family: LanguageFamily) -> Linear | None:
-    """Returns the output head where the family's logits are its product, and nothing else."""
+    """Returns the output head, or None if the family's logits are more than its product."""
     module = model.get_output_embeddings()
     if family.logits is not output_head or not isinstance(module, KernelLinear):
         return None
@@ -213,14 +213,14 @@ def _read_head(model: Any, family: LanguageFamily) -> Linear | None:
 
 
 def _rope_names(decoder: Any) -> list[str]:
-    """Returns the name of each layer's rotary embedding, or empty names where all have the same."""
+    """Returns the name of each layer's rotary embedding, or empty names if all layers share one."""
     if "layer_type" in inspect.signature(decoder.rotary_emb.forward).parameters:
         return list(decoder.config.layer_types)
     return [""] * len(decoder.layers)
 
 
 class _RopeReader:
-    """Reads the turns of a rotary embedding, of that `name` where it has several."""
+    """Reads the rotations of a rotary embedding: of the part `name`, if it has several."""
 
     def __init__(self, rotary_embedding: Any, name: str, num_axes: int) -> None:
         self._rotary_embedding, self._name, self._num_axes = rotary_embedding, name, num_axes
@@ -233,7 +233,7 @@ class _RopeReader:
             self._axes[(sines[0] != 0) | (turned[0] != cosines[0])] = axis
 
     def read(self, positions: torch.Tensor) -> Rope:
-        """Returns the table of the turns at these positions, (num_positions,)."""
+        """Returns the table of the rotations at these positions, (num_positions,)."""
         return Rope(*self._turns(positions.expand(self._num_axes, -1)), self._axes)
 
     def _turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

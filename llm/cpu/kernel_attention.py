@@ -1,4 +1,4 @@
-"""Attention on the CPU by Raylens' own kernels (`cpu_kernels`), in float32: one call a layer for all of a step."""
+"""Attention on the CPU by Raylens' own kernels (`cpu_kernels`), in float32: one call a layer and step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from raylens.llm.step_input import StepInput
 
 
 def padded_shape(library: KernelLibrary, layer: LayerShape) -> LayerShape:
-    """Returns the shape with the sizes that rows of the cache have in memory."""
+    """Returns the layer's shape with the padded row sizes of the cache."""
     key_dim, value_dim = (padded_dim(library, dim) for dim in (layer.key_dim, layer.value_dim))
     return replace(layer, key_dim=key_dim, value_dim=value_dim)
 
 
 class KernelAttention:
-    """The KV cache of float32 on the CPU and the attention over it."""
+    """A float32 KV cache on the CPU and the attention over it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class KernelAttention:
         self._windows_cut_spans = windows_cut_spans
 
     def prepare(self, step: StepInput) -> "KernelStep":
-        """Returns what all layers share in attending to the step's tokens."""
+        """Returns the step's attention, which all layers share."""
         chunks = StepChunks(
             step.slot_mapping,
             step.block_tables,
@@ -61,7 +61,7 @@ class KernelAttention:
 
 
 def _spans(step: StepInput) -> dict[int, list[int]]:
-    """Returns for each chunk with spans the number of each position's span up to the chunk's end."""
+    """Returns, for each chunk with spans, the span number of each position up to the chunk's end."""
     spans: dict[int, list[int]] = {}
     for chunk, span, position in step.span_members:
         if chunk not in spans:

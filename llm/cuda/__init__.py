@@ -1,1 +1,1 @@
-"""Attention by FlashAttention and Triton, CUDA graphs of decoding steps, and what compiles before the first request."""
+"""Attention by FlashAttention and Triton, CUDA graphs of decode steps, and compilation before the first request."""

@@ -1,5 +1,5 @@
-"""Attention on a GPU: decoding reads the cache block by block, and prefill chunks read a copy of all positions up to
-their ends."""
+"""Attention on a GPU: decoding reads the cache block by block; a prefill chunk reads a contiguous copy of its
+context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class CudaAttention:
     """The KV cache on a GPU and the attention over it. Each layer has keys and values, (num_blocks + 1, block_size,
     kv_heads, dim).
 
-    The last block, beyond `num_blocks`, belongs to no sequence. Rows that only pad a CUDA graph's batch write to it.
+    The last block, beyond `num_blocks`, belongs to no sequence. The padding rows of a CUDA graph's batch write to it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CudaAttention:
         max_positions: int,
         device: torch.device,
     ) -> None:
-        """`max_positions`: of a sequence. The chunks of several sequences are taken together up to as many."""
+        """`max_positions`: the longest context of a sequence. Chunks are batched up to this total."""
         self._keys, self._values = (
             [
                 torch.zeros(num_blocks + 1, block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
@@ -53,7 +53,7 @@ class CudaAttention:
         )
 
     def prepare(self, step: StepInput) -> "CudaStep":
-        """Returns what all layers share in attending to the step's tokens."""
+        """Returns the step's attention, which all layers share."""
         num_decodes = step.num_decodes
         masks = [
             chunk_masks(step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=self._device)
@@ -73,14 +73,14 @@ class CudaAttention:
         max_length: int,
         prefills: Sequence[PrefillChunks] = (),
     ) -> "CudaStep":
-        """Returns the same as `prepare`, from tensors that are on the device already.
+        """Returns the same as `prepare`, from tensors on the device.
 
-        The layers read the tensors when they attend, so that a CUDA graph reads their latest content each time it
-        runs. `max_length` bounds the contexts' lengths for all runs."""
+        The layers read the tensors when they attend, so that each replay of a CUDA graph reads their latest content.
+        `max_length` bounds the contexts' lengths for all replays."""
         return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
 
     def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:
-        # One array holds lengths and tables, and one copy brings both to the device.
+        # Lengths and tables share an array, so that one copy sends both to the device.
         rows = np.zeros((len(lengths), 1 + max(map(len, block_tables), default=0)), dtype=np.int32)
         rows[:, 0] = lengths
         for row, blocks in zip(rows, block_tables, strict=True):
@@ -91,8 +91,7 @@ class CudaAttention:
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """One step's `AttentionBackend`. The decoding sequences, which `contexts` describes, lie in front of the prefill
-    chunks."""
+    """One step's `AttentionBackend`. The decoding sequences, described by `contexts`, precede the prefill chunks."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]

@@ -1,7 +1,7 @@
 """Compiles decoder layers with torch.compile: norms, rotary embeddings, activations and sums become a kernel each.
 
-Without this their operations are some thirty small kernels a layer, most of what a step launches. Layers of one kind
-share their code, which is compiled once for all of them. Attention and collectives between ranks are not compiled.
+Without it they are some thirty small kernels a layer, most of a step's launches. Layers of one kind share compiled
+code. Attention and collectives between ranks are not compiled.
 """
 
 import logging
@@ -17,9 +17,9 @@ from raylens.llm.ranks.parallel import RankDiedError
 logger = logging.getLogger(__name__)
 
 _FEW_TOKENS = 13
-# PyTorch compiles at most so many variants of a layer's code and leaves the others as they are; its default is 8.
+# The most variants of a layer's code that PyTorch compiles; further ones run uncompiled. PyTorch's default is 8.
 _MOST_KINDS = 64
-# Rounds between the operations of a fused kernel as the model does; without this the kernel would keep more digits.
+# Rounds between the operations of a fused kernel, as the uncompiled model does.
 _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
 
 
@@ -28,11 +28,11 @@ def compile_layers(
 ) -> None:
     """Compiles the decoder's layers, in place.
 
-    `run` computes a step of a number of tokens exactly as steps are computed later. Its calls compile the layers, so
-    that no later step of up to `max_num_tokens` has to wait for that.
+    `run(num_tokens)` computes a step as the engine does later. These calls compile the layers, so that no later step of
+    up to `max_num_tokens` waits for the compiler.
 
-    A decoder that cannot be compiled is left as it is, with a warning. With `is_one_of_several` this raises
-    RuntimeError instead, because the other ranks may wait for this one in the middle of a step.
+    A decoder that cannot be compiled stays uncompiled, with a warning. With `is_one_of_several` this raises
+    RuntimeError instead, because other ranks may wait for this one within a step.
     """
     layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
@@ -57,8 +57,8 @@ def compile_layers(
 def _sizes(max_num_tokens: int) -> list[int]:
     """Returns the numbers of tokens to compile with.
 
-    The first compiles kernels for any number of tokens, and the last, 1, those for a single token. A number between
-    them is for layers that compute something else for many tokens. All are odd: PyTorch would equate the number of
-    tokens with an equal number in the model, such as that of its heads or the size of its hidden states."""
+    The first compiles kernels for any number of tokens; the last, 1, compiles kernels for a single token. A number
+    between them serves layers with another code path for many tokens. All are odd, because PyTorch would equate the
+    number of tokens with an equal size in the model, such as the number of heads or the hidden size."""
     most = (max_num_tokens - 1) | 1
     return [*sorted({min(_FEW_TOKENS, most), most} - {1}), 1]

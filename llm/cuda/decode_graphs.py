@@ -1,7 +1,7 @@
-"""Runs decode steps as CUDA graphs: their kernels are recorded once, and the host launches all of them at once.
+"""Runs decode steps as CUDA graphs: kernels are recorded once, then launched by a single call.
 
-A graph reads and writes the same memory each time. So there is one graph for each of some batch sizes, and all of them
-read one buffer of inputs. A step takes the smallest graph that holds it and fills the rest of its rows with padding.
+A graph reads and writes the same memory each time. One graph exists for each of some batch sizes; all share one input
+buffer. A step takes the smallest graph that fits and pads the remaining rows.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from raylens.llm.step_input import StepInput
 Outputs = tuple[torch.Tensor, torch.Tensor]
 Forward = Callable[[StepInput, AttentionBackend], Outputs]
 Replay = Callable[[], Outputs]
-"""Runs the recorded computation on the inputs' present content. It overwrites the outputs of the run before."""
+"""Runs the recorded computation on the inputs' current content. It overwrites the previous outputs."""
 
-# The columns of the inputs in front of the rotary positions and the block table.
+# The first columns of the inputs. Rotary positions and the block table follow.
 _TOKEN, _SLOT, _LENGTH, _NUM_FIXED = range(4)
 _STEP_BETWEEN_SIZES = 8
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Returns the batch sizes that have a graph: 1, 2, 4, then the multiples of 8, and `max_num_seqs`."""
+    """Returns the batch sizes to record: 1, 2, 4, the multiples of 8, and `max_num_seqs`."""
     sizes = [1, 2, 4, *range(_STEP_BETWEEN_SIZES, max_num_seqs, _STEP_BETWEEN_SIZES)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
@@ -54,17 +54,17 @@ class DecodeGraphs:
         self._max_length = max_length
         self._table_start = _NUM_FIXED + num_rope_axes
         num_columns = self._table_start + -(-max_length // attention.block_size)
-        # Each sequence has one row. Here the host puts them together; the device never reads this memory itself.
+        # One row a sequence. The host assembles the inputs here; the device never reads this memory.
         self._rows = np.zeros((max_num_seqs, num_columns), dtype=np.int32)
         self._pad(slice(None))
         self._inputs = torch.from_numpy(self._rows.copy()).to(device)
         self._logits_rows = torch.arange(max_num_seqs, device=device)
-        # The largest is recorded first: the smaller ones reuse the memory that it took.
+        # The largest graph is recorded first, so that the smaller ones reuse its memory.
         self._replays = {size: capture(self._computation(size)) for size in reversed(batch_sizes(max_num_seqs))}
 
     def fits(self, step: StepInput) -> bool:
-        """Returns whether the graphs can run the step: it only decodes, one token for each of its sequences, and no
-        context is longer than `max_length`, and no adapter is in it."""
+        """Returns whether the graphs can run the step: one decoded token for each sequence, no adapters, and no context
+        longer than `max_length`."""
         num_chunks = len(step.query_lengths)
         return (
             step.num_decodes == num_chunks == len(step.logits_rows) <= len(self._rows)
@@ -75,12 +75,11 @@ class DecodeGraphs:
         )
 
     def run(self, step: StepInput) -> Outputs:
-        """Returns the hidden states and logits that `forward` gives for a step that fits. The step's tensors are on the
-        CPU. The outputs are valid until the next run.
+        """Returns the hidden states and logits of a step that fits. The step's tensors are on the CPU. The next run
+        overwrites the outputs.
 
-        The device may still run the step before. The host waits for nothing of it, and overwrites nothing that it
-        reads: the rows go to the device by memory of this run alone. The device itself
-        overwrites the graphs' inputs and outputs, in the order of its stream, behind all that reads them."""
+        The device may still run the previous step. The host does not wait for it: each run uploads its rows from pinned
+        memory of its own. The device overwrites the graphs' inputs and outputs in stream order, after all readers."""
         num_seqs = len(step.query_lengths)
         size = min(size for size in self._replays if size >= num_seqs)
         self._fill(step, num_seqs)
@@ -105,7 +104,7 @@ class DecodeGraphs:
             row[self._table_start : self._table_start + len(blocks)] = blocks
 
     def _pad(self, rows: slice) -> None:
-        """Makes each of these rows of the host a sequence of one token in the padding block."""
+        """Turns each of these host rows into a sequence of one token in the padding block."""
         padding = self._rows[rows]
         padding[:, : self._table_start] = 0
         padding[:, _SLOT] = self._attention.padding_block * self._attention.block_size
@@ -120,7 +119,7 @@ class DecodeGraphs:
             wide = inputs[:, : self._table_start].long()
             step = StepInput(
                 token_ids=wide[:, _TOKEN],
-                # The strides have to be those that the layers have been compiled for, also for a single row.
+                # Even a single row needs the strides that the layers were compiled for.
                 positions=wide[:, _NUM_FIXED:].T.clone(memory_format=torch.contiguous_format),
                 slot_mapping=wide[:, _SLOT].contiguous(),
                 logits_rows=self._logits_rows[:size],

@@ -3,10 +3,10 @@
 Each context is divided into splits, so that a few long sequences keep a whole GPU busy. A second kernel merges the
 results of the splits.
 
-Triton compiles a kernel for each constant, each type of an argument, and whether an integer is 1 or an address or
-an integer is a multiple of 16. What differs between the steps of an engine is told so that this changes nothing. One
-layer then has three kernels: one for whole contexts, one for splits, one that merges them. `llm/cuda/first_steps.py`
-meets all of them at start-up, and no step waits for a compiler later.
+Triton specializes a kernel on each constant, on each argument's type, on integers equal to 1, and on integers and
+addresses that are multiples of 16. Arguments that vary between steps are excluded from this specialization. One layer
+then has three kernels: for whole contexts, for splits, and for merging them. `llm/cuda/first_steps.py` compiles all of
+them at start-up, so that no later step waits for the compiler.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ import torch
 import triton
 import triton.language as tl
 
-# One turn of the inner loop reads so many positions, or fewer where their keys and values take more than so many bytes:
-# several turns have to fit into the chip's memory at a time.
+# One iteration of the inner loop reads at most so many positions and so many bytes of keys and values, because shared
+# memory holds several iterations at a time.
 _TILE_POSITIONS = 64
 _TILE_BYTES = 48 * 2**10
 # The smallest size of an operand's dimension in a matrix product on tensor cores.
 _LEAST_DOT = 16
 # The merge kernel reads all splits of a head at once, so their number is bounded.
 _MAX_SPLITS = 64
-# These arguments differ between an engine's steps. The tables and lengths of a CUDA graph are columns of its inputs,
-# which begin anywhere.
+# Arguments that vary between steps. The tables and lengths of a CUDA graph are columns of its inputs, at any address.
 _VARYING_NUMBERS = ["table_stride", "length_stride", "num_splits"]
 _VARYING_PLACES = ["block_tables", "lengths"]
-# Triton takes an address as aligned if it is a multiple of so many bytes.
+# Bytes: Triton treats multiples of this as aligned addresses.
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PagedContexts:
     """The contexts of decoding sequences, on the device: `block_tables` (num_sequences, max_blocks) and `lengths`
-    (num_sequences,), int32. A table's entries behind the last block of its sequence are not read."""
+    (num_sequences,), int32. Table entries after a sequence's last block are not read."""
 
     block_tables: torch.Tensor
     lengths: torch.Tensor
 
 
 def count_splits(num_programs: int, max_length: int, num_processors: int) -> int:
-    """Returns how many splits each context is divided into: as many as give each of the GPU's processors four programs.
+    """Returns the number of splits of each context: enough for four programs on each of the GPU's multiprocessors.
 
-    There are at most `_MAX_SPLITS`, and those of the longest context have at least 4 * `_TILE_POSITIONS` positions."""
+    The number is at most `_MAX_SPLITS`, and a split of the longest context has at least 4 * `_TILE_POSITIONS`
+    positions."""
     wanted = -(-4 * num_processors // num_programs)
     return max(1, min(wanted, max_length // (4 * _TILE_POSITIONS), _MAX_SPLITS))
 
@@ -61,10 +61,10 @@ def paged_decode(
     num_splits: int,
 ) -> None:
     """Attends with `queries` (num_sequences, heads, key_dim) and fills `output` (num_sequences, heads, value_dim). Both
-    have to be contiguous.
+    must be contiguous.
 
     `keys` and `values`: the cache, (num_blocks, block_size, kv_heads, dim), of any dtype. Each query belongs to the
-    last position of its context and sees the last `window` positions, or all for None.
+    last position of its context. It sees the last `window` positions, or all for None.
     """
     (num_sequences, heads, key_dim), value_dim = queries.shape, values.shape[-1]
     kv_heads = keys.shape[2]
@@ -73,7 +73,7 @@ def paged_decode(
     assert heads % kv_heads == 0
     queries = _aligned(queries)
     is_split = num_splits > 1
-    # The result of a single split is the final one: the kernel writes it to `output` directly.
+    # With a single split the kernel writes the final result to `output`.
     partials, sums = output, output
     if is_split:
         shape = (num_sequences, heads, num_splits)
@@ -123,8 +123,7 @@ def paged_decode(
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor, copied if it begins at an address that is not aligned. So does a single row of queries that
-    lies within other numbers, for some sizes of heads."""
+    """Returns the tensor, copied if its address is not aligned: a single row of queries can be, for some head sizes."""
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
@@ -134,7 +133,7 @@ def _padded(size: int) -> int:
 
 
 def _tile_positions(position_bytes: int) -> int:
-    """Returns how many positions one turn of the inner loop reads: a power of two, as Triton requires."""
+    """Returns the positions that one iteration of the inner loop reads: a power of two, as Triton requires."""
     tile = _TILE_POSITIONS
     while tile > _LEAST_DOT and tile * position_bytes > _TILE_BYTES:
         tile //= 2
@@ -183,7 +182,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     key_range = tl.arange(0, tile_keys)
     value_range = tl.arange(0, tile_values)
     tile_range = tl.arange(0, tile_positions)
-    # The rows of queries and output. They are int64, because places that follow from them may lie beyond 2**31.
+    # The rows of queries and output: int64, because offsets computed from them may exceed 2**31.
     heads = (sequence * kv_heads + kv_head).to(tl.int64) * groups + group_range
     is_head = group_range < groups
 
@@ -213,11 +212,11 @@ def _attend_split(  # type: ignore[no-untyped-def]
         key = tl.load(key_places, mask=is_seen[None, :] & (key_range < key_dim)[:, None], other=0.0)
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scaling
         if has_softcap:
-            # tanh, which Triton lacks, computed with the exponential function
+            # tanh by exp, because Triton lacks tanh
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
         scores = tl.where(is_seen[None, :], scores, float("-inf"))
 
-        # Each tile of a split holds at least one position that is seen, so `new_highest` is finite.
+        # Each tile of a split holds at least one seen position, so `new_highest` is finite.
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp(scores - new_highest[:, None])
         shrink = tl.exp(highest - new_highest)

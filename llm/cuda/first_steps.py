@@ -1,5 +1,5 @@
-"""The first steps of an engine on a GPU, before any request: they compile what later steps run, and show at start-up
-what would fail every request."""
+"""Runs the first steps of an engine on a GPU before any request. They compile all kernels, and raise at start-up any
+error that would fail every request."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from raylens.llm.ranks.parallel import RankDiedError
 from raylens.llm.step_input import StepInput
 from raylens.llm.step_output import StepOutput
 
-_PROMPT = 2  # the shortest chunk that is no decoding
+_PROMPT = 2  # tokens of the shortest prefill chunk
 
 
 def run_first_steps(
@@ -22,10 +22,10 @@ def run_first_steps(
 ) -> None:
     """Runs a prompt, then decode steps with a short and the longest context, beside a prompt and alone.
 
-    Beside a prompt no CUDA graph is replayed. With the longest context a decoding sequence has as many splits as it
-    ever has, and with a short one a single split. All of it reads and writes `block`, which belongs to no sequence.
+    Beside a prompt no CUDA graph is replayed. A decoding sequence has the most splits with the longest context, and a
+    single split with a short one. All steps read and write `block`, which belongs to no sequence.
 
-    Raises whatever these steps raise, also what the GPU does in them.
+    Raises all errors of these steps, asynchronous errors of the GPU included.
     """
     short, long = min(_PROMPT, max_length), max_length
     for chunks in ([(short, short)], [(1, short), (short, short)], [(1, long), (short, short)], [(1, short)]):
@@ -40,7 +40,7 @@ def _step(chunks: Sequence[tuple[int, int]], *, block: int, block_size: int, num
     none = torch.empty(0, dtype=torch.int64)
     return StepInput(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64),
-        # Rotary embeddings that follow the longest context so far must not meet one that nobody has asked for.
+        # Zeros, because some rotary embeddings adapt to the longest context so far.
         positions=torch.zeros(num_rope_axes, num_tokens, dtype=torch.int64),
         slot_mapping=torch.full((num_tokens,), block * block_size),
         logits_rows=torch.tensor(lengths).cumsum(0) - 1,
@@ -57,8 +57,8 @@ def _step(chunks: Sequence[tuple[int, int]], *, block: int, block_size: int, num
 
 @contextmanager
 def missing_tools_named() -> Iterator[None]:
-    """Names in an error from inside what Triton needs and this machine lacks: with each kernel it compiles a little C.
-    Raises RuntimeError then, and otherwise what was raised."""
+    """Turns an error into a RuntimeError that names the tools that Triton lacks on this machine, if any: Triton
+    compiles some C with each kernel. Other errors pass unchanged."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError, RankDiedError):
@@ -73,11 +73,11 @@ def missing_tools_named() -> Iterator[None]:
 
 
 def missing_tools() -> list[str]:
-    """Returns what Triton needs at run time and does not find here, in words. It looks where Triton does."""
+    """Returns the names of the tools that Triton needs at run time and cannot find. Searches the same places."""
     own = os.environ.get("CC")
     has_compiler = any(map(shutil.which, [own] if own else ["gcc", "clang"]))
     scheme = sysconfig.get_default_scheme()
-    # Debian's scheme names a folder under /usr/local, where its headers are not.
+    # Debian's scheme names a folder under /usr/local, which does not hold the headers.
     headers = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
     has_headers = Path(headers, "Python.h").is_file()
     found = {f"the C compiler {own}" if own else "a C compiler": has_compiler, "Python's headers": has_headers}

@@ -1,1 +1,1 @@
-"""LoRA adapters: read from a folder, held in memory, and added to the linear layers of the sequences that ask."""
+"""LoRA adapters: reads them from a folder, keeps them in memory, and applies them to the sequences that ask."""

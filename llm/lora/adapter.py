@@ -1,4 +1,4 @@
-"""Reads a LoRA adapter as PEFT saves it, and checks that all that it asks for is supported.
+"""Reads a LoRA adapter in PEFT's format and rejects unsupported features.
 
 A linear layer with an adapter computes W x + scale * B (A x).
 """
@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from raylens.llm.lora.request import CONFIG_FILE, WEIGHTS_FILE, LoraError
 
 _MAX_CONFIG_BYTES = 2**20
-# A key's path in front of `layers.` may hold only these. Others belong to another part of the model.
+# The parts that a key's path may have before `layers.`. Other paths belong to another part of the model.
 _DECODER_PARTS = frozenset({"base_model", "model", "language_model", "text_model", "decoder", "llm"})
 _KEY = re.compile(r"(?P<front>(?:\w+\.)*?)(?P<module>layers\.\d+\.[\w.]+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
-# Fields of PEFT's settings that change what an adapter computes, each with the values that change nothing besides null.
+# PEFT settings that change an adapter's computation, each with its neutral values besides null.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "bias": ("none",),
@@ -38,14 +38,14 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (),
     "velora_config": (),
     "use_bdlora": (),
-    # Others, such as PiSSA, also change the weights that the adapter is added to.
+    # Other values, such as PiSSA, also change the base weights.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """The sizes of a linear layer that an adapter may have a delta for."""
+    """The sizes of a linear layer that an adapter may change."""
 
     in_features: int
     out_features: int
@@ -53,8 +53,8 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """An adapter's addition to one linear layer: `b` @ (`a` @ x). `a` is (rank, in_features), `b` (out_features, rank),
-    both finite and in the model's dtype. `b` is scaled already."""
+    """An adapter's addition to one linear layer: `b` @ (`a` @ x). `a` is (rank, in_features), `b` (out_features, rank)
+    with the scale applied. Both are finite and in the model's dtype."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -63,10 +63,10 @@ class LoraDelta:
 def read_adapter(
     folder: str, layers: Mapping[str, LinearShape], *, max_rank: int, dtype: torch.dtype
 ) -> dict[str, LoraDelta]:
-    """Returns an adapter's delta in `dtype` for each layer that it changes, by the layer's name in `layers`. These
-    names begin with `layers.`.
+    """Returns an adapter's delta in `dtype` for each layer that it changes, by the layer's name in `layers`. The names
+    begin with `layers.`.
 
-    Raises LoraError for a folder that cannot be read, and for an adapter that is not supported or does not fit.
+    Raises LoraError for an unreadable folder, and for an adapter that is not supported or does not fit the model.
     """
     path = Path(folder, WEIGHTS_FILE)
     with _opened(folder, layers, max_rank) as (file, pairs, config):
@@ -77,7 +77,7 @@ def read_adapter(
 
 
 def check_adapter(folder: str, layers: Mapping[str, LinearShape], *, max_rank: int) -> None:
-    """Raises the LoraErrors of `read_adapter` that show without reading the weights themselves."""
+    """Raises the LoraErrors of `read_adapter` that concern settings, names and shapes. Reads no weights."""
     with _opened(folder, layers, max_rank) as (file, pairs, config):
         for keys in pairs.values():
             config.scale(keys[0], file)
@@ -107,7 +107,7 @@ def _opened(
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """`alphas`: what `alpha` is for the modules whose names end as one of these patterns says, as PEFT has it."""
+    """`alphas`: by pattern, the alpha of modules whose names end with a match (PEFT's `alpha_pattern`)."""
 
     alpha: float
     alphas: Mapping[str, float]
@@ -140,13 +140,13 @@ def _read_config(path: Path) -> _Config:
     alpha = _number(path, "lora_alpha", settings.get("lora_alpha"))
     is_rank_stabilized = settings.get("use_rslora") or False
     if not isinstance(is_rank_stabilized, bool):
-        raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it has to be true or false")
+        raise LoraError(f"{path.name}: use_rslora is {_shown(is_rank_stabilized)}, it must be true or false")
     return _Config(alpha, _alphas(path, settings.get("alpha_pattern") or {}), is_rank_stabilized)
 
 
 def _alphas(path: Path, patterns: Any) -> dict[str, float]:
     if not isinstance(patterns, dict):
-        raise LoraError(f"{path.name}: alpha_pattern is {_shown(patterns)}, it has to be numbers by patterns")
+        raise LoraError(f"{path.name}: alpha_pattern is {_shown(patterns)}, it must map patterns to numbers")
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -159,7 +159,7 @@ def _alphas(path: Path, patterns: Any) -> dict[str, float]:
 
 def _number(path: Path, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise LoraError(f"{path.name}: {field} is {_shown(value)}, it has to be a number")
+        raise LoraError(f"{path.name}: {field} is {_shown(value)}, it must be a number")
     return value
 
 
@@ -215,7 +215,7 @@ def _delta(path: Path, name: str, tensors: list[torch.Tensor], scale: float, dty
 
 
 def _reason(error: Exception) -> str:
-    """Returns what is wrong, without the file's whole path: clients may read it."""
+    """Returns the error's reason without the file's full path, because clients read it."""
     return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
 
 

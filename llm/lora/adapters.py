@@ -1,4 +1,4 @@
-"""Which adapters are in memory: loads those that waiting sequences want, and drops those that nothing uses."""
+"""Keeps adapters in memory: loads the adapters of waiting sequences and drops unused ones."""
 
 import logging
 import time
@@ -26,12 +26,13 @@ class _Loading:
 class LoraAdapters:
     """Gives adapters their slots, at most `max_loras` at once.
 
-    Adapters are read on a thread of their own, one after another, while steps go on. `place` is called before each
-    step. It gives each waiting sequence whose adapter is in memory the adapter's slot; the others wait.
+    A thread of its own reads adapters, one after another, while steps run. The engine calls `place` before each step.
+    `place` gives each waiting sequence whose adapter is in memory the adapter's slot; the others wait.
 
-    Where all slots are taken, the adapter used least recently is dropped that no running sequence and no earlier
-    waiting one uses. Where there is none, later sequences of one adapter hold back until its running ones have ended.
-    Otherwise a busy adapter would never give up its slot. Sequences of all other adapters and of none go on.
+    If all slots are taken, `place` drops the least recently used adapter that no running and no earlier waiting
+    sequence uses. If all are in use, it holds back new sequences of one busy adapter until its running ones have ended;
+    otherwise a busy adapter would never give up its slot. Sequences of other adapters, and without one, are not
+    affected.
     """
 
     def __init__(self, layers: LoraLayers, max_loras: int) -> None:
@@ -41,21 +42,20 @@ class LoraAdapters:
         self._loading: dict[LoraRequest, _Loading] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self.on_read: Callable[[], None] = lambda: None
-        """Is called on another thread when `has_news` becomes true."""
+        """Called on another thread when `has_news` becomes true."""
 
     def check(self, folder: str) -> None:
-        """Raises LoraError for an adapter that cannot be served, as far as it shows without its weights. Any thread may
-        ask."""
+        """Raises LoraError for an invalid adapter. Reads its settings and shapes, not its weights. Thread-safe."""
         check_adapter(folder, self._layers.shapes, max_rank=self._layers.max_rank)
 
     @property
     def has_news(self) -> bool:
-        """Returns whether an adapter has been read, or could not be, since `place` was called last."""
+        """Returns whether reading an adapter has succeeded or failed since the last `place`."""
         return any(one.future.done() for one in list(self._loading.values()))
 
     def place(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> dict[LoraRequest, LoraError]:
-        """Sets `lora_slot` of the waiting sequences, which come in the order of their rank. Returns the adapters that
-        could not be read, with the reasons. Their sequences have to end: the next one tries again."""
+        """Sets `lora_slot` of the waiting sequences, given in scheduling order. Returns the adapters that could not be
+        read, with the reasons. The caller ends their sequences; a later sequence tries to read the adapter again."""
         failures = self._collect()
         num_running = Counter(one.lora for one in running if one.lora is not None)
         for used in num_running:
@@ -75,8 +75,8 @@ class LoraAdapters:
     def _find_place(
         self, lora: LoraRequest, num_running: Counter[LoraRequest], wanted: set[LoraRequest], held: set[LoraRequest]
     ) -> None:
-        """Starts to read the adapter into a free slot or that of one that nothing needs. `wanted`: the adapters of
-        earlier sequences. Where there is no slot, this adds to `held` an adapter whose later sequences must wait."""
+        """Starts to read the adapter into a free slot, or into the slot of an unused adapter. `wanted`: the adapters of
+        earlier sequences. Without such a slot, adds to `held` a busy adapter whose new sequences must wait."""
         if not self._free:
             unused = next((one for one in self._slots if not num_running[one] and one not in wanted), None)
             if unused is None:

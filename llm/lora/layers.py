@@ -1,8 +1,7 @@
-"""The weights of the adapters in memory, and the linear layers that add what they compute.
+"""The weights of the adapters in memory, and the linear layers that apply them.
 
-All adapters of a layer lie one behind the other, as in a single adapter of `max_loras` times `max_lora_rank`. A mask
-gives each row of a step the part of its own adapter. So a layer costs two products more, however many adapters a step
-has.
+The adapters of a layer are concatenated, as a single adapter of rank `max_loras` * `max_lora_rank`. A mask limits each
+row of a step to its own adapter. A layer thus costs two more products, for any number of adapters in a step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,9 +20,9 @@ from raylens.llm.lora.request import NO_SLOT
 
 @dataclass(slots=True)
 class ActiveAdapters:
-    """The adapters of the step that runs now. `slots`: those of its rows. `ranks`: where their weights lie.
-    `is_foreign`, (num_rows, number of ranks) bool: which of these weights belong to another adapter than the row's.
-    None: none of them does."""
+    """The adapters of the running step. `slots`: the slots of its rows. `ranks`: the range of their weights.
+    `is_foreign`: (num_rows, number of ranks) bool, True where the weight belongs to another row's adapter; None: no
+    weight does."""
 
     slots: frozenset[int] = frozenset()
     num_rows: int = 0
@@ -32,7 +31,7 @@ class ActiveAdapters:
 
 
 class LoraLinear(nn.Module):
-    """Stands for a linear layer of any kind, and adds to each row what the row's adapter adds."""
+    """Wraps a linear layer of any kind, and adds the delta of each row's adapter."""
 
     def __init__(
         self,
@@ -44,19 +43,19 @@ class LoraLinear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`num_ranks`: the ranks of all slots together."""
+        """`num_ranks`: the sum of the ranks of all slots."""
         super().__init__()
         self.base = base
         self.active = active
         self.used_slots: set[int] = set()
         self.a = torch.zeros(num_ranks, shape.in_features, dtype=dtype, device=device)
         self.b = torch.zeros(num_ranks, shape.out_features, dtype=dtype, device=device)
-        # The parts that the last step took. Taking them again would cost as much as the product.
+        # The slices of the last step: slicing costs as much as the product.
         self._ranks = slice(0)
         self._parts = self.a.T, self.b
 
     def load(self, slot: int, ranks: slice, delta: LoraDelta | None) -> None:
-        """Puts an adapter's delta into a slot, `ranks` of the weights. None: the adapter does not change this layer."""
+        """Writes an adapter's delta to a slot, `ranks` of the weights. None: the adapter does not change this layer."""
         if slot in self.used_slots:
             self.a[ranks] = 0
             self.b[ranks] = 0
@@ -79,13 +78,13 @@ class LoraLinear(nn.Module):
         assert len(rows) == active.num_rows, "the layer computes other rows than the step's tokens"
         inner = rows @ a
         if active.is_foreign is not None:
-            inner.masked_fill_(active.is_foreign, 0)  # a product would let a row see where another's adapter overflows
+            inner.masked_fill_(active.is_foreign, 0)  # not by a product: 0 * inf of another row's adapter is NaN
         return torch.addmm(output.reshape(-1, output.shape[-1]), inner, b).view_as(output)
 
 
 class LoraLayers:
-    """A LoraLinear for each linear layer of a decoder's layers. They stand in the decoder only while a step with
-    adapters runs, so that any other step runs what it would run without adapters."""
+    """A LoraLinear for each linear layer of a decoder's layers. The decoder holds them only during a step with
+    adapters, so that all other steps run unchanged."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class LoraLayers:
         device: torch.device,
     ) -> None:
         """`shapes`: the layers that may have adapters, by their names in the decoder, see `linear_shapes`. Other
-        modules may have taken their places since, as for packed weights."""
+        modules, such as packed linear layers, may have replaced them since."""
         self.max_rank = max_rank
         self.dtype = dtype
         self._device = device
@@ -117,17 +116,17 @@ class LoraLayers:
         self._layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     def load(self, slot: int, deltas: Mapping[str, LoraDelta]) -> None:
-        """Puts an adapter into a slot that no running sequence uses. Any thread may do this, also beside steps: what
-        they read of the slot is finite and masked."""
+        """Writes an adapter to a slot that no running sequence uses. Thread-safe, even during steps: steps read only
+        finite values from the slot and mask them."""
         for name, linear in self._linears.items():
             linear.load(slot, self._ranks(slot, slot + 1), deltas.get(name))
 
     @contextmanager
     def of(self, row_slots: torch.Tensor) -> Iterator[None]:
-        """Within this context the decoder adds the adapters of `row_slots`, (num_tokens,) int64 on the CPU: the slot of
-        each row of the step, or NO_SLOT. Some row has a slot."""
+        """Applies adapters within this context. `row_slots`: (num_tokens,) int64 on the CPU, the slot of each row of
+        the step, or NO_SLOT. At least one row has a slot."""
         self._activate(row_slots)
-        # The compiled form of a layer is only for the layer as it is without adapters.
+        # A layer's compiled code is valid without adapters only.
         compiled = [(vars(layer), forward) for layer in self._layers if (forward := vars(layer).pop("forward", None))]
         for modules, leaf, linear in self._places:
             modules[leaf] = linear
@@ -154,8 +153,8 @@ class LoraLayers:
 
 
 def linear_shapes(decoder: nn.Module) -> dict[str, LinearShape]:
-    """Returns the plain linear layers within the decoder's layers, by name. Experts are left out: they compute other
-    rows than a step's."""
+    """Returns the plain linear layers within the decoder's layers, by name. Experts are left out, because their rows
+    are not the step's rows."""
     return {
         name: LinearShape(module.in_features, module.out_features)
         for name, module in decoder.named_modules()
@@ -164,5 +163,5 @@ def linear_shapes(decoder: nn.Module) -> dict[str, LinearShape]:
 
 
 def _from_layers(name: str) -> str:
-    """Returns a name from `layers.` on."""
+    """Returns the part of a name that starts with `layers.`."""
     return name[f".{name}".index(".layers.") :]

@@ -1,1 +1,1 @@
-"""The declarations of model families for the language engine; `modeling/families.py` says which file has which."""
+"""The declarations of model families for the language engine; `modeling/families.py` maps families to files."""

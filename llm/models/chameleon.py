@@ -1,7 +1,7 @@
-"""Chameleon: a picture becomes tokens of the vocabulary, which the model's VQ model chooses.
+"""Chameleon: the model's VQ model turns a picture into tokens of the vocabulary.
 
-An item's embeddings are these tokens' rows of the embedding table. The vision half looks them up, as transformers'
-`get_image_features` does. So this half gets an item as embeddings, as with any other family.
+The vision half looks up the embeddings of these tokens, as transformers' `get_image_features` does. This half thus gets
+an item as embeddings, as with any other family.
 """
 
 import torch
@@ -11,8 +11,7 @@ from raylens.llm.models.family import LanguageFamily, output_head
 
 
 def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Returns the logits, in which the tokens of pictures get the dtype's lowest number: the model must not answer with
-    them."""
+    """Returns the logits, with the dtype's lowest number for picture tokens, which must not be generated."""
     logits = output_head(model, hidden)
     logits[:, model.model.vocabulary_mapping.image_tokens] = torch.finfo(logits.dtype).min
     return logits

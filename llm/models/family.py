@@ -41,21 +41,20 @@ class LanguageFamily(HalfModel):
     """The language half of a model, see `HalfModel`.
 
     `decoder`: the path of the decoder in the model. The decoder takes `inputs_embeds` and `position_ids`.
-    `layout`: returns how the positions of a prompt relate; raises InvalidRequestError where the items do not fit it.
+    `layout`: returns the `PromptLayout` of a prompt; raises InvalidRequestError if the items do not fit it.
     `embed_tokens`: returns the embeddings (num_tokens, hidden_size) of token ids (num_tokens,).
-    `inputs_of_tokens`: returns the decoder's other inputs that depend on the token ids, by their names. Here and in
+    `inputs_of_tokens`: returns further inputs of the decoder that depend on the token ids, by name. Here and in
     `embed_tokens` the ids of items' placeholders are 0 unless `adds_embeddings`.
-    `takes_item_mask`: whether the decoder takes `item_mask`, (1, num_tokens) bool: which tokens of a step take an item
-    embedding. It gets the mask only in steps with such tokens.
-    `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders' tokens. Otherwise they
-    replace them.
-    `num_deepstack_levels`: returns how many further embeddings each item position has. They stand behind the first
-    embedding on the last axis, and one is added to the hidden states behind each of the decoder's first layers.
-    `num_rope_axes`: how many rotary positions a token has.
+    `takes_item_mask`: whether the decoder takes `item_mask`, (1, num_tokens) bool, True for tokens with an item
+    embedding. Steps without such tokens pass no mask.
+    `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders, not substituted.
+    `num_deepstack_levels`: returns the number of further embeddings of each item position. They follow the first
+    embedding on the last axis. The output of each of the decoder's first layers gets one of them added.
+    `num_rope_axes`: the number of rotary positions of a token.
     `has_spans`: whether `layout` has bidirectional spans.
-    `windows_cut_spans`: whether a layer's sliding window also bounds what the members of a span see.
-    `logits`: returns the logits (num_rows, vocab) of hidden states (num_rows, hidden_size). It does all that the
-    Hugging Face class does behind its decoder.
+    `windows_cut_spans`: whether a layer's sliding window also applies within a span.
+    `logits`: returns the logits (num_rows, vocab) of hidden states (num_rows, hidden_size): all operations of the
+    Hugging Face class after its decoder.
     """
 
     unused: tuple[str, ...] = ("model.vision_tower", "model.multi_modal_projector")

@@ -1,4 +1,4 @@
-"""Gemma 3: the tokens of a picture see each other; most layers have a sliding window."""
+"""Gemma 3: bidirectional attention within a picture; most layers have a sliding window."""
 
 from itertools import groupby
 

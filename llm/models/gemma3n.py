@@ -9,14 +9,14 @@ from raylens.llm.models.family import LanguageFamily, capped_output_head
 
 
 def _embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tensor:
-    """Returns the embeddings of tokens. Tokens behind the text vocabulary, such as the one that ends a picture, have
-    tables of their own for vision and audio."""
+    """Returns the embeddings of tokens. Tokens beyond the text vocabulary, such as the end of a picture, are in
+    separate tables for vision and audio."""
     inner: Any = model.model
     embeds: torch.Tensor = inner.get_input_embeddings()(token_ids)
     is_vision = (token_ids >= inner.embed_vision.vocab_offset) & (token_ids < inner.embed_audio.vocab_offset)
     is_audio = token_ids >= inner.embed_audio.vocab_offset
     for table, is_own in ((inner.embed_vision, is_vision), (inner.embed_audio, is_audio)):
-        # All tokens are looked up in both tables: to select the table's own tokens the host would wait for the device.
+        # All tokens are looked up in both tables, because selecting a table's own tokens would synchronize.
         own = table(input_ids=token_ids.where(is_own, table.vocab_offset))
         embeds = own.to(embeds.dtype).where(is_own.unsqueeze(-1), embeds)
     return embeds
@@ -25,7 +25,7 @@ def _embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tens
 def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Returns every layer's embeddings of the tokens, (1, num_tokens, num_layers, hidden_size_per_layer_input).
 
-    Placeholders have the id 0 here. transformers, too, looks up token 0 for an id that the table does not have."""
+    Placeholders have the id 0 here. transformers, too, looks up token 0 for ids outside the table."""
     return {"per_layer_inputs": model.model.language_model.get_per_layer_inputs(token_ids.unsqueeze(0))}
 
 

@@ -1,7 +1,7 @@
-"""InternLM2 with a partial LoRA (PLoRA): low-rank weights beside every linear layer that act on images' positions only.
+"""InternLM2 with a partial LoRA (PLoRA): every linear layer has low-rank weights that apply at images' positions only.
 
-WeMM's and InternLM-XComposer2's text models are of this form: y = W x + m B A x, where m is 1 at the positions of items
-and 0 elsewhere (https://arxiv.org/abs/2401.16420). Modules have the names of the published files.
+The text models of WeMM and InternLM-XComposer2 compute y = W x + m B A x, where m is 1 at the positions of items and 0
+elsewhere (https://arxiv.org/abs/2401.16420). Modules have the names of the published files.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,7 @@ PLORA_RENAMINGS = {
     r"\.Plora_A\.": "_plora_a.",
     r"\.Plora_B\.": "_plora_b.",
 }
-"""From the weights' names in checkpoints to those of the modules here. Some checkpoints have an infix in the names of
-the weights beside which there is a LoRA."""
+"""From weight names in checkpoints to module names here. Some checkpoints add an infix to weights with a LoRA."""
 
 
 class PLoRAModule(nn.Module):
@@ -46,8 +45,7 @@ class PLoRAModule(nn.Module):
     def linear(self, name: str, inputs: torch.Tensor, item_mask: torch.Tensor | None) -> torch.Tensor:
         """Takes `inputs` (1, num_tokens, num_inputs), returns (1, num_tokens, num_outputs).
 
-        `item_mask`, (1, num_tokens, 1), in the dtype of `inputs`: 1 for tokens on which the LoRA acts, else 0. None: it
-        acts on none."""
+        `item_mask`: (1, num_tokens, 1), in the dtype of `inputs`, 1 for tokens with the LoRA, else 0. None: all 0."""
         outputs: torch.Tensor = self.get_submodule(name)(inputs)
         if item_mask is None:
             return outputs
@@ -56,8 +54,7 @@ class PLoRAModule(nn.Module):
 
 
 class InternLM2Attention(PLoRAModule):
-    """Attention with a fused projection. Its rows are, for each key-value head: the heads of queries that attend with
-    it, the key, the value."""
+    """Attention with a fused projection. Its rows, for each key-value head: its query heads, the key, the value."""
 
     def __init__(self, config: InternLM2Config, layer_idx: int) -> None:
         super().__init__()
@@ -165,7 +162,7 @@ class InternLM2Model(InternLM2PreTrainedModel):
         """Takes embeddings (1, num_tokens, hidden_size) and positions (1, num_tokens), int64, and returns the last
         hidden states, (1, num_tokens, hidden_size).
 
-        `item_mask`, (1, num_tokens) bool: which tokens are of items. None: none. The attention function gets the
+        `item_mask`: (1, num_tokens) bool, True for tokens of items. None: all False. The attention function gets
         `attention_mask` and all other arguments."""
         hidden = inputs_embeds
         if self.config.plora_rank == 0:

@@ -1,4 +1,4 @@
-"""Molmo 2: an item's embeddings are added to those of its tokens, and all tokens of all items see each other."""
+"""Molmo 2: item embeddings are added to token embeddings, and attention is bidirectional over all items together."""
 
 from itertools import chain
 
@@ -10,10 +10,8 @@ from raylens.preprocess.schema import ProcessedPrompt
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Makes all tokens of pictures one span. The marks at the edges and row ends of pictures count as such tokens, the
-    times that stand between the frames of a video do not.
-
-    The tokens of pictures are those behind the text model's vocabulary.
+    """Makes all picture tokens one span. Picture tokens are the tokens beyond the text model's vocabulary: the marks at
+    edges and row ends of pictures are among them, the timestamps between the frames of a video are not.
     """
     vocab_size = model.config.text_config.vocab_size
     ranges = (range(item.offset, item.offset + item.length) for item in prompt.placeholders)

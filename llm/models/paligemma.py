@@ -1,4 +1,4 @@
-"""PaliGemma and PaliGemma 2: all tokens of a prompt see each other, and positions count from 1."""
+"""PaliGemma and PaliGemma 2: bidirectional attention over the whole prompt, and positions that start at 1."""
 
 from transformers import PreTrainedModel
 

@@ -18,8 +18,8 @@ _GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     """Returns the rotary positions that the model itself computes from the items' grids of patches.
 
-    As in `generate`, each axis goes on behind the prompt's last token. The model's own `rope_deltas` go on behind the
-    largest position of the prompt, which is often that of a video's last frame.
+    As in `generate`, each axis continues from the prompt's last token. The model's own `rope_deltas` continue from the
+    largest position of the prompt, often a position of a video's last frame.
     """
     num_tokens = len(prompt.prompt_token_ids)
     token_types = torch.full((1, num_tokens), _TEXT, dtype=torch.int)
@@ -33,7 +33,7 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     return PromptLayout(
         rope_positions=positions.numpy(),
         rope_offsets=tuple((positions[:, -1] + 1 - num_tokens).tolist()),
-        # Behind an item, generated text has other positions than text of a longer prompt.
+        # Directly after an item, generated text has other positions than text of a longer prompt.
         is_prefix_cacheable=bool(token_types[0, -1] == _TEXT),
     )
 
@@ -52,9 +52,9 @@ def _merged(language_inputs: list[LanguageInputs]) -> dict[str, torch.Tensor]:
 
 
 def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: ProcessedPrompt) -> None:
-    """Raises InvalidRequestError unless the runs of placeholders are those that the items' grids ask for.
+    """Raises InvalidRequestError unless the runs of placeholders match the items' grids.
 
-    The model takes that for granted. It would take two items without a token between them for one."""
+    The model does not check this. It would merge two adjacent items without a token between them."""
     runs = [(kind, len(list(run))) for kind, run in groupby(token_types[0].tolist()) if kind != _TEXT]
     if runs != [run for inputs in prompt.language_inputs for run in _expected_runs(config, inputs)]:
         raise InvalidRequestError("the items do not fit their placeholders in the prompt", field="messages")
@@ -66,7 +66,7 @@ def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator
     time, height, width = inputs[name][0].tolist()
     num_embeds = height * width // config.vision_config.spatial_merge_size**2
     if modality == _VIDEO and config.model_type == "qwen3_vl":
-        yield from [(modality, num_embeds)] * time  # each frame is a run of its own: its time stands in front of it
+        yield from [(modality, num_embeds)] * time  # a run for each frame, because timestamps separate the frames
     else:
         yield modality, time * num_embeds
 

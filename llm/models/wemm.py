@@ -1,4 +1,4 @@
-"""WeMM: InternLM2 whose partial LoRA acts on all positions of a picture, the two splitters included."""
+"""WeMM: InternLM2 with a partial LoRA at all positions of a picture, the two splitters included."""
 
 from torch import nn
 from transformers import PreTrainedModel

@@ -1,1 +1,1 @@
-"""Tensor parallelism: the layers of one model divided among processes that run each step together."""
+"""Tensor parallelism: several processes hold parts of each layer of one model and run each step together."""

@@ -1,4 +1,4 @@
-"""Makes all ranks run the same steps: rank 0 sends each step, and the other ranks receive and run it."""
+"""Runs the same steps on all ranks: rank 0 sends each step, and the other ranks receive and run it."""
 
 from typing import Protocol
 
@@ -12,14 +12,14 @@ from raylens.llm.step_output import StepOutput
 
 class StepRunner(Protocol):
     def run_step(self, step: StepInput) -> StepOutput:
-        """Computes the step with this rank's share of the model. The outputs of all ranks are the same."""
+        """Computes the step with this rank's share of the model. All ranks get the same output."""
 
 
 def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -> StepOutput:
-    """Runs the step on rank 0, which calls this, and on all ranks in `serve_steps`. Returns its output.
+    """Runs the step on rank 0, the caller, and on all ranks in `serve_steps`. Returns its output.
 
-    Raises RankDiedError for any failure: a failure in the middle of a step leaves the ranks at different collectives,
-    so that no later step can be trusted.
+    Raises RankDiedError for any failure: a failure within a step leaves the ranks at different collectives, so that no
+    later step can be trusted.
     """
     group.send(pack(step))
     try:
@@ -34,7 +34,7 @@ def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -
 def serve_steps(runner: StepRunner, group: ProcessGroup) -> None:
     """Runs every step that rank 0 sends, until rank 0 sends a stop. All ranks but rank 0 call this.
 
-    Raises RankDiedError when another rank is gone, and any error of a step. The process should end then.
+    Raises RankDiedError if another rank has died, and all errors of a step. The process should then exit.
     """
     while (step := unpack(group.receive())) is not None:
         runner.run_step(step)

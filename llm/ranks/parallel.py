@@ -1,8 +1,6 @@
-"""The group of processes that run one model together: rank 0 decides, the other ranks follow, and all ranks take part
-in each collective.
+"""The group of processes that run one model together. Rank 0 leads, and all ranks take part in each collective.
 
-An engine has its own group, apart from torch's global default group. So several engines can live in one process, and
-they change nothing else in it.
+An engine has a group of its own, not torch's global default group, so that one process can hold several engines.
 """
 
 import socket
@@ -17,28 +15,27 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # this modu
 
 T = TypeVar("T")
 
-# A message that fits into the first frame costs one broadcast; a longer one sends its rest in a second.
+# A message up to this size costs one broadcast; a longer one sends its rest in a second.
 FRAME_BYTES = 64 * 2**10
 _LENGTH_BYTES = 8
-# How long a rank waits for the next step. It is practically unbounded, because the engine may be idle for long. If rank
-# 0 ends, its connection closes, and the wait fails.
+# Time-out of the wait for the next step: practically unbounded, because the engine may be idle for long. If rank 0
+# ends, its connection closes, and the wait fails.
 _IDLE = timedelta(days=365)
 
 
 class RankDiedError(RuntimeError):
-    """A rank is gone, silent for too long or out of step. The group cannot be used again, and its processes should
-    end."""
+    """A rank has died, timed out or is out of step. The group is unusable, and its processes should exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
     """This process's place among `world_size` ranks.
 
-    `host`: the address of the interface that the ranks talk over. Any process that reaches it could send messages to
-    the ranks, so it is loopback unless the ranks run on several machines.
-    `timeout_s`: how long a rank may keep the others waiting.
+    `host`: the address of the interface between the ranks. Any process that reaches it could send messages to the
+    ranks, so it is loopback unless the ranks run on several machines.
+    `timeout_s`: the longest wait for another rank.
 
-    Raises ValueError for a rank outside the world and for a timeout that is not above 0."""
+    Raises ValueError for a rank outside the world and for a timeout of 0 or less."""
 
     rank: int
     world_size: int
@@ -57,9 +54,9 @@ class ParallelConfig:
 
 
 def listen(config: ParallelConfig) -> TCPStore:
-    """Returns rank 0's store, through which the ranks find each other. It listens on a free port of `config.host`, and
-    the other ranks `connect` to its `.port`."""
-    # The socket is bound here, because the store itself would listen on every interface.
+    """Returns rank 0's store, the rendezvous of the ranks. It listens on a free port of `config.host`; the other ranks
+    `connect` to its `.port`."""
+    # Bound here, because the store itself would listen on every interface.
     listener = socket.create_server((config.host, 0))
     port: int = listener.getsockname()[1]
     return TCPStore(
@@ -74,7 +71,7 @@ def listen(config: ParallelConfig) -> TCPStore:
 
 
 def connect(config: ParallelConfig, address: str, port: int) -> TCPStore:
-    """Returns another rank's connection to the store of rank 0. Raises RankDiedError when rank 0 does not answer in
+    """Returns another rank's connection to the store of rank 0. Raises RankDiedError if rank 0 does not answer in
     time."""
     return _collective(
         lambda: TCPStore(address, port, config.world_size, is_master=False, timeout=config.timeout), "connect"
@@ -82,15 +79,15 @@ def connect(config: ParallelConfig, address: str, port: int) -> TCPStore:
 
 
 class ProcessGroup:
-    """The collectives of the ranks that met at `store`. All ranks have to call each collective, in the same order.
+    """The collectives of the ranks at `store`. All ranks must call each collective, in the same order.
 
-    A collective raises RankDiedError when another rank is gone, or silent for longer than the timeout.
+    A collective raises RankDiedError if another rank has died or exceeds the timeout.
     """
 
     def __init__(self, config: ParallelConfig, store: Store, device: torch.device) -> None:
         self.rank = config.rank
         self.world_size = config.world_size
-        # Messages stay on the CPU whatever the tensors' device is, so that a rank that waits for one keeps no GPU busy.
+        # Messages always stay on the CPU, so that a waiting rank does not keep its GPU busy.
         self._messages = _collective(lambda: _gloo(config, PrefixStore("messages", store)), "set-up")
         self._tensors: dist.ProcessGroup = self._messages
         if device.type == "cuda":
@@ -106,14 +103,14 @@ class ProcessGroup:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensors of all ranks, which have one shape, stacked by rank: (world_size, *tensor.shape)."""
+        """Returns the tensors of all ranks, of equal shape, stacked by rank: (world_size, *tensor.shape)."""
         gathered = tensor.new_empty(self.world_size * tensor.numel())
-        # NCCL and gloo both fill one flat buffer, without a list of tensors and a copy out of it.
+        # NCCL and gloo both fill one flat buffer without an extra copy.
         _collective(lambda: self._tensors._allgather_base(gathered, tensor.flatten()).wait(), "all_gather")
         return gathered.view(self.world_size, *tensor.shape)
 
     def send(self, message: torch.Tensor) -> None:
-        """Broadcasts a message from rank 0 to the other ranks: uint8, (num_bytes,), which may be empty."""
+        """Broadcasts a message from rank 0 to the other ranks: uint8, (num_bytes,), possibly empty."""
         assert self.rank == 0
         frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
         frame[:_LENGTH_BYTES].view(torch.int64)[0] = message.numel()
@@ -125,7 +122,7 @@ class ProcessGroup:
             _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")
 
     def receive(self) -> torch.Tensor:
-        """Waits, without a timeout in practice, for rank 0's next message and returns it: uint8, (num_bytes,). Ranks
+        """Waits for rank 0's next message, practically without a timeout, and returns it: uint8, (num_bytes,). Ranks
         other than 0 call this."""
         assert self.rank != 0
         frame = torch.empty(FRAME_BYTES, dtype=torch.uint8)
@@ -142,9 +139,9 @@ class ProcessGroup:
 def _gloo(config: ParallelConfig, store: Store) -> dist.ProcessGroup:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = config.timeout
-    # By default gloo looks up the machine's host name, which may lead to an interface that other machines reach.
+    # By default gloo resolves the machine's host name, possibly to an interface that other machines reach.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=config.host)]
-    # A backend by itself has the methods of a process group, and it is registered nowhere.
+    # A bare backend has the methods of a process group and needs no registration.
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, config.rank, config.world_size, options))
 
 

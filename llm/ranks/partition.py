@@ -1,4 +1,4 @@
-"""Describes which part of a weight a rank holds."""
+"""Describes the part of a weight that a rank holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ import torch
 class Partition:
     """The part of one weight that a rank holds.
 
-    Of the weight's dimension `dim` (negative), which has `full` entries, the rank holds the half-open `ranges`, one
-    behind the other, and `padding` zeros after them."""
+    The weight's dimension `dim` (negative) has `full` entries. The rank holds the half-open `ranges` of them,
+    concatenated and followed by `padding` zeros."""
 
     dim: int
     full: int
@@ -21,7 +21,7 @@ class Partition:
 
     @property
     def length(self) -> int:
-        """Returns how many entries of the dimension this rank holds, padding included."""
+        """Returns the number of entries on this rank, padding included."""
         return sum(stop - start for start, stop in self.ranges) + self.padding
 
     @property
@@ -31,24 +31,24 @@ class Partition:
         return start, stop
 
     def on(self, dim: int) -> "Partition":
-        """Returns the partition with the same entries on another dimension. A bias has the rows of its weight on its
-        only dimension."""
+        """Returns the partition with the same entries on another dimension, such as a bias's only dimension for its
+        weight's rows."""
         return replace(self, dim=dim)
 
     def twice(self) -> "Partition":
-        """Returns the partition of a weight that consists of two weights of this partition, one behind the other."""
+        """Returns the partition of two concatenated weights of this partition."""
         return joined([self, self])
 
     def within(self, start: int, stop: int) -> "Partition":
-        """Returns the partition of the entries [start, stop), which are stored apart from the others. The last entries
-        keep the padding."""
+        """Returns the partition of the entries [start, stop), stored as a weight of their own. The last entries keep
+        the padding."""
         clipped = ((max(first, start), min(last, stop)) for first, last in self.ranges)
         own = tuple((first - start, last - start) for first, last in clipped if first < last)
         return Partition(self.dim, stop - start, own or ((0, 0),), self.padding if stop == self.full else 0)
 
     def of_shape(self, shape: tuple[int, ...]) -> "Partition":
-        """Returns the partition of a stored weight of `shape`: the whole weight, or one half of a weight that is
-        partitioned `twice`.
+        """Returns the partition of a stored weight of `shape`: the whole weight, or one half of a weight partitioned
+        `twice`.
 
         Raises ValueError for any other shape.
         """
@@ -60,22 +60,22 @@ class Partition:
         raise ValueError(f"a weight of shape {shape} is stored, {self.full} on dimension {self.dim} were expected")
 
     def take(self, weight: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's part of a whole weight, in memory of its own."""
+        """Returns a copy of this rank's part of a whole weight."""
         return self.read(weight, weight.ndim)
 
     def read(self, stored: Any, ndim: int) -> torch.Tensor:
-        """Returns this rank's part of `stored`, in memory of its own. `stored` has `ndim` dimensions and returns a
-        tensor for an index, like a weight in a file. Only the rank's part is read."""
+        """Returns a copy of this rank's part of `stored`, reading only that part. `stored` has `ndim` dimensions and
+        returns a tensor for an index, like a weight in a file."""
         before, after = [slice(None)] * (ndim + self.dim), [slice(None)] * (-1 - self.dim)
         parts = [stored[(*before, slice(start, stop), *after)] for start, stop in self.ranges]
         if self.padding:
             parts.append(parts[0].new_zeros(_with_size(parts[0], self.dim, self.padding)))
-        # A clone, because a slice may be a view, which would keep the whole weight's memory.
+        # A clone, because a view would keep the whole weight's memory.
         return torch.cat(parts, self.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
 
 
 def joined(partitions: Sequence[Partition]) -> Partition:
-    """Returns the partition of a weight that consists of the weights of `partitions`, one behind the other."""
+    """Returns the partition of the concatenated weights of `partitions`."""
     ranges: list[tuple[int, int]] = []
     full = 0
     for partition in partitions:
@@ -86,7 +86,7 @@ def joined(partitions: Sequence[Partition]) -> Partition:
 
 
 def even(name: str, size: int, dim: int, rank: int, world_size: int) -> Partition:
-    """Returns an equal part for each rank. Raises ValueError when `size` cannot be divided by the ranks."""
+    """Returns this rank's equal part. Raises ValueError if the number of ranks does not divide `size`."""
     if size % world_size:
         raise ValueError(f"{name}: {size} cannot be divided by {world_size} ranks")
     length = size // world_size
@@ -94,16 +94,16 @@ def even(name: str, size: int, dim: int, rank: int, world_size: int) -> Partitio
 
 
 def with_padding(size: int, dim: int, rank: int, world_size: int) -> Partition:
-    """Returns an equal part for each rank, where zeros fill up the last parts."""
+    """Returns this rank's equal part. Zeros pad the last ranks' parts."""
     length = -(-size // world_size)
     start, stop = (min(size, bound * length) for bound in (rank, rank + 1))
     return Partition(dim, size, ((start, stop),), length - (stop - start))
 
 
 def replicated_kv(name: str, num_kv_heads: int, head_dim: int, rank: int, world_size: int) -> Partition:
-    """Returns this rank's rows of the key or value heads. Ranks share a head when there are fewer heads than ranks.
+    """Returns this rank's rows of the key or value heads. With fewer heads than ranks, ranks share heads.
 
-    Raises ValueError when neither the number of heads nor that of ranks divides the other.
+    Raises ValueError if neither number, of heads or ranks, divides the other.
     """
     if world_size % num_kv_heads and num_kv_heads % world_size:
         raise ValueError(f"{name}: {num_kv_heads} key/value heads cannot be divided by {world_size} ranks")

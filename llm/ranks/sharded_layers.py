@@ -1,4 +1,4 @@
-"""Layers that hold one rank's part of a weight. Their parameters have the names of those that they replace.
+"""Layers with one rank's part of a weight. Parameter names are the same as in the replaced layers.
 
 A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer output features.
 """
@@ -10,7 +10,7 @@ from raylens.llm.ranks.parallel import ProcessGroup
 
 
 def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Returns a layer of `cls` with this `weight`, (out_features, in_features), and `bias`. It copies neither."""
+    """Returns a layer of `cls` with this `weight`, (out_features, in_features), and `bias`, without copying them."""
     layer = cls(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -21,8 +21,8 @@ def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | N
 class RowParallelLinear(nn.Linear):
     """Holds some columns of the weight and returns the sum of all ranks' products.
 
-    Its input is the output of a column-parallel layer on the same rank. With `split_input` it is the whole input, of
-    which the layer takes this rank's part. The bias is whole, and is added once, to the sum."""
+    The input is the output of a column-parallel layer on the same rank. With `split_input` the layer takes its rank's
+    part of a whole input. The bias is whole and is added once, to the sum."""
 
     group: ProcessGroup
     split_input = False
@@ -47,13 +47,13 @@ class GatheredLinear(nn.Linear):
 
 
 def shard_embedding(embedding: nn.Embedding, weight: torch.Tensor, start: int, stop: int, group: ProcessGroup) -> None:
-    """Makes `embedding` hold only `weight`, the rows [start, stop) of its table, perhaps with padding behind them.
+    """Reduces `embedding` to `weight`: the rows [start, stop) of its table, possibly padded.
 
-    Lookups return the same as before, because they sum over all ranks."""
+    Lookups sum over all ranks, so results stay the same."""
     embedding.weight = nn.Parameter(weight, requires_grad=False)
     embedding.num_embeddings = weight.shape[0]
-    embedding.padding_idx = None  # it names a row of the whole table, and matters in training only
-    # The layer keeps its class, because models have embedding classes of their own that scale what they look up.
+    embedding.padding_idx = None  # refers to the whole table, and matters in training only
+    # The layer keeps its class, because some models scale the result in an embedding class of their own.
     lookup = embedding.forward
 
     def forward(token_ids: torch.Tensor) -> torch.Tensor:

@@ -30,12 +30,12 @@ def sharded_class(
 ) -> type[PreTrainedModel]:
     """Returns a subclass of `model_class` whose `from_pretrained` loads only this rank's part of the language half.
 
-    `from_pretrained` raises the errors of `shard`, and ValueError for a checkpoint that is not safetensors and for a
-    weight whose conversion needs all of it."""
+    `from_pretrained` raises the errors of `shard`, and ValueError for a checkpoint that is not in safetensors and for a
+    conversion that needs a whole weight."""
 
     class Sharded(model_class):
-        # When transformers calls this, it has built the model on the meta device and found the checkpoint's files. It
-        # still does the renaming of keys, the conversion of dtypes and the merging of experts itself.
+        # transformers calls this after it has built the model on the meta device and found the checkpoint's files. It
+        # still renames keys, converts dtypes and merges experts itself.
         @staticmethod
         def _load_pretrained_model(
             model: PreTrainedModel, state_dict: dict[str, Any] | None, files: list[str], load_config: Any, **_: Any
@@ -46,7 +46,7 @@ def sharded_class(
             with ExitStack() as stack:
                 slices: dict[str, Any] = {}
                 for file in files:
-                    # The file is not mapped: to read columns of a mapped weight would bring all its pages into memory.
+                    # Not memory-mapped: reading columns of a mapped weight would load all its pages.
                     opened = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
                     slices |= {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - no iterator
                 slices = _parts(model, slices, partitions, load_config.weight_mapping or [])
@@ -54,13 +54,13 @@ def sharded_class(
             check_shapes(model, partitions)
             return loaded  # type: ignore[no-any-return]
 
-    # transformers finds its renamings of checkpoint keys by the module and name of the class.
+    # transformers looks up its renamings of checkpoint keys by module and name of the class.
     Sharded.__module__, Sharded.__name__ = model_class.__module__, model_class.__name__
     return Sharded
 
 
 class StoredPart:
-    """A rank's part of a weight in a file. It is read when transformers asks for it with `part[...]`."""
+    """A rank's part of a weight in a file. `part[...]`, as transformers calls it, reads the part."""
 
     def __init__(self, stored: Any, partition: Partition) -> None:
         self._stored = stored
@@ -74,8 +74,8 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A weight in a file, with the name of the model's weight that it becomes, alone or as a part, and with the
-    converter and its source pattern, if transformers converts it."""
+    """A weight in a file. `name`: the model's weight that it fills, alone or as a part. `converter` and `pattern`: of
+    transformers' conversion, if it has one."""
 
     weight: Any
     name: str
@@ -90,7 +90,7 @@ class _Stored:
 def _parts(
     model: PreTrainedModel, slices: dict[str, Any], partitions: dict[str, Partition], mapping: list[Any]
 ) -> dict[str, Any]:
-    """Returns `slices` by checkpoint key, where this rank's part replaces each weight that is divided."""
+    """Returns `slices` by checkpoint key, with this rank's part in place of each divided weight."""
     stored = _find_targets(model, slices, mapping)
     by_name: dict[str, list[_Stored]] = {}
     for entry in stored.values():
@@ -108,7 +108,7 @@ def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     expected = model.state_dict()
     stored = {}
-    # Keys are renamed in transformers' own order, because some renamings depend on it.
+    # In transformers' own order, because some renamings depend on it.
     for key in sorted(slices, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, expected)
         if name not in expected and key in expected:
@@ -121,7 +121,7 @@ def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[
 def _partition_of(
     key: str, entry: _Stored, of_one_name: list[_Stored], partitions: dict[str, Partition]
 ) -> Partition | None:
-    """Returns which part of a stored weight this rank reads, or None for all of it.
+    """Returns the part of a stored weight that this rank reads, or None for the whole weight.
 
     Raises ValueError for a conversion that needs the whole weight."""
     partition = partitions.get(entry.name)

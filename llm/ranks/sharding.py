@@ -1,7 +1,7 @@
-"""Divides a decoder, its embedding and its head among ranks, by the plan that transformers has for the model.
+"""Divides a decoder, its embedding and its head among ranks, by transformers' plan for the model.
 
-A column-parallel layer keeps its outputs on the rank, and the row-parallel layer behind it sums over all ranks. So each
-attention head and each column of an MLP is computed on the rank that has its weights.
+A column-parallel layer keeps its outputs on the rank, and the next, row-parallel layer sums over all ranks. Each
+attention head and each column of an MLP is thus computed on the rank with its weights.
 """
 
 import re
@@ -24,13 +24,13 @@ _LLAMA_PLAN = {
 }
 _INTERNLM2_COLUMNS = ("attention.wqkv", "feed_forward.w1", "feed_forward.w3")
 _INTERNLM2_ROWS = ("attention.wo", "feed_forward.w2")
-# Plans by model type, for configurations that have none. Other types without a plan (qwen3_vl's text) get Llama's. A
-# model with layers that its plan does not name is refused.
+# Plans by model type, for configurations without one. Other types without a plan (qwen3_vl's text) get Llama's. A model
+# with layers outside its plan is rejected.
 _PLANS = {
     "internlm2": {
         **{f"layers.*.{name}": "colwise" for name in _INTERNLM2_COLUMNS},
         **{f"layers.*.{name}": "rowwise" for name in _INTERNLM2_ROWS},
-        # A LoRA's first layer reads what its linear layer reads, and its second writes what that writes.
+        # A LoRA's first layer has the input of its linear layer, and its second layer has the output.
         **{f"layers.*.{name}_plora_a": "replicate" for name in _INTERNLM2_COLUMNS},
         **{f"layers.*.{name}_plora_b": "colwise" for name in _INTERNLM2_COLUMNS},
         **{f"layers.*.{name}_plora_a": "rowwise" for name in _INTERNLM2_ROWS},
@@ -52,8 +52,8 @@ _PLANS = {
         "layers.*.mlp.dense_4h_to_h": "rowwise",
     },
 }
-# Modules that are whole on every rank, whatever the plan says. Gemma 3n's MLPs choose activations by the mean and
-# spread of all columns.
+# Modules that are whole on every rank, against the plan. Gemma 3n's MLPs select activations by mean and standard
+# deviation over all columns.
 _WHOLE = {
     "gemma3n_text": (
         "altup_projections.*",
@@ -72,8 +72,8 @@ _WHOLE = {
         "layers.*.per_layer_projection",
     )
 }
-# The projections that compute query heads. Their rows are divided in units of so many times head_dim, which depend on
-# the attention layer: a query head, a query head with its key and value, a key-value head with all its query heads.
+# The projections of query heads, with the unit in head_dim by which their rows are divided: a query head, a query head
+# with its key and value, or a key-value head with all its query heads.
 _QUERIES: dict[str, Callable[[Any], int]] = {
     "q_proj": lambda attention: 1,
     "query_key_value": lambda attention: 3,
@@ -81,7 +81,7 @@ _QUERIES: dict[str, Callable[[Any], int]] = {
     "wqkv_plora_b": lambda attention: attention.num_key_value_groups + 2,
 }
 _REPLICATED = ("replicated_with_grad_allreduce", "replicate")
-# Small layers that choose experts. Every rank needs all of their outputs, so they stay whole.
+# Small layers that choose experts. They stay whole, because every rank needs all outputs.
 _ROUTERS = ("gate", "router")
 
 
@@ -89,8 +89,8 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
     """Replaces the layers of `decoder` (a part of `model`), the embedding and the head by this rank's part of them.
 
     Returns this rank's part of each divided weight, by parameter name. All other weights are whole on every rank. The
-    weights may be on the meta device. Raises ValueError, before it changes anything, for sizes that the ranks do not
-    divide, for layers that cannot be divided, and for a model with a weight that no rule divides or keeps whole.
+    weights may be on the meta device. Raises ValueError, before any change, for sizes that the number of ranks does not
+    divide, for indivisible layers, and for a weight that no rule covers.
     """
     prefix = next(name for name, module in model.named_modules() if module is decoder) + "."
     plan = {prefix + name: style for name, style in _plan(decoder.config).items()}
@@ -132,7 +132,7 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
 
 
 def check_shapes(model: nn.Module, partitions: dict[str, Partition]) -> None:
-    """Raises ValueError for a weight of the model whose size is not that of its partition."""
+    """Raises ValueError for a weight whose size differs from its partition's."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, partition in partitions.items():
         size = parameters[name].shape[partition.dim]
@@ -146,7 +146,7 @@ def _plan(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def _in_plan(name: str) -> str:
-    """Returns a module's name as plans write it: with `*` for the numbers of layers and experts."""
+    """Returns a module's name as in plans: with `*` for the numbers of layers and experts."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
@@ -173,7 +173,7 @@ def _linear_partitions(
 def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: ProcessGroup) -> Partition:
     """Returns this rank's rows of a column-parallel layer.
 
-    Attention is divided by heads: each rank has the key and value heads that its query heads attend with."""
+    Attention is divided by heads: each rank has the key and value heads of its query heads."""
     head_dim = getattr(parent, "head_dim", None)
     leaf = name.rpartition(".")[2]
     if leaf not in (*_QUERIES, "k_proj", "v_proj") or not isinstance(head_dim, int):
@@ -189,7 +189,7 @@ def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: Pr
     return even(name, linear.out_features, -2, group.rank, group.world_size)
 
 
-# The styles of gate_up_proj and down_proj, and the dimension of each that is divided: laid out as in nn.Linear, or
+# The styles of gate_up_proj and down_proj, and the dimension by which each is divided: in nn.Linear's layout, or
 # transposed.
 _EXPERT_DIMS = {("packed_colwise", "rowwise"): (-2, -1), ("packed_rowwise", "colwise"): (-1, -2)}
 
@@ -200,7 +200,7 @@ def _expert_partitions(
     """Returns this rank's part of the experts' weights: some columns of every expert.
 
     The weights are (experts, gate and up columns, in) and (experts, out, columns), or both with the last two dimensions
-    exchanged."""
+    transposed."""
     styles = {leaf: plan.get(_in_plan(f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
     shapes = {leaf: tuple(parameter.shape) for leaf, parameter in experts.named_parameters()}
     dims = _EXPERT_DIMS.get((styles.get("gate_up_proj") or "", styles.get("down_proj") or ""))
@@ -211,8 +211,7 @@ def _expert_partitions(
 
 
 def _head_norm_partitions(model: nn.Module, partitions: dict[str, Partition]) -> dict[str, Partition]:
-    """Returns this rank's part of the query and key norms whose weights have a row for each head: the rows of its
-    heads."""
+    """Returns the rows of this rank's heads in query and key norms with a row for each head."""
     found = {}
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
@@ -237,12 +236,12 @@ def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[
 def _check_covered(
     model: nn.Module, prefix: str, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
 ) -> None:
-    """Raises ValueError for a weight that the plan misses, which would silently be whole on every rank, and for a
-    weight beside divided ones that cannot be divided itself.
+    """Raises ValueError for a weight that the plan does not name, which would silently be whole on every rank, and for
+    an indivisible weight beside divided ones.
 
-    A plan may name layers that the model does not have, and miss those that it has."""
+    Plans may name layers that the model lacks, and omit layers that it has."""
     replicated = {name for name, _, style in planned if style in _REPLICATED}
-    # A weight beside a divided projection, such as a norm over all heads, would see only a part of its output.
+    # A weight beside a divided projection, such as a norm over all heads, would see only a part of the outputs.
     parents = {name.rpartition(".")[0] for name, _, style in planned if style == "colwise"}
     row_biases = {f"{name}.bias" for name, _, style in planned if style.startswith("rowwise")}
     for name, parameter in model.named_parameters():
@@ -292,7 +291,7 @@ def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def _count_heads(model: nn.Module, name: str, partitions: dict[str, Partition], world_size: int) -> None:
-    """Sets an attention layer's numbers of heads to those on this rank, under transformers' names for them."""
+    """Sets transformers' attributes for an attention layer's numbers of heads to this rank's numbers."""
     attention: Any = model.get_submodule(name.rpartition(".")[0])
     rows, leaf = partitions[f"{name}.weight"], name.rpartition(".")[2]
     if leaf in _QUERIES and hasattr(attention, "num_heads"):

@@ -1,5 +1,5 @@
-"""Packs a step into one message of bytes for the other ranks, and unpacks it there. Several ranks serve no adapters, so
-the message has no place for them."""
+"""Packs a step into one message of bytes for the other ranks, and unpacks it there. The message has no adapters,
+because a model on several ranks serves none."""
 
 import json
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ import torch
 
 from raylens.llm.step_input import StepInput
 
-# A multiple of every dtype's size, so that the tensors of a received message can be views into it.
+# A multiple of every dtype's size, so that the tensors can be views into a received message.
 _ALIGNMENT = 16
 _NO_EMBEDS = torch.empty(0, 0)
 _STOP = torch.empty(0, dtype=torch.uint8)
 
 
 def pack(step: StepInput | None) -> torch.Tensor:
-    """Returns the message of a step, uint8: a JSON header of dtypes and shapes, and then the tensors' bytes. None gives
-    the empty message, which means stop."""
+    """Returns the message of a step, uint8: a JSON header of dtypes and shapes, then the tensors' bytes. None gives the
+    empty message, which means stop."""
     if step is None:
         return _STOP
     assert step.fed is None, "the ranks get all tokens from rank 0's host"
-    # Cloned, because a tensor of a single element counts as contiguous even with a stride that a view as bytes refuses.
+    # Cloned, because a single-element tensor counts as contiguous even with a stride that a view as bytes rejects.
     tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in _to_tensors(step)]
     header = json.dumps([[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]).encode()
     parts = [

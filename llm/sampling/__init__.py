@@ -1,1 +1,1 @@
-"""From logits to token ids: penalties, truncation, draws, log-probabilities, and answers of a given form."""
+"""From logits to token ids: penalties, truncation, sampling, log-probabilities, and structured output."""

@@ -1,4 +1,4 @@
-"""The tokens that a request keeps out of its answers: all but its allowed tokens, and the last token of a bad word."""
+"""The tokens that a request excludes: all but its allowed tokens, and the last token of each bad word."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,10 @@ NO_TOKENS: IntArray = np.empty(0, dtype=np.int64)
 
 
 class ExcludedTokens:
-    """The excluded tokens of one request. All of its answers share them."""
+    """The excluded tokens of one request, shared by all its answers."""
 
     def __init__(self, allowed: Sequence[int] | None = None, words: Iterable[tuple[int, ...]] = ()) -> None:
-        """`allowed`: the only tokens that may come; None allows any. `words`: sequences of tokens that must not come in
-        a row."""
+        """`allowed`: the allowed tokens; None: all. `words`: forbidden sequences of tokens."""
         self.allowed: IntArray | None = None if allowed is None else np.unique(np.array(allowed, dtype=np.int64))
         endings: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         for word in dict.fromkeys(words):
@@ -32,7 +31,7 @@ class ExcludedTokens:
     def of(
         cls, params: SamplingParams, tokenizer: ByteTokenizer, vocab_size: int, suppressed: Iterable[int] = ()
     ) -> "ExcludedTokens":
-        """Returns the tokens that the parameters exclude, and the `suppressed` ones, which the model excludes.
+        """Returns the tokens that the parameters exclude, and the model's `suppressed` ones.
 
         Raises InvalidRequestError for allowed tokens outside the vocabulary of `vocab_size`."""
         allowed = params.allowed_token_ids
@@ -48,11 +47,11 @@ class ExcludedTokens:
 
     @property
     def num_deciding(self) -> int:
-        """Returns how many of an output's last tokens decide which tokens may not come next."""
+        """Returns the number of last output tokens that `completing` depends on."""
         return self._lengths[-1] if self._lengths else 0
 
     def completing(self, last_token_ids: Iterable[int]) -> IntArray:
-        """Returns the tokens that would complete one of the words. `last_token_ids` is the end of the output."""
+        """Returns the tokens that would complete one of the words. `last_token_ids`: the end of the output."""
         last = tuple(last_token_ids)
         ends = (last[len(last) - length :] for length in self._lengths if length <= len(last))
         found = [self._endings[end] for end in ends if end in self._endings]

@@ -1,8 +1,8 @@
-"""Structured output: masks of the tokens that may come next in an answer, by the grammar that its request asks for.
+"""Structured output: masks of the allowed next tokens of an answer, by its request's grammar.
 
 The library (llguidance) matches bytes, so any tokenizer of the `tokenizers` library works, and a token may span
-several terminals. The library computes each mask only when it is asked for, and so compiles in milliseconds. A mask may
-take longer than a step of the model. So separate threads compute it, from the moment the token before it is known.
+several terminals. It compiles in milliseconds, because it computes masks on demand. A mask may take longer than a step
+of the model, so separate threads start on it once the previous token is known.
 """
 
 import logging
@@ -26,13 +26,13 @@ from raylens.preprocess.schema import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 MAX_CACHED_GRAMMARS = 256
-# The masks of so many answers may be slow before those of other answers have to wait for a thread.
+# With so many slow masks at once, the masks of other answers wait for a thread.
 _NUM_MASK_THREADS = 4
 _BITS_PER_WORD = 32
 
 
 class GrammarMatcher:
-    """Follows one answer through its grammar. It belongs to one sequence, and only one thread may call it."""
+    """Follows one answer through its grammar. It belongs to one sequence. Not thread-safe."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
@@ -48,11 +48,11 @@ class GrammarMatcher:
         return self._computing.done()
 
     def mask(self) -> torch.Tensor:
-        """Waits for the mask of the tokens that may come next and returns it: (ceil(vocab / 32),), int32, on the CPU.
-        Token i is bit i % 32 of word i // 32.
+        """Waits for the mask of the allowed next tokens and returns it: (ceil(vocab / 32),), int32, on the CPU. Token i
+        is bit i % 32 of word i // 32.
 
-        Once the grammar is complete and cannot go on, the mask allows the model's end tokens only. A grammar that turns
-        out on the way to be too complex allows no token at all, and `failure` says why.
+        After a complete grammar the mask allows the model's end tokens only. If the grammar turns out to be too
+        complex, the mask allows no token, and `failure` has the reason.
         """
         try:
             self._computing.result()
@@ -62,12 +62,11 @@ class GrammarMatcher:
         return self._words
 
     def advance(self, token_id: int) -> bool:
-        """Consumes a token that the mask allowed. Returns False where the grammar fails, and `failure` then says why.
+        """Consumes an allowed token. Returns False if the grammar fails; `failure` then has the reason.
 
-        The grammar fails for example where the only text that may follow is one that the tokenizer takes for a special
-        token.
+        The grammar fails, for example, if the only possible continuation is the text of a special token.
         """
-        self.mask()  # until it returns, another thread may use the matcher
+        self.mask()  # until then, another thread may use the matcher
         self._matcher.consume_token(token_id)
         try:
             check(self._matcher)
@@ -95,7 +94,7 @@ class GrammarMatcher:
 
 
 class CompiledGrammar:
-    """One compiled grammar. It never changes, and any number of requests may share it."""
+    """One compiled grammar. Immutable; any number of requests may share it."""
 
     def __init__(self, start: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._start = start
@@ -107,7 +106,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model and keeps those that were asked for last. Any thread may use it."""
+    """Compiles grammars for one model and caches the most recently used ones. Thread-safe."""
 
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -119,8 +118,8 @@ class GrammarCompiler:
     def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
         """Returns the compiled grammar of `wanted`.
 
-        This takes milliseconds for most grammars, about a second for the first, and at most some seconds, see
-        `grammar_check`. Raises InvalidRequestError that names the field of `wanted`.
+        Most grammars take milliseconds, the first about a second. `grammar_check` bounds the time to some seconds.
+        Raises InvalidRequestError with the field of `wanted`.
         """
         for text in wanted.choice or ():
             if special := [token for token in self._tokenizer.special_tokens if token in text]:
@@ -132,7 +131,7 @@ class GrammarCompiler:
         return outcome
 
     def _outcome(self, field: str, text: str) -> CompiledGrammar | str:
-        """Returns the compiled grammar, or the reason why it is refused. Threads that ask for the same grammar share
+        """Returns the compiled grammar, or the reason for its rejection. Threads that ask for the same grammar share
         one compilation."""
         with self._lock:
             known = self._outcomes.get((field, text))
@@ -160,8 +159,8 @@ class GrammarCompiler:
 
 
 def plan_bitmask(values: HostValues, rows: list[int], matchers: list[GrammarMatcher]) -> Callable[[torch.Tensor], None]:
-    """Adds the matchers' masks to `values`. Returns what sets to -inf, in place, the tokens of logits, (any number,
-    vocab), that the grammars do not allow. `rows` are those that have the `matchers`."""
+    """Adds the matchers' masks to `values`. Returns a function that sets the forbidden tokens of logits, (any number,
+    vocab), to -inf in place. `rows`: the rows of the `matchers`."""
     masks, index = values.add(np.stack([matcher.mask().numpy() for matcher in matchers])), values.add(np.array(rows))
 
     def apply(logits: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
 """Checks in a child process whether a grammar can be compiled and followed within bounds.
 
-A grammar of a few hundred bytes can take minutes to compile, use up all memory, or overflow the stack, and nothing can
-end a thread that compiles it. So a child process compiles each new grammar first. The kernel bounds the child's time
-and memory, and a child that ends at these bounds is replaced for the next grammar. The child imports neither torch nor
-transformers, and so starts fast.
+A grammar of a few hundred bytes can take minutes to compile, exhaust memory, or overflow the stack, and a thread that
+compiles it cannot be stopped. A child process therefore compiles each new grammar first. The kernel limits the child's
+time and memory. The next grammar gets a new child if the limits ended the last one. The child imports neither torch nor
+transformers, so that it starts fast.
 """
 
 import json
@@ -26,10 +26,10 @@ from raylens.llm.sampling.grammar_source import GrammarError, check, make_matche
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 1 << 30
 NUM_TOKENS = 64
-"""The number of tokens for which the check follows a grammar. Some grammars fail, or show what they cost, only after
-several tokens."""
+"""The number of tokens for which the check follows a grammar. Some grammars fail, or become slow, only after several
+tokens."""
 
-# Lets decoding go first where both need a processor.
+# Decoding takes precedence over this process.
 NICENESS = 5
 _TOO_LONG = f"must be simpler: to compile and follow it for {NUM_TOKENS} tokens took more than {MAX_SECONDS:g} s"
 _TOO_LARGE = f"must be simpler: to compile it took more than {MAX_MEMORY_BYTES >> 20} MiB, or is nested too deeply"
@@ -37,20 +37,19 @@ _REASONS = {signal.SIGPROF: _TOO_LONG, signal.SIGABRT: _TOO_LARGE, signal.SIGSEG
 
 
 class GrammarCheck:
-    """Checks grammars for one tokenizer. Any thread may use it; it checks one grammar at a time."""
+    """Checks grammars for one tokenizer, one at a time. Thread-safe."""
 
     def __init__(self, tokenizer: Callable[[], Mapping[str, Any]]) -> None:
-        """`tokenizer`: returns what `ByteTokenizer.arguments` does. Each child calls it again, because its
-        result may take megabytes."""
+        """`tokenizer`: `ByteTokenizer.arguments`. Called once for each child; the result, possibly megabytes, is not
+        kept."""
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
 
     def reason_against(self, field: str, text: str) -> str | None:
-        """Returns why this `StructuredOutput.specification` is refused, or None where it is not.
+        """Returns the reason to reject this `StructuredOutput.specification`, or None.
 
-        Raises what the tokenizer raises, and RuntimeError when the child ends for a reason that has nothing to do with
-        the grammar.
+        Raises the tokenizer's errors, and RuntimeError if the child ends for a reason unrelated to the grammar.
         """
         with self._lock:
             if self._child is None:
@@ -71,7 +70,7 @@ class GrammarCheck:
             [sys.executable, "-P", "-m", "raylens.llm.sampling.grammar_check"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what the library prints when it aborts, which quotes the client's grammar
+            stderr=subprocess.DEVNULL,  # the library's abort messages quote the client's grammar
             text=True,
         )
         weakref.finalize(self, _end, child)
@@ -81,7 +80,7 @@ class GrammarCheck:
 
 
 def _ask(child: "subprocess.Popen[str]", question: object) -> str | None:
-    """Sends the child a line of JSON and returns the line that it answers, or None when it has ended."""
+    """Sends the child a line of JSON and returns its answer, one line, or None if it has ended."""
     assert child.stdin is not None, "a pipe"
     assert child.stdout is not None, "a pipe"
     try:
@@ -98,15 +97,15 @@ def _end(child: "subprocess.Popen[str]") -> None:
 
 
 def main() -> None:
-    """Runs the child. It reads a tokenizer and then grammars from standard input, a line of JSON each, and answers each
-    with a line of JSON."""
+    """Runs the child. It reads a tokenizer and then grammars from standard input, and answers each on standard output:
+    a line of JSON for each message."""
     os.nice(NICENESS)
     tokenizer = LLTokenizer(**json.loads(sys.stdin.readline()))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MAX_MEMORY_BYTES,) * 2)
     print("null", flush=True)
     for line in sys.stdin:
-        # The timer counts this process's CPU time, whatever else runs on the machine. Its signal ends the process.
+        # The timer counts this process's CPU time. Its signal ends the process.
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         reason = _reason_against(tokenizer, *json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -125,7 +124,7 @@ def _reason_against(tokenizer: LLTokenizer, field: str, text: str) -> str | None
 
 def _follow(matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
     """Consumes up to `NUM_TOKENS` allowed tokens, drawn with a fixed seed, until only an end token may follow. Raises
-    GrammarError where the grammar fails."""
+    GrammarError if the grammar fails."""
     chance = random.Random(0)
     for _ in range(NUM_TOKENS):
         mask = bytearray(matcher.compute_bitmask())
@@ -139,7 +138,7 @@ def _follow(matcher: LLMatcher, eos_tokens: Sequence[int]) -> None:
 
 
 def _some_token(mask: bytearray, chance: random.Random) -> int:
-    """Returns a random token whose bit in `mask` is set. Token i is bit i % 8 of byte i // 8; at least one bit is
+    """Returns a random token with a set bit in `mask`. Token i is bit i % 8 of byte i // 8; at least one bit is
     set."""
     start = chance.randrange(len(mask))
     byte = next(place % len(mask) for place in range(start, start + len(mask)) if mask[place % len(mask)])

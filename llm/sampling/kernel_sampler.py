@@ -1,5 +1,5 @@
-"""Chooses tokens by Raylens' kernels on the CPU: the same settings as in `logits_processors` and `truncation`, for all
-rows in one call."""
+"""Chooses tokens by Raylens' CPU kernels, for all rows in one call. Applies the same settings as `logits_processors`
+and `truncation`."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from raylens.llm.sampling.sampler_state import SamplerState
 def choose_by_kernels(library: KernelLibrary, logits: torch.Tensor, states: Sequence[SamplerState]) -> list[int | None]:
     """Returns the next token of each row of `logits`, (len(states), vocab), float32 on the CPU, or None for a row whose
     highest logit is not finite. Overwrites `logits`."""
-    kept: list[object] = []  # what the rows hold addresses of
+    kept: list[object] = []  # keeps alive the memory whose addresses the rows hold
     rows = [_settings(state, kept) for state in states]
     return [None if token_id < 0 else token_id for token_id in choose_tokens(library, logits.contiguous(), rows)]
 
 
 def _settings(state: SamplerState, kept: list[object]) -> RowSettings | None:
-    """Returns what a row's token depends on, or None where it is the likeliest one."""
+    """Returns the settings of a row, or None for an unedited greedy row."""
     edits = state.edits_logits
     if state.is_greedy and not edits:
         return None
@@ -35,7 +35,7 @@ def _settings(state: SamplerState, kept: list[object]) -> RowSettings | None:
 
 
 def _lasting_settings(state: SamplerState) -> RowSettings:
-    """Returns the settings that are the same for all tokens of an answer."""
+    """Returns a row with the settings that hold for all tokens of an answer."""
     params = state.params
     row = RowSettings(
         repetition_penalty=state.repetition_penalty,
@@ -56,7 +56,7 @@ def _lasting_settings(state: SamplerState) -> RowSettings:
 
 
 def _set_edits(row: RowSettings, state: SamplerState, kept: list[object]) -> None:
-    """Sets what the answer so far decides."""
+    """Sets the edits that depend on the answer so far."""
     if state.matcher is not None:
         mask = state.matcher.mask()
         kept.append(mask)

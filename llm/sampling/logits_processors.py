@@ -1,6 +1,6 @@
-"""Changes logits before a token is chosen, greedily or not: grammar, exclusions, `min_tokens`, bias and penalties.
+"""Edits logits before greedy choice and sampling: grammar, exclusions, `min_tokens`, bias and penalties.
 
-Most edits work on all rows that need them at once, and touch only the tokens that they are about.
+Most edits handle all their rows at once and touch only the affected tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ from raylens.llm.sampling.truncation import Edit
 Rows = list[tuple[int, SamplerState]]
 """Row numbers of the logits, each with the row's state."""
 Places = tuple[int, int]
-"""Of places in the logits, which name none twice: the indexes in the HostValues of their rows and of their columns."""
+"""Distinct places in the logits, as indexes into the HostValues: of their rows and of their columns."""
 
 
 def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]:
-    """Adds to `values` what each row's settings need. Returns what changes logits, (len(states), vocab), by them. Apply
-    the edits in order once the values are on the device. They are vLLM's, in its order:
+    """Adds the settings of each row to `values`. Returns the edits of logits, (len(states), vocab), to apply in order
+    once the values are on the device. The edits and their order are vLLM's:
 
-    1. structured output: every token that the grammar does not allow gets -inf
+    1. structured output: every token that the grammar forbids gets -inf
     2. `allowed_token_ids`: every other token gets -inf
-    3. `bad_words`: the last token of a word gets -inf where the output ends in the tokens before it. This is skipped
-       for a row in which no other token would be left
-    4. `min_tokens`: the tokens that would end the output get -inf. This is skipped for a row in which no other token
-       would be left, as when the grammar is complete: the form of the answer takes precedence over its length
+    3. `bad_words`: the last token of a word gets -inf if the output ends in the word's other tokens. Skipped for a row
+       that would lose all its tokens
+    4. `min_tokens`: the tokens that would end the output get -inf. Skipped for a row that would lose all its tokens, as
+       with a complete grammar: the form of the answer takes precedence over its length
     5. `logit_bias`: is added
-    6. `repetition_penalty`: multiplies a negative logit of a token of prompt or output, and divides any other, like
+    6. `repetition_penalty`, for tokens of prompt and output: multiplies a negative logit, divides any other, like
        transformers' RepetitionPenaltyLogitsProcessor
     7. `frequency_penalty` times the token's count in the output, and `presence_penalty` once for a token of the output:
        are subtracted, as OpenAI defines it
@@ -67,7 +67,7 @@ def _keep(values: HostValues, row: int, token_ids: IntArray) -> Edit:
 
 
 def _ban(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Edit:
-    """Sets each row's `token_ids` to -inf, but leaves a row unchanged in which no other token would be left."""
+    """Sets each row's `token_ids` to -inf, unless the row would lose all its tokens."""
     row_of_each, columns = _places(values, rows, token_ids)
 
     def ban(logits: torch.Tensor) -> None:

@@ -14,8 +14,8 @@ class TokenLogprobs:
     """The token at one position: its log-probability in nats, its rank (1 is the likeliest), and the likeliest tokens
     at the position with their log-probabilities, likeliest first.
 
-    A log-probability may be -inf where the model itself excludes a token, and where it has no logit for it, as for an
-    item's placeholder behind the vocabulary."""
+    A log-probability is -inf for a token that the model excludes or has no logit for, such as an item's placeholder
+    beyond the vocabulary."""
 
     token_id: int
     logprob: float
@@ -24,11 +24,12 @@ class TokenLogprobs:
 
 
 class LogprobsCopy:
-    """Log-probabilities of one token of each row, and of the row's likeliest tokens, on their way to the host."""
+    """An asynchronous copy to the host: log-probabilities of one token of each row and of the row's likeliest
+    tokens."""
 
     def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> None:
-        """Has the device compute them from `logits` (num_rows, vocab), float32, and `token_ids` (num_rows,), int64.
-        There is a row at least, and `num_top` is how many of its likeliest tokens to name."""
+        """Launches the computation from `logits` (num_rows, vocab), float32, and `token_ids` (num_rows,), int64, with
+        at least one row. `num_top`: the number of likeliest tokens to name for each row."""
         logprobs = logits.log_softmax(dim=-1)
         ids, num_logits = token_ids[:, None], logits.shape[1]
         chosen = logprobs.gather(1, ids.clamp(max=num_logits - 1)).masked_fill(ids >= num_logits, -torch.inf)
@@ -49,10 +50,10 @@ class LogprobsCopy:
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
     """Returns the log-probabilities of each row's token and of the row's `num_top` likeliest tokens.
 
-    They are the log-softmax of `logits` (len(token_ids), vocab), float32, which are the model's own, before penalties
-    and temperature (vLLM's `raw_logprobs`). For output tokens a row has the logits that its token was chosen from. For
-    a prompt row i has the logits of position i, and `token_ids[i]` is the token at position i + 1. The call takes as
-    much memory again as `logits`: give a long prompt in parts.
+    The result is the log-softmax of `logits` (len(token_ids), vocab), float32: the model's own, before penalties and
+    temperature (vLLM's `raw_logprobs`). For output tokens, a row has the logits that its token was chosen from. For a
+    prompt, row i has the logits of position i, and `token_ids[i]` is the token at position i + 1. The call allocates as
+    much memory again as `logits`: pass a long prompt in parts.
     """
     if not token_ids:
         return []

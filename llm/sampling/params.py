@@ -1,4 +1,4 @@
-"""The sampling parameters of one request: how its tokens are chosen and when its output ends."""
+"""The sampling parameters of one request."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -15,28 +15,27 @@ from raylens.preprocess.schema import InvalidRequestError
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The sampling parameters of one request. For `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
-    `min_tokens` None stands for the model's own default (`generation_defaults`). All others are off unless they are
-    set.
+    `min_tokens` None stands for the model's own default (`generation_defaults`). All others are off unless set.
 
     - `max_tokens`: None runs to the end of the context, 0 computes the prompt only
-    - `min_tokens`: before so many tokens no end token, no token of `stop_token_ids` and no stop string ends the output
+    - `min_tokens`: below this length no end token, no token of `stop_token_ids` and no stop string ends the output
     - `temperature`: 0 is greedy
     - `top_k` (0 and -1 are off), `top_p` (1 is off), `min_p` (0 is off): see `truncation.plan_truncation`
     - `repetition_penalty` (1 is off), on tokens of prompt and output; `presence_penalty`, `frequency_penalty` (0 is
       off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.plan_edits`
-    - `allowed_token_ids`: no other token comes; `bad_words`: none of these texts comes, at least not in its usual
-      tokens: see `logits_processors.plan_edits`
-    - `seed`: gives the same tokens each time, whatever else is running
-    - `stop`: texts that end the output and are not part of it; `stop_token_ids`: tokens that end it, as end tokens do;
-      `include_stop_str_in_output`: the stop string that ended the output is part of it
-    - `skip_special_tokens`: special tokens are no part of the output's text
-    - `ignore_eos`: the model's end tokens are tokens like any other
-    - `logprobs`, `prompt_logprobs`: how many of the likeliest tokens to name at each position of the output and of
-      the prompt, beside the token at that position; None gives no log-probabilities
-    - `n`: how many answers the request gets to its prompt
+    - `allowed_token_ids`: the output has no other tokens; `bad_words`: the output has none of these texts, at least not
+      in their usual tokens: see `logits_processors.plan_edits`
+    - `seed`: makes the tokens reproducible, in any batch
+    - `stop`: texts that end the output and are not part of it; `stop_token_ids`: further end tokens;
+      `include_stop_str_in_output`: the output includes the stop string
+    - `skip_special_tokens`: the output's text has no special tokens
+    - `ignore_eos`: the model's end tokens do not end the output
+    - `logprobs`, `prompt_logprobs`: the number of likeliest tokens to name at each position of output and prompt,
+      besides the token at that position; None: no log-probabilities
+    - `n`: the number of answers to the prompt
     - `structured_output`: the form of the answer
 
-    Raises InvalidRequestError that names the field, its limit and its value.
+    Raises InvalidRequestError with the field, its limit and its value.
     """
 
     n: int = 1
@@ -87,7 +86,7 @@ class SamplingParams:
     def _check_exclusions(self) -> None:
         if self.allowed_token_ids is not None:
             _check(len(self.allowed_token_ids) > 0, "allowed_token_ids", "of at least one token", 0)
-            # The grammar may reach a point where it allows none of these tokens.
+            # The grammar may reach a state that allows none of these tokens.
             is_free = self.structured_output is None
             _check(is_free, "allowed_token_ids", "absent where structured_output is set", len(self.allowed_token_ids))
         count = len(self.bad_words)
@@ -116,7 +115,7 @@ class SamplingParams:
         _check(
             count <= bounds.MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {bounds.MAX_STOP_TOKEN_IDS} tokens", count
         )
-        # Once the form is complete, only an end token may follow.
+        # After a complete structured output, only an end token may follow.
         is_endless = self.ignore_eos and self.structured_output is not None
         _check(not is_endless, "ignore_eos", "false where structured_output is set", self.ignore_eos)
 

@@ -1,4 +1,4 @@
-"""Turns logits into token ids, each row of a batch by its own sampling parameters."""
+"""Turns logits into token ids. Each row of a batch has its own sampling parameters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from raylens.llm.sampling.truncation import plan_truncation
 _TOKENS_PER_GROUP = 128
 
 
-@dataclass(slots=True)  # not frozen: to freeze it would cost a microsecond for each token
+@dataclass(slots=True)  # not frozen: freezing would cost a microsecond for each token
 class SampledToken:
-    """The token chosen for one row, with its `logprobs` where the row's parameters ask for them."""
+    """The token chosen for one row, with its `logprobs` if the row's parameters ask for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -31,16 +31,15 @@ class _Choice(Protocol):
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """Token ids (num_rows,), int64, where the logits are. A row without a token has any id of the vocabulary."""
+        """Token ids (num_rows,), int64, on the logits' device. A row without a token has any id of the vocabulary."""
 
     def read(self) -> list[int | None]:
-        """Returns the tokens, or None for a row whose highest logit is not finite, before its settings or behind
-        them."""
+        """Returns the tokens, or None for a row whose highest logit is not finite, before or after its edits."""
 
 
 class ChosenTokens:
-    """The next token of each row, as the device chooses it. The next step can take the tokens by `token_ids` before the
-    host knows them. `read` tells the host, once."""
+    """The next token of each row, chosen on the device. The next step can use `token_ids` before the host knows them.
+    Call `read` once."""
 
     def __init__(self, states: Sequence[SamplerState], choice: _Choice, logprobs: LogprobsCopy | None) -> None:
         """`logprobs`: of the rows that ask for them, in order."""
@@ -55,8 +54,8 @@ class ChosenTokens:
     def read(self) -> list[SampledToken | None]:
         """Waits for the tokens, appends each to its row's state, and returns them.
 
-        Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails: such a failure
-        concerns the row's sequence alone."""
+        Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails. Such a failure
+        ends that row's request only."""
         sampled = [
             None if token_id is None or not state.append(token_id) else SampledToken(token_id)
             for state, token_id in zip(self._states, self._choice.read(), strict=True)
@@ -69,12 +68,12 @@ class ChosenTokens:
 
 
 def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens:
-    """Has one token chosen for each row of `logits` (len(states), vocab), float32.
+    """Launches the choice of one token for each row of `logits` (len(states), vocab), float32.
 
-    Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. Then a greedy row takes its
-    likeliest token. For any other row the temperature, `plan_truncation` and a draw follow. May overwrite `logits`.
+    Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. A greedy row then takes its
+    likeliest token. For other rows the temperature, `plan_truncation` and a draw follow. May overwrite `logits`.
 
-    The host does not wait for the device, but for rows that `waits_for_device` names.
+    The host waits for the device only for rows with `waits_for_device`.
     """
     wanting = _wanting_logprobs(states)
     rows = send(np.array(wanting), logits.device) if wanting else None
@@ -94,7 +93,7 @@ def _wanting_logprobs(states: Sequence[SamplerState]) -> list[int]:
 
 
 class _ChosenByKernels:
-    """A choice that the host has made."""
+    """A choice made on the host."""
 
     def __init__(self, tokens: list[int | None]) -> None:
         self._tokens = tokens
@@ -108,7 +107,8 @@ class _ChosenByKernels:
 
 
 class _ChosenByDevice:
-    """A choice on its way to the host. `is_finite` (num_rows,): which rows have a token."""
+    """A choice made on the device, with an asynchronous copy to the host. `is_finite` (num_rows,): whether a row has a
+    token."""
 
     def __init__(self, token_ids: torch.Tensor, is_finite: torch.Tensor) -> None:
         self.token_ids = token_ids
@@ -120,7 +120,7 @@ class _ChosenByDevice:
 
 
 def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDevice:
-    """Does what `choose` does by PyTorch. The host sends one array to the device, and gets one."""
+    """Implements `choose` by PyTorch, with one copy in each direction."""
     values = HostValues(logits.device)
     edits = plan_edits(values, states)
     drawing = [row for row, state in enumerate(states) if not state.is_greedy]
@@ -139,8 +139,8 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDe
 def _plan_draw(
     values: HostValues, rows: list[int], states: Sequence[SamplerState]
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Returns what draws from the truncated softmax(logits / temperature) of each of the `rows`, and puts what it draws
-    into the token ids of all rows."""
+    """Returns a function that draws from the truncated softmax(logits / temperature) of each of the `rows`, and writes
+    the result to the token ids of all rows."""
     index = values.add(np.array(rows))
     own_temperatures = [state.params.temperature or 0.0 for state in states]
     temperatures = values.add(np.array(own_temperatures, dtype=np.float32)[:, None])
@@ -159,18 +159,18 @@ def _plan_draw(
 
 
 def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Returns the token of each row at which the cumulative sum of the row's `weights` (rows, vocab) passes the share
-    `uniforms` (rows,), float64, of their sum.
+    """Returns the first token of each row at which the cumulative sum of the row's `weights` (rows, vocab) exceeds the
+    share `uniforms` (rows,), float64, of their sum.
 
-    One float64 decides for each row. Rounding may change with the batch, but it moves the bounds between tokens by
-    1e-16 or so, which hardly ever changes a token. The search first finds a group of tokens and then the token inside
-    the group, because a cumulative sum costs much more than a sum.
+    Rounding may differ between batches. It moves the bounds between tokens by about 1e-16, which hardly ever changes a
+    token. The search finds a group of tokens first and then the token within, because a cumulative sum costs much more
+    than a sum.
     """
     padding = -weights.shape[1] % _TOKENS_PER_GROUP
     groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
     cumulative = groups.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     targets = (uniforms[:, None] * cumulative[:, -1:]).contiguous()
-    # Where a row has no finite logit, nothing is drawn, but no index may leave its bounds.
+    # A row without a finite logit has no valid draw, but its index must stay within bounds.
     group = torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[1] - 1)
     rest = targets - cumulative.gather(1, (group - 1).clamp_(min=0)).masked_fill_(group == 0, 0.0)
     inside = groups[torch.arange(len(groups), device=groups.device), group[:, 0]].cumsum(dim=-1, dtype=torch.float64)

@@ -1,5 +1,4 @@
-"""The state of sampling a sequence: parameters, past tokens, random numbers and the grammar. It decides the next token
-together with the logits."""
+"""The sampling state of a sequence: parameters, past tokens, random numbers and the grammar."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -16,14 +15,14 @@ from raylens.preprocess.schema import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
 
-# At such a temperature or a lower one the softmax is an argmax, and the division by it could overflow.
+# At this temperature and below, the softmax is an argmax, and dividing by the temperature could overflow.
 _GREEDY_TEMPERATURE = 1e-4
 
 _NOTHING_EXCLUDED = ExcludedTokens()
 
 
 class SeenTokens:
-    """The distinct tokens of a sequence, and how often each occurs in its output. To append a token takes O(1)."""
+    """The distinct tokens of a sequence and their counts in its output. Appending a token takes O(1)."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self._slots = {token_id: slot for slot, token_id in enumerate(dict.fromkeys(token_ids))}
@@ -48,8 +47,8 @@ class SeenTokens:
 
 
 class SamplerState:
-    """The state of the sampler for one sequence. `sampler.choose` reads it. The token that it chooses is appended when
-    the host reads it, before the next one is chosen."""
+    """The sampling state of one sequence, read by `sampler.choose`. The chosen token is appended when the host reads
+    it, before the next choice."""
 
     def __init__(
         self,
@@ -65,14 +64,14 @@ class SamplerState:
         """`vocab_size`: the width of the model's logits.
         `eos_token_ids`: the model's end tokens.
         `grammar`: the compiled `params.structured_output`.
-        `excluded`: what `params.allowed_token_ids`, `params.bad_words` and the model exclude.
-        `index`: which of the request's `params.n` answers this is. Each has its own stream of random numbers, also
-        with one seed.
+        `excluded`: the tokens excluded by `params.allowed_token_ids`, `params.bad_words` and the model.
+        `index`: the number of this answer among the request's `params.n`. Each answer has its own stream of random
+        numbers, even with a seed.
 
-        Raises InvalidRequestError that names the field, for tokens outside the vocabulary.
+        Raises InvalidRequestError with the field, for tokens outside the vocabulary.
         """
         if (grammar is None) != (params.structured_output is None):
-            raise ValueError("a grammar has to be given exactly where params.structured_output is set")
+            raise ValueError("a grammar is required exactly if params.structured_output is set")
         check_vocabulary("logit_bias", params.logit_bias, vocab_size)
         check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
         self.params = params
@@ -93,18 +92,18 @@ class SamplerState:
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
         self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
-        """The state that `kernel_sampler` keeps from token to token."""
+        """Kept by `kernel_sampler` between tokens."""
         is_free = self.matcher is None and self.seen is None and not len(self.biases)
         self._always_edits = not is_free or excluded.excludes_some
 
     @property
     def bad_token_ids(self) -> IntArray:
-        """Returns the tokens that must not come next because they would complete a bad word."""
+        """Returns the forbidden next tokens that would complete a bad word."""
         return self._excluded.completing(self._last_token_ids)
 
     @property
     def banned_token_ids(self) -> IntArray:
-        """Returns the tokens that must not come next because they would end the output before `min_tokens`."""
+        """Returns the forbidden next tokens that would end the output before `min_tokens`."""
         return self._early_stop_token_ids if self.num_output_tokens < self._min_tokens else NO_TOKENS
 
     @property
@@ -114,8 +113,7 @@ class SamplerState:
 
     @property
     def is_complete(self) -> bool:
-        """Returns whether the answer is complete in the form that the request asks for: only an end token can
-        follow."""
+        """Returns whether the answer's structured output is complete, so that only an end token can follow."""
         return self.matcher is not None and self.matcher.is_complete
 
     @property
@@ -125,7 +123,7 @@ class SamplerState:
 
     @property
     def failure(self) -> InvalidRequestError | None:
-        """Returns why the answer cannot go on in the form that the request asks for, or None where it can."""
+        """Returns the error that ended the answer's structured output, or None."""
         wanted = self.params.structured_output
         if wanted is None or self.matcher is None or self.matcher.failure is None:
             return None
@@ -137,7 +135,7 @@ class SamplerState:
         return self._random.random()
 
     def append(self, token_id: int) -> bool:
-        """Appends the next token of the output. Returns False when the grammar cannot go on from there."""
+        """Appends the next token of the output. Returns False if the grammar fails after it."""
         self.num_output_tokens += 1
         self._last_token_ids.append(token_id)
         if self.seen is not None:
@@ -148,8 +146,8 @@ class SamplerState:
 def _seen_tokens(
     params: SamplingParams, repetition_penalty: float, prompt_token_ids: Sequence[int], vocab_size: int
 ) -> SeenTokens | None:
-    """Returns the tokens that the penalties need, or None where there are no penalties. The prompt's tokens are among
-    them only where there is a repetition penalty."""
+    """Returns the tokens for the penalties, or None without penalties. Only a repetition penalty includes the prompt's
+    tokens."""
     if repetition_penalty != 1:
         # A placeholder's id may lie outside the vocabulary.
         return SeenTokens(token_id for token_id in prompt_token_ids if 0 <= token_id < vocab_size)
@@ -159,7 +157,6 @@ def _seen_tokens(
 
 
 def _random_stream(seed: int | None, index: int) -> np.random.Generator:
-    """Returns the random numbers of one sequence. They come from the CPU, and no other row, batch or device changes
-    them."""
+    """Returns the random numbers of one sequence. They come from the CPU, independent of batch and device."""
     entropy = None if seed is None else seed % 2**64
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))

@@ -1,4 +1,4 @@
-"""The form that a request asks of its answer, and the checks of that form; `grammar.py` enforces it."""
+"""The required form of an answer, and the checks of this form; `grammar.py` enforces it."""
 
 import json
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ ANY_JSON_OBJECT = '{"type": "object"}'
 class StructuredOutput:
     """Exactly one of these is set:
 
-    - `json_schema`: the answer is JSON that is valid against this schema, an object or the JSON text of one
+    - `json_schema`: the answer is JSON valid against this schema, given as an object or as JSON text
     - `json_object`: the answer is any JSON object
     - `regex`: the whole answer matches, in the syntax of Rust's regex crate, without look-around and references;
       `\\d` and `\\w` are ASCII
     - `grammar`: the answer derives from `start` of a Lark grammar, or from `root` of a GBNF one
     - `choice`: the answer is one of these texts
 
-    Raises InvalidRequestError that names the field. Whether a schema, regex or grammar can be compiled is checked
-    later, see `grammar.GrammarCompiler.compile`.
+    Raises InvalidRequestError with the field. `grammar.GrammarCompiler.compile` checks later whether a schema, regex or
+    grammar can be compiled.
     """
 
     json_schema: Mapping[str, Any] | str | None = None
@@ -48,8 +48,8 @@ class StructuredOutput:
 
     @property
     def specification(self) -> tuple[str, str]:
-        """Returns the name of the field that is set and its value as text. Equal texts mean equal forms, so the pair
-        can be the key of a cache."""
+        """Returns the name of the set field and its value as text. The pair is a valid cache key: equal pairs mean
+        equal forms."""
         if self.json_schema is not None:
             return "json_schema", _schema_text(self.json_schema)
         if self.json_object:
@@ -63,7 +63,7 @@ class StructuredOutput:
 
 
 def _schema_text(schema: Mapping[str, Any] | str) -> str:
-    """Returns the schema as JSON, with its keys in their order: the answer's properties come in the schema's order.
+    """Returns the schema as JSON, with its keys in order, because the answer's properties follow the schema's order.
 
     Raises InvalidRequestError for anything but a JSON object."""
     try:

@@ -1,7 +1,7 @@
 """Applies `min_p`, `top_k` and `top_p`, which limit the tokens that may be drawn.
 
-A row is cut at a threshold on its logits, never at a place in an order. So tokens of equal logits are kept or cut
-together, and no other row of the batch changes the result.
+A row is cut at a threshold on its logits, never at a rank. Tokens of equal logits are thus kept or cut together, and
+the result does not depend on other rows of the batch.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from raylens.llm.host_values import HostValues
 from raylens.llm.sampling.sampler_state import SamplerState
 
-# Most rows have their nucleus among so many of their likeliest tokens. Only the other rows are sorted in full.
+# Most nuclei are among so many of the likeliest tokens. Only rows with a larger nucleus are sorted in full.
 NUCLEUS_PREFIX = 1024
 
 Edit = Callable[[torch.Tensor], None]
@@ -22,16 +22,16 @@ Edit = Callable[[torch.Tensor], None]
 
 
 def plan_truncation(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]:
-    """Adds to `values` what the cuts need. Returns the cuts, which set to -inf the tokens of logits, (len(states),
-    vocab), that may not be drawn. Apply them in order once the values are on the device. The logits are already divided
-    by the temperature, and each row's highest is 0.
+    """Adds the rows' settings to `values`. Returns the cuts, to apply in order once the values are on the device. They
+    set the excluded tokens of logits, (len(states), vocab), to -inf. The logits are divided by the temperature, with
+    0 as the highest of each row.
 
-    The settings apply in vLLM's order, each to the tokens that the one before has left. They cut:
+    The settings apply in vLLM's order, each to the remaining tokens. They cut:
 
-    1. `min_p`: tokens less likely than `min_p` times the likeliest, as transformers' MinPLogitsWarper does
-    2. `top_k`: tokens less likely than the k-th, as transformers' TopKLogitsWarper does
-    3. `top_p`: tokens that are not needed for a mass of at least `top_p`, likeliest first, as transformers'
-       TopPLogitsWarper does. The likeliest token always stays.
+    1. `min_p`: tokens less likely than `min_p` times the likeliest, like transformers' MinPLogitsWarper
+    2. `top_k`: tokens less likely than the k-th, like transformers' TopKLogitsWarper
+    3. `top_p`: tokens beyond the likeliest ones with a mass of at least `top_p`, like transformers' TopPLogitsWarper.
+       The likeliest token always stays.
     """
     by_share = [row for row, state in enumerate(states) if state.params.min_p]
     by_rank = [row for row, state in enumerate(states) if _is_cut_by_rank(state)]
@@ -41,7 +41,7 @@ def plan_truncation(values: HostValues, states: Sequence[SamplerState]) -> list[
 
 
 def waits_for_device(state: SamplerState) -> bool:
-    """Returns whether the host may look at the row's logits to decide how to cut them, and waits for them."""
+    """Returns whether cutting the row may make the host wait for its logits."""
     return _top_p(state) < 1 and not _is_cut_by_rank(state) and state.vocab_size > NUCLEUS_PREFIX
 
 
@@ -54,8 +54,8 @@ def _top_k(state: SamplerState) -> int:
 
 
 def _top_p(state: SamplerState) -> float:
-    """Returns the row's `top_p`, or infinity where it is off: no mass is ever enough then, even where rounding keeps
-    the last tokens from adding to the cumulative mass."""
+    """Returns the row's `top_p`, or infinity if it is off. With 1, rounding of the cumulative mass could cut the last
+    tokens."""
     top_p = state.params.top_p
     return math.inf if top_p is None or top_p == 1 else top_p
 
@@ -88,14 +88,14 @@ def _cut_by_mass(values: HostValues, rows: list[int], states: Sequence[SamplerSt
 
 
 def _cut(logits: torch.Tensor, rows: torch.Tensor, lowest: torch.Tensor) -> None:
-    """Sets to -inf the logits that are below the lowest one that their row keeps; `lowest` is (len(rows),)."""
+    """Sets logits below `lowest`, (len(rows),), to -inf."""
     kept = logits[rows]
     logits[rows] = kept.masked_fill_(kept < lowest[:, None], -torch.inf)
 
 
 def _rank_threshold(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns the lowest logit that `top_k`, then `top_p`, both (rows, 1), keep in each row: (rows,). `ordered`: the
-    highest logits, highest first."""
+    """Returns the lowest logit of each row that `top_k` and then `top_p`, both (rows, 1), keep: (rows,). `ordered`: the
+    highest logits, in descending order."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     cumulative = ordered.exp().masked_fill_(ranks >= top_k, 0.0).cumsum(dim=-1, dtype=torch.float64)
     num_kept = _nucleus_size(cumulative, cumulative[:, -1:], top_p)
@@ -103,13 +103,13 @@ def _rank_threshold(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
 
 def _mass_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns the lowest logit that `top_p`, (rows, 1), keeps in each row: (rows,)."""
+    """Returns the lowest logit of each row that `top_p`, (rows, 1), keeps: (rows,)."""
     total = logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
     ordered = logits.topk(min(NUCLEUS_PREFIX, logits.shape[1]), dim=-1).values
     cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
     num_kept = _nucleus_size(cumulative, total, top_p)
     lowest = ordered.gather(1, num_kept - 1)[:, 0]
-    # Rows that need the whole prefix may need more tokens than that.
+    # A row that needs the whole prefix may need more tokens.
     is_wide = (num_kept[:, 0] == ordered.shape[1]) if ordered.shape[1] < logits.shape[1] else None
     if is_wide is not None and bool(is_wide.any()):
         ordered = logits[is_wide].sort(dim=-1, descending=True).values
@@ -120,6 +120,6 @@ def _mass_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _nucleus_size(cumulative: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns how many of the likeliest tokens make up `top_p` of the `total` mass, both (rows, 1): (rows, 1).
-    `cumulative` is the mass of the likeliest tokens up to each."""
+    """Returns the number of likeliest tokens that make up `top_p` of the `total` mass, both (rows, 1): (rows, 1).
+    `cumulative`: the cumulative mass of the likeliest tokens."""
     return ((cumulative < top_p * total).sum(dim=-1, keepdim=True) + 1).clamp_(max=cumulative.shape[1])

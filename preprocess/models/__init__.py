@@ -1,6 +1,6 @@
-"""The declarations of model families for the processor; `modeling/families.py` says which file has which."""
+"""The declarations of model families for the processor; `modeling/families.py` maps families to files."""
 
 from raylens.modeling.torchvision_build import make_importable
 
-# Before any of them: families take functions from modules of transformers that import torchvision.
+# Before the families, which import modules of transformers that import torchvision.
 make_importable()

@@ -1,4 +1,4 @@
-"""Aria: a picture is padded to a square of 490 or 980 pixels, or, where `split_image` is set, cut into several."""
+"""Aria: a picture is padded to a square of 490 or 980 pixels, or, with `split_image`, cut into several squares."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,8 @@ from raylens.preprocess.models.family import (
 
 
 def _run(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """Processes pictures one by one: for several together, Hugging Face's processor returns one number of crops, that
-    of the largest."""
+    """Processes pictures one by one. For a batch, Hugging Face's processor returns a single number of crops, the
+    largest picture's."""
     alone = [run_images(processor, [image], kwargs) for image in images]
     joined: dict[str, Any] = {name: torch.cat([one[name] for one in alone]) for name in ("pixel_values", "pixel_mask")}
     return {**joined, "num_crops": [len(one["pixel_values"]) for one in alone]}
@@ -39,7 +39,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns pictures that fill a grid of crops. Such a picture gets that grid, because no other grid holds all of it
+    """Returns the sizes that exactly fill a grid of crops. Such a picture gets that grid, because no other grid fits
     without waste."""
     return [(height, width) for height, width in processor.image_processor.split_resolutions]
 

@@ -1,4 +1,4 @@
-"""BLIP-2: a fixed number of query tokens stands before the prompt, before BOS even."""
+"""BLIP-2: a fixed number of query tokens precedes the prompt, even its BOS."""
 
 from dataclasses import replace
 

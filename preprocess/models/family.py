@@ -20,8 +20,8 @@ Kwargs: TypeAlias = Mapping[str, Any]
 """Keyword arguments of the Hugging Face image or video processor."""
 
 Option: TypeAlias = Callable[[HFProcessor, object], Kwargs]
-"""A setting that a client may change per request: takes its value, returns the keyword arguments that it stands for.
-Raises InvalidRequestError for a value of another type or out of bounds."""
+"""A setting that a client may change per request: maps its value to keyword arguments. Raises InvalidRequestError for a
+value of a wrong type or out of bounds."""
 
 Size: TypeAlias = tuple[int, ...]
 """(height, width) in pixels of a picture, (num_frames, height, width) of a video."""
@@ -30,21 +30,20 @@ Backend: TypeAlias = Literal["pil", "torchvision"]
 """The library that resizes and normalises pictures: Pillow with numpy, or torchvision."""
 
 DEFAULT_FRAMES = "default_frames"
-"""The keyword argument of videos that holds the most frames where neither the request nor the processor names a number
-or a rate."""
+"""The keyword argument with the most frames of a video, if neither request nor processor sets a number or a rate."""
 
 RAGGED = Batched(shape=lambda outputs, index: ())
-"""The layout of the outputs that `run_ragged_images` leaves unpadded. Merging pads them to the batch's largest item."""
+"""The layout of the unpadded outputs of `run_ragged_images`. Merging pads them to the batch's largest item."""
 
 
 def run_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """Runs the image processor on one prompt's worth of images."""
+    """Runs the image processor on the images of one prompt."""
     outputs, _ = processor._process_images(list(images), **kwargs)
     return outputs  # type: ignore[no-any-return]
 
 
 def run_nested_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """The same as `run_images`, for processors that take the images sample by sample."""
+    """The same as `run_images`, for processors that expect a list of images for each sample."""
     return run_images(processor, [list(images)], kwargs)
 
 
@@ -55,7 +54,7 @@ def run_ragged_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwa
 
 
 def replace_image_token(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
-    """Returns the text that the Hugging Face processor puts in place of image `index`'s placeholder."""
+    """Returns the Hugging Face processor's replacement for the placeholder of image `index`."""
     text: str = processor.replace_image_token(outputs, image_idx=index, **kwargs)
     return text
 
@@ -80,30 +79,30 @@ def unchanged(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modality:
-    """How one kind of media is processed. Functions get the Hugging Face processor first.
+    """The processing of one modality. Functions get the Hugging Face processor first.
 
-    `fields`: how its outputs split into items.
-    `update`: where the items go in the prompt.
-    `embed_token`: the token whose positions take an item's embeddings.
-    `marks`: what the model's chat template writes before and after an item's placeholder.
-    `size_outputs`: outputs for an item of a size as far as `expansion` looks at them, without pixels; takes the
+    `fields`: the split of its outputs into items.
+    `update`: the place of the items in the prompt.
+    `embed_token`: the token at positions with an item's embeddings.
+    `marks`: the chat template's text before and after an item's placeholder.
+    `size_outputs`: the outputs that `expansion` reads, for an item of a size, computed without pixels; takes the
     processor, the numbers of the Size and the keyword arguments.
-    `largest`: candidates for the size with the most tokens; no size of image has more than the best of them. For
-    videos, the keyword arguments hold the most frames that the limits let through, as `max_frames`.
-    `decode`: encoded bytes to what `run` takes; raises InvalidRequestError. A parser of one's own makes a new modality.
-    `blank`: a black item of a size, as `decode` returns it.
+    `largest`: candidates for the size with the most tokens; no image has more tokens than the best of them. For videos,
+    the keyword arguments hold the limit of frames, as `max_frames`.
+    `decode`: turns encoded bytes into the input of `run`; raises InvalidRequestError. Replace it to add a file format.
+    `blank`: a black item of a size, in the form of `decode`.
     `run`: processes decoded items together, into outputs.
-    `expansion`: the text that item `index` of some outputs becomes.
-    `ordinal`: control tokens in front of the item that is a prompt's first, second, ... of the modality, from 0.
+    `expansion`: the text of item `index` of some outputs in the prompt.
+    `ordinal`: control tokens before the prompt's `index`-th item of the modality, from 0.
     `feature_tokens`: further tokens that count as the item's features, though they keep their own embedding.
-    `pack` / `unpack`: an item's tensors from the processor's form to a smaller one, in which they are kept, and back.
-    `max_items`: items that one prompt can hold, None: any number.
+    `pack` / `unpack`: convert an item's tensors from the processor's form to a smaller, stored form, and back.
+    `max_items`: the most items of a prompt; None: any number.
     `language_fields`: the fields that the language model needs beside an item's embeddings, e.g. for positions.
-    `derived_fields`: floating-point fields that follow from an item's size, as all of whole numbers do.
-    `content_fields`: fields of whole numbers that do not.
-    `options`: settings that a client may change per request, by name; `largest_options`: values of those that make an
+    `derived_fields`: floating-point fields that follow from an item's size, as integer fields do by default.
+    `content_fields`: integer fields that do not follow from the size.
+    `options`: settings that a client may change per request, by name; `largest_options`: option values that make an
     item larger than the model's own settings do.
-    `among_others`: what holds instead when the prompt has more than one item of the modality.
+    `among_others`: replaces this declaration if the prompt has more than one item of the modality.
     """
 
     fields: Fields
@@ -134,11 +133,11 @@ class ProcessorFamily:
     """`processor_class`: the name of a class in transformers, or an object with `from_pretrained`.
 
     `modalities`: by name. `frame`: see FrameInsertion. `keeps_special_tokens`: whether a prompt with items keeps the
-    BOS and EOS that the tokenizer adds by itself. `requires_items`: whether the model takes no prompt of text alone.
-    `rewrite_text`: changes a prompt's text before anything else does. `mend`: repairs a loaded processor. `backends`:
-    those for which transformers has the family's processor. `placeholder_id`: the token id that stands in finished
-    prompts where an embedding does; None: the embed token's. `typed_placeholder`: what a client writes for a picture
-    into a text that media come beside, if that is no token. In every other text it is ordinary text.
+    tokenizer's own BOS and EOS. `requires_items`: whether the model rejects prompts without items.
+    `rewrite_text`: changes a prompt's text before all other steps. `mend`: repairs a loaded processor. `backends`: the
+    back ends of the family's processor in transformers. `placeholder_id`: the token id at positions of embeddings in
+    finished prompts; None: the embed token's. `typed_placeholder`: the client's text for a picture, if it is not a
+    token; in a prompt without media it is ordinary text.
     """
 
     processor_class: Any
@@ -170,12 +169,12 @@ def replaces_video_token(processor: HFProcessor) -> PromptUpdate:
 
 
 def any_size(processor: HFProcessor, kwargs: Kwargs) -> Sequence[Size]:
-    """Returns one size, for families that bring every image to one number of tokens."""
+    """Returns an arbitrary size, for families with the same number of tokens for every image."""
     return [(336, 336)]
 
 
 def blank_pixels(*shape: int) -> npt.NDArray[np.float32]:
-    """Returns an array of the shape that takes no memory, for `size_outputs`."""
+    """Returns a broadcast array of the shape, without memory for its elements, for `size_outputs`."""
     return np.broadcast_to(np.float32(0), shape)
 
 
@@ -186,11 +185,11 @@ FIXED_IMAGE = Modality(
     size_outputs=lambda processor, height, width, kwargs: {},
     largest=any_size,
 )
-"""Every picture is resized to one size, so its place in the prompt does not depend on it."""
+"""Every picture is resized to one size, so all pictures have the same expansion in the prompt."""
 
 
 def flag(name: str) -> Option:
-    """Returns an option that is true or false and has the name of its keyword argument."""
+    """Returns a boolean option with the name of its keyword argument."""
 
     def parse(processor: HFProcessor, value: object) -> Kwargs:
         if not isinstance(value, bool):
@@ -201,7 +200,7 @@ def flag(name: str) -> Option:
 
 
 def int_option(name: str, *, least: int, most: Callable[[HFProcessor], int]) -> Option:
-    """Returns an option that is a whole number within bounds and has the name of its keyword argument."""
+    """Returns an integer option within bounds, with the name of its keyword argument."""
     return lambda processor, value: {name: checked_int(name, value, least=least, most=most(processor))}
 
 

@@ -1,4 +1,4 @@
-"""Florence-2: one picture before the text, between BOS and EOS, and names of tasks that stand for sentences."""
+"""Florence-2: one picture, then the text between BOS and EOS. Names of tasks are replaced by sentences."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def _spell_out_task(processor: HFProcessor, text: str) -> str:
     try:
         (sentence,) = processor._construct_prompts(text)
     except ValueError as error:
-        # Its message names the task and holds nothing else.
+        # The message names the task only.
         raise InvalidRequestError(str(error), field="prompt", code="invalid_task") from error
     return str(sentence)
 

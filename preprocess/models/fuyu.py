@@ -1,4 +1,4 @@
-"""Fuyu: no vision tower; rows of raw patches, each ended by a newline token, stand before the text, then a BOS."""
+"""Fuyu has no vision tower: rows of raw patches, each with a newline token at its end, then BOS, precede the text."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ _BEGINNING_OF_ANSWER = "<0x04>"
 
 
 def _grid(processor: HFProcessor, outputs: Outputs, index: int) -> tuple[int, int]:
-    """Returns the rows and columns of patches that the unpadded image needs."""
+    """Returns the rows and columns of patches of the unpadded image."""
     patch, target = processor.image_processor.patch_size, processor.image_processor.size
     height, width = outputs["image_unpadded_heights"][index][0], outputs["image_unpadded_widths"][index][0]
     return (
@@ -38,8 +38,8 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _mend(processor: HFProcessor) -> None:
-    """Replaces `patchify_image`, because the Pillow back end's own fails on the tensors that its processor hands to it.
-    The replacement is set on the class: an object's settings are part of the processor's identity."""
+    """Replaces `patchify_image`, because the Pillow back end's version fails on its own processor's tensors. The
+    replacement is set on the class, because an object's attributes are part of the processor's identity."""
     if processor.image_processor.backend == "pil":
         type(processor.image_processor).patchify_image = _patchify
 

@@ -1,5 +1,4 @@
-"""Gemma 3: a fixed number of tokens for each view. The first view is the whole picture; with pan and scan, others are
-parts of it."""
+"""Gemma 3: a fixed number of tokens for each view. The first view is the whole picture; pan and scan adds crops."""
 
 import math
 
@@ -28,7 +27,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _num_crops(height: int, width: int, kwargs: Kwargs) -> int:
-    """Returns into how many parts the longer side is cut: about as many as make the parts closest to squares."""
+    """Returns the number of crops along the longer side, about the number that makes crops closest to squares."""
     long, short = max(height, width), min(height, width)
     smallest = kwargs["pan_and_scan_min_crop_size"]
     if long / short < kwargs["pan_and_scan_min_ratio_to_activate"]:
@@ -39,8 +38,7 @@ def _num_crops(height: int, width: int, kwargs: Kwargs) -> int:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns pictures of the most crops, which are as small as crops can be and stand side by side. No picture is cut
-    into more."""
+    """Returns a size with the most crops: crops of the smallest size, side by side."""
     side = kwargs["pan_and_scan_min_crop_size"]
     ratio = max(kwargs["pan_and_scan_max_num_crops"], math.ceil(kwargs["pan_and_scan_min_ratio_to_activate"]))
     return [(side, side * ratio)]
@@ -51,7 +49,7 @@ GEMMA3 = ProcessorFamily(
     modalities={
         "image": Modality(
             fields={"pixel_values": Flat(_num_views)},
-            # The processor's image token opens an item's tokens; its tokenizer's is repeated within.
+            # The processor's image token starts an item's tokens; the tokenizer's image token repeats within.
             update=replaces_image_token,
             embed_token=lambda processor: image_token(processor.tokenizer),
             size_outputs=_size_outputs,

@@ -1,4 +1,4 @@
-"""Gemma 3n: pictures of one size, with a fixed number of tokens each. The model's audio is not supported."""
+"""Gemma 3n: pictures of one size, with a fixed number of tokens each. Audio is not supported."""
 
 from raylens.preprocess.models.family import FIXED_IMAGE, ProcessorFamily
 

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: a picture is cut into tiles, each with its own mark, and a small view of the whole."""
+"""Idefics3 and SmolVLM: a picture becomes tiles, each with its own mark, and a small view of the whole."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: i
 
 
 def _most_frames(processor: HFProcessor) -> int:
-    """Returns the most frames that are sampled. The checkpoints call this number `max_frames`."""
+    """Returns the most sampled frames, which checkpoints call `max_frames`."""
     return int(processor.video_processor.num_frames)
 
 

@@ -21,8 +21,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns a picture with the shape of the squarest grid of the most tiles. It gets that grid: of several grids of
-    one shape, the processor takes the largest of which the picture has half the pixels."""
+    """Returns the size of the squarest grid with the most tiles. Such a picture gets that grid: among grids of one
+    shape, the processor takes the largest one for which the picture has at least half of the pixels."""
     images = processor.image_processor
     most = kwargs.get("max_patches", images.max_patches)
     rows = next(rows for rows in range(math.isqrt(most), 0, -1) if most % rows == 0)
@@ -40,7 +40,7 @@ INTERNVL = ProcessorFamily(
             size_outputs=_size_outputs,
             largest=_largest,
         ),
-        # Frames take the same token as tiles; Hugging Face puts both into one `pixel_values`.
+        # Frames take the same token as tiles; Hugging Face concatenates both in `pixel_values`.
         "video": replace(FIXED_FRAMES, embed_token=image_token),
     },
 )

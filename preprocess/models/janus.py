@@ -1,4 +1,4 @@
-"""Janus: fixed numbers of tokens between two marks; a checkpoint may ask for a system prompt before every prompt."""
+"""Janus: fixed numbers of tokens between two marks; some checkpoints need a system prompt before every prompt."""
 
 from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
 

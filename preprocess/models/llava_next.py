@@ -1,5 +1,5 @@
-"""LLaVA-NeXT and LLaVA-OneVision: a picture is cut into tiles, on the grid nearest its shape, behind a small view of
-the whole. OneVision cuts only a picture that is alone in its prompt."""
+"""LLaVA-NeXT and LLaVA-OneVision: a small view of the whole picture, then tiles on the grid nearest its shape.
+OneVision cuts only the single picture of a prompt into tiles."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from raylens.preprocess.models.video import FIXED_FRAMES
 
 
 def _tile(processor: HFProcessor) -> Size:
-    """Returns the height and width of a tile as the encoder gets it."""
+    """Returns height and width of a tile in the encoder's input."""
     images = processor.image_processor
     size = images.crop_size if images.do_center_crop else images.size
     if "shortest_edge" in size:
@@ -41,7 +41,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _grids(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns pictures that fill a grid. Such a picture gets that grid, because no other grid holds all of it without
+    """Returns the sizes that exactly fill a grid. Such a picture gets that grid, because no other grid fits without
     waste. Any other picture in the same grid has rows or columns of padding, which take no tokens."""
     return [(height, width) for height, width in processor.image_processor.image_grid_pinpoints]
 
@@ -57,21 +57,21 @@ _NEXT = Modality(
 
 
 def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns pictures of all numbers of rows, and of columns, that padding can leave of every grid.
+    """Returns the best of the sizes with every possible number of token rows, or columns, left by padding in each grid.
 
-    A full grid with more tokens than `vision_aspect_ratio` allows is scaled down to those, but only from 1.21 times as
-    many on. So a grid that padding takes to just below that bound keeps more tokens.
+    A grid is scaled down to the tokens that `vision_aspect_ratio` allows only if it has at least 1.21 times as many.
+    Padding may reduce a grid to just below that bound, which then keeps more tokens than a full grid.
 
-    For each number, one picture is enough: the largest that leaves so many and has the grid's other side in full. If it
-    gets another grid, then so does every picture that leaves as many. This is because a picture gets the smallest grid
-    that shows all its pixels, and a smaller grid that shows a picture of this size shows a narrower one, too.
+    One size is enough for each number: the largest one with this number that fills the grid's other side. If this
+    picture gets another grid, so does every other picture with this number: a picture gets the smallest grid that shows
+    all its pixels, and a smaller grid that shows a picture of this size also shows a narrower one.
     """
     tile = _tile(processor)
     tile_tokens = math.isqrt(processor.num_image_tokens)  # along a side
 
     def padded(pixels: int, tile_pixels: int) -> set[int]:
-        """Returns the most pixels for each number of tokens left of a grid's side. Both ends of the side lose as many
-        tokens."""
+        """Returns the most pixels for each number of tokens left of a grid's side. Padding removes the same number of
+        tokens at both ends."""
         tokens = pixels // tile_pixels * tile_tokens
         return {min(pixels, math.ceil((left + 1) * pixels / tokens) - 1) for left in range(tokens, 0, -2)}
 
@@ -79,22 +79,21 @@ def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
     for height, width in _grids(processor, kwargs):
         sizes |= {(part, width) for part in padded(height, tile[0])}
         sizes |= {(height, part) for part in padded(width, tile[1])}
-    # Here and not by `expansion`: they are thousands.
+    # Compared here, because `expansion` would be too slow for thousands of sizes.
     return [max(sizes, key=lambda size: processor._get_number_of_features(*size, *tile))]
 
 
 @dataclass(frozen=True, slots=True)
 class NumTogether:
-    """The number of pictures in the prompt. The model distinguishes only 1 from more, so an item says 2 for any number
-    above 1 and can be used again in all such prompts."""
+    """The number of pictures in the prompt. The model distinguishes only 1 and more, so an item has 2 for any number
+    above 1 and can be reused in all such prompts."""
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
         return [torch.tensor(2)] * num_items
 
 
 def _run_untiled(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """Adds a tiny picture, so that the processor sees several. Pictures that are cached need not be processed with
-    it."""
+    """Adds a tiny picture, so that the processor sees several even if the others are cached."""
     return run_images(processor, [[*images, Image.new("RGB", (8, 8))]], kwargs)
 
 

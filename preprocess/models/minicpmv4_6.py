@@ -17,7 +17,7 @@ from raylens.preprocess.models.family import (
     replaces_image_token,
 )
 
-_MAX_RATIO = 100  # of a picture's sides, as our limits have it by default
+_MAX_RATIO = 100  # of a picture's sides, the default of our limits
 
 
 def _num_tiles(outputs: Outputs) -> list[int]:
@@ -25,7 +25,7 @@ def _num_tiles(outputs: Outputs) -> list[int]:
 
 
 def _num_columns(outputs: Outputs) -> list[int]:
-    """Returns for each picture the number of its pixel columns: pictures' patches lie side by side."""
+    """Returns the number of pixel columns of each picture, because patches are concatenated side by side."""
     columns = torch.as_tensor(outputs["target_sizes"]).prod(-1) * outputs["pixel_values"].shape[-2]
     return [int(own.sum()) for own in columns.split(_num_tiles(outputs))]
 
@@ -60,7 +60,7 @@ def _most_slices(processor: HFProcessor, kwargs: Kwargs) -> int:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns the sizes at which some tile gets one more row or column of tokens."""
+    """Returns the largest of the sizes at which some tile gets one more row or column of tokens."""
 
     def num_pixels(size: tuple[int, int]) -> int:
         return sum(high * wide for high, wide in _tiles(processor, *size, kwargs)[1])
@@ -70,9 +70,8 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _turning_sizes(processor: HFProcessor, most: int) -> Iterator[tuple[int, int]]:
-    """Yields pictures of each turning shape: of as many slices as there can be, of fewer, and a large one. Tiles have
-    about one area, so their shape decides how many tokens fit. A tile has the shape of the picture, or of a slice in a
-    grid."""
+    """Yields sizes for each turning shape: one for each number of slices, and a large one. All tiles have about the
+    same area, so their shape decides the number of tokens. A tile has the shape of the picture or of a slice."""
     for shape in _turning_shapes(processor, most):
         for num_slices in (*range(1, most + 1), 40 * most):
             height = int(processor.image_processor.scale_resolution * math.sqrt(num_slices / shape))
@@ -82,11 +81,11 @@ def _turning_sizes(processor: HFProcessor, most: int) -> Iterator[tuple[int, int
 
 
 def _turning_shapes(processor: HFProcessor, most: int) -> set[float]:
-    """Yields shapes of pictures, as width by height."""
+    """Returns the shapes of pictures, as width / height, at which a tile gets one more row or column of tokens."""
     part = processor.image_processor
     token = part.patch_size * (2 if part.downsample_mode == "4x" else 4)
     num_sides = int(part.scale_resolution * math.sqrt(_MAX_RATIO)) // token + 1
-    # Half a token more makes a whole one; just half only where that makes an even number.
+    # A side is rounded to whole tokens, exact halves to even: test both sides of each bound.
     sides = [token * number + token // 2 + more for number in range(num_sides) for more in (0, 1)]
     tiles = [(side / part.scale_resolution) ** power for side in sides for power in (2, -2)]
     grids = [cols / rows for rows in range(1, most + 1) for cols in range(1, most // rows + 1)]
@@ -123,6 +122,6 @@ MINICPMV4_6 = ProcessorFamily(
             },
         )
     },
-    # Its processor does not load without the part for videos, which is torchvision's.
+    # The processor needs its video processor, which needs torchvision.
     backends=("torchvision",),
 )

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later, with Pixtral's processor: pictures keep their shape, rows of tokens end in a mark."""
+"""Mistral Small 3.1 and later, with Pixtral's processor: pictures keep their shape; a mark ends each row of tokens."""
 
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
@@ -31,8 +31,8 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns the square of the longest side. No side is longer than this limit and nothing is enlarged, so the square
-    has the most rows and columns."""
+    """Returns the square of the longest side, which has the most rows and columns: no side exceeds the limit, and
+    pictures are never enlarged."""
     longest = _longest_edge(processor, kwargs)
     return [(longest, longest)]
 

@@ -25,10 +25,10 @@ def _num_crops(outputs: Outputs) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PooledPatches:
-    """For each token the patches that it is pooled from, counted through all pictures of a call; -1 means none.
+    """The indices of the patches that each token is pooled from, counted over all pictures of a call; -1 means none.
 
     An item's indices count from its own first patch. Its last patch is always in use, because margins of crops are
-    dropped only where another crop follows. So its highest index tells where the next picture's patches begin.
+    dropped only between crops. The highest index thus gives the start of the next picture's patches.
     """
 
     def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
-    """Returns the outputs for a video. Every frame is resized to one square, whose patches are pooled."""
+    """Returns the outputs for a video. Every frame is resized to the same square, and its patches are pooled."""
     part = processor.video_processor
     side = part.size["height"] // part.patch_size
     rows, cols = (-(-side // pooled) for pooled in part.pooling_size)
@@ -57,8 +57,8 @@ def _clip_outputs(processor: HFProcessor, num_frames: int, height: int, width: i
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns the canvas of every tiling that is as wide as its height allows. A picture of this size gets that tiling.
-    The number of tokens depends on the tiling alone, and each row and column of tiles adds some."""
+    """Returns the canvas of the widest tiling of each height. A picture of this size gets that tiling. The number of
+    tokens depends on the tiling alone and grows with each row and column."""
     image_processor = processor.image_processor
     patch_size, side = image_processor.patch_size, image_processor.size["height"]
     margin = sum(image_processor.overlap_margins) * patch_size
@@ -84,7 +84,7 @@ MOLMO2 = ProcessorFamily(
             },
             update=replaces_image_token,
             embed_token=lambda processor: "<im_patch>",
-            # All of an item's tokens attend to each other, those that take no embedding too.
+            # All of an item's tokens attend to each other, even tokens without an embedding.
             feature_tokens=lambda processor: ("<im_start>", "<low_res_im_start>", "<im_end>", "<im_col>"),
             size_outputs=_size_outputs,
             largest=_largest,
@@ -96,7 +96,7 @@ MOLMO2 = ProcessorFamily(
         ),
         "video": replace(
             FIXED_FRAMES,
-            # One a prompt, so that nothing has to be counted on.
+            # One video a prompt, so indices need no offset.
             fields={
                 "pixel_values_videos": Flat(lambda outputs: [len(outputs["pixel_values_videos"])]),
                 "video_token_pooling": Flat(lambda outputs: [len(outputs["video_token_pooling"])]),

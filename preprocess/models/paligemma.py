@@ -1,5 +1,4 @@
-"""PaliGemma: pictures stand before the prompt, with BOS between them and it and a newline at its end. A prompt needs a
-picture."""
+"""PaliGemma: pictures, then BOS, the prompt and a newline. A prompt needs a picture."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Phi-4 multimodal: a picture fills a grid of square crops, padded right or below; padding takes no tokens."""
+"""Phi-4 multimodal: a picture fills a grid of square crops, padded at the right or bottom; padding takes no tokens."""
 
 import functools
 import math
@@ -21,14 +21,14 @@ from raylens.preprocess.models.family import (
 )
 from raylens.preprocess.schema import InvalidRequestError
 
-# The small view of the whole: 16 x 16 tokens, a token behind each row, one between it and the crops.
+# The small view of the whole: 16 x 16 tokens, a token after each row, and one between it and the crops.
 _TOKENS_OF_WHOLE = 256 + 16 + 1
-# Fewer pixels than this across and the Hugging Face processor gives up.
+# The Hugging Face processor fails for pictures with fewer pixels across.
 _NARROWEST = 10
 
 
 def _shape_of_crops(outputs: Outputs, index: int) -> Sequence[int]:
-    """Returns the outputs' own sizes: the view of the whole, and the crops. The rest is padding."""
+    """Returns the number of views without padding: the whole picture and its crops."""
     side = outputs["image_pixel_values"].shape[-1]
     height, width = outputs["image_sizes"][index].tolist()
     return [1 + height // side * (width // side)]
@@ -38,7 +38,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
     side, patch = processor.image_processor.size["height"], processor.image_processor.patch_size
     rows, cols = _grid(processor, height, width, kwargs)
     full_height, full_width = rows * side, cols * side
-    # The Hugging Face processor's steps, for the last bit of a float may decide.
+    # The same steps as in the Hugging Face processor, because the last bit of a float may decide.
     if full_width / width < full_height / height:
         used_height, used_width = int(height * (full_width / width)), full_width
     else:
@@ -53,15 +53,15 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
 
 
 def _num_tokens_across(used: int, full: int, side: int, patch: int) -> int:
-    """Returns the tokens of a crop's side: one for every other patch, unless all of the patch is padding."""
+    """Returns the number of tokens along a side: one for every other patch that is not all padding."""
     in_crop = side // patch
     num_patches = full // side * in_crop - (full - used) // patch
     return sum(1 for index in range(num_patches) if index % in_crop % 2 == 0)
 
 
 def _grid(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tuple[int, int]:
-    """Returns the rows and columns of crops. They hold all pixels, or, if that takes too many crops, have the closest
-    shape."""
+    """Returns the rows and columns of crops: the grid that holds all pixels, or, if that has too many crops, the grid
+    of the closest shape."""
     side, most = processor.image_processor.size["height"], _most_crops(processor, kwargs)
     rows, cols = math.ceil(height / side), math.ceil(width / side)
     if rows * cols <= most:
@@ -73,8 +73,8 @@ def _grid(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tu
 
 @functools.cache
 def _shapes(most: int) -> tuple[tuple[int, int], ...]:
-    """Returns all (columns, rows) of up to so many crops, made as the Hugging Face processor makes them: if two shapes
-    are equally close, their order decides, and for shapes of one area that order is a set's."""
+    """Returns all (columns, rows) of up to so many crops, in the Hugging Face processor's order: the order decides
+    between equally close shapes, and for shapes of one area it is the order of a set."""
     sides = ((wide, high) for size in range(1, most + 1) for wide in range(1, size + 1) for high in range(1, size + 1))
     return tuple(sorted({shape for shape in sides if shape[0] * shape[1] <= most}, key=math.prod))
 
@@ -84,15 +84,14 @@ def _most_crops(processor: HFProcessor, kwargs: Kwargs) -> int:
 
 
 def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns every grid that is as wide as its height allows, filled without padding. Padding only takes tokens
-    away."""
+    """Returns the sizes that exactly fill the widest grid of each height. Padding only removes tokens."""
     side, most = processor.image_processor.size["height"], _most_crops(processor, kwargs)
     return [(rows * side, most // rows * side) for rows in range(1, most + 1)]
 
 
 def _decode(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs: Kwargs) -> Image.Image:
     picture: Image.Image = decode_picture(processor, content, limits, kwargs)
-    _size_outputs(processor, picture.height, picture.width, kwargs)  # refuses what the processor cannot take
+    _size_outputs(processor, picture.height, picture.width, kwargs)  # raises for sizes that the processor fails on
     return picture
 
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, a token stands for a square of patches."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape; each square of patches is a token."""
 
 import math
 from collections.abc import Sequence
@@ -56,15 +56,16 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _fullest(square: int, max_pixels: int) -> list[Size]:
-    """Returns the rectangle of squares that fills the limit of pixels best, at most 100 times as wide as high."""
+    """Returns the rectangle of squares, at most 100 times as wide as high, that uses most of the pixel limit, and the
+    widest single row."""
     most = max(1, max_pixels // square**2)
     high = max(range(math.isqrt(most // 100) + 1, math.isqrt(most) + 1), key=lambda high: most // high * high)
-    # A picture shrunk to less than a row keeps one row, and is as wide as its shape makes it, whatever the limit.
+    # A picture shrunk below one row keeps one row and its full width, even beyond the limit.
     return [(high * square, most // high * square), (square, 100 * square)]
 
 
 def _option(name: str) -> Option:
-    """Returns the option `min_pixels` or `max_pixels`: pixels of a resized picture, within the model's own limits."""
+    """Returns the option `min_pixels` or `max_pixels`: pixels of a resized picture, within the model's limits."""
 
     def parse(processor: HFProcessor, value: object) -> Kwargs:
         limits = _pixel_limits(processor, {})
@@ -75,7 +76,7 @@ def _option(name: str) -> Option:
 
 
 def _drop_second_frame(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
-    """Keeps one of the two frames, (num_patches, 3 x patch x patch). To these models a picture is a video of two equal
+    """Keeps one of two equal frames, (num_patches, 3 x patch x patch): these models treat a picture as a video of two
     frames."""
     patches, size = tensors["pixel_values"], 3 * processor.image_processor.patch_size**2
     if patches.shape[-1] == size:
@@ -94,7 +95,7 @@ def _run(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outpu
     kwargs.pop("min_pixels", None)
     kwargs.pop("max_pixels", None)
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
-    # The second frame is not even made.
+    # Does not create the second frame at all.
     return run_images(processor, images, {**kwargs, "size": size, "temporal_patch_size": 1})
 
 
@@ -117,8 +118,7 @@ _IMAGE = Modality(
 
 @dataclass(frozen=True, slots=True)
 class _Clips:
-    """Counts a video's patches. `is_shared`: whether the limit of pixels is for all frames together, not for each
-    frame."""
+    """Counts a video's patches. `is_shared`: whether the pixel limit applies to all frames together, not to each."""
 
     is_shared: bool
 
@@ -131,13 +131,13 @@ class _Clips:
         return {"video_grid_thw": grid, "video_metadata": [size_metadata(num_frames)]}
 
     def largest(self, processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-        """Returns every number of frames with what fills its limit. Where frames share one limit, some numbers leave
-        less of it unused."""
+        """Returns the largest of the best sizes for each number of frames. With a shared limit, some numbers of frames
+        use more of it."""
         part = processor.video_processor
         square, most = part.patch_size * part.merge_size, min(part.max_frames, kwargs["max_frames"])
         numbers = range(1, most + 1)
         sizes = [(number, *one) for number in numbers for one in _fullest(square, self._most_pixels(part, number))]
-        # Here and not by `expansion`: they are many.
+        # Compared here, because `expansion` would be too slow for so many sizes.
         return [max(sizes, key=lambda size: self._num_patches(part, *size))]
 
     def _num_patches(self, part: HFProcessor, num_frames: int, height: int, width: int) -> int:
@@ -145,13 +145,13 @@ class _Clips:
         if self.is_shared:
             num_frames = max(num_frames, part.temporal_patch_size)  # as `_run_filled` does
         else:
-            # In Qwen2-VL, what counts patches leaves `cap_pixels_per_frame` out.
+            # Qwen2-VL's own count of patches ignores `cap_pixels_per_frame`.
             size["longest_edge"] = self._most_pixels(part, num_frames)
         count: int = part.get_num_of_video_patches(num_frames, height, width, {"size": size})
         return count
 
     def _most_pixels(self, part: HFProcessor, num_frames: int) -> int:
-        """Returns the limit of pixels for one frame, as the processors' `resize` applies it."""
+        """Returns the pixel limit of one frame, as in the processors' `resize`."""
         longest, least = part.size["longest_edge"], int(part.size["shortest_edge"] * 1.05)
         square, steps = (part.patch_size * part.merge_size) ** 2, part.temporal_patch_size
         if self.is_shared:
@@ -165,8 +165,8 @@ class _Clips:
 
 
 def _run_filled(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
-    """Repeats the last frame of a video that is too short for one token. Qwen3-VL's processor would do so, but its
-    `resize` has refused the video before."""
+    """Repeats the last frame of a video that is too short for one token. Qwen3-VL's processor does the same, but only
+    after its `resize` has rejected the video."""
     least = least_frames(processor)
     return run_clips(processor, [_filled(clip, least) if len(clip.frames) < least else clip for clip in clips], kwargs)
 
@@ -177,7 +177,7 @@ def _filled(clip: DecodedVideo, num_frames: int) -> DecodedVideo:
 
 
 def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
-    """Returns the modality of videos. `is_timed`: whether positions in time come from seconds."""
+    """Returns the modality of videos. `is_timed`: whether temporal positions are in seconds."""
     timed: Fields = {"second_per_grid_ts": Batched()} if is_timed else {}
     return replace(
         FIXED_FRAMES,

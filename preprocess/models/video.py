@@ -1,4 +1,4 @@
-"""Videos, which are decoded, sampled and processed the same way for every family that takes them."""
+"""Decodes, samples and processes videos, in the same way for all families."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ _NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", 
 
 
 def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs: Kwargs) -> DecodedVideo:
-    """Decodes the frames that the model's own processor would sample."""
+    """Decodes the frames chosen by the model's own sampler."""
     chosen: list[Any] = []
 
     def choose(metadata: VideoMetadata) -> Any:
@@ -41,14 +41,14 @@ def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwa
         return chosen[-1]
 
     clip = decode_video(content, choose, limits=limits.video)
-    # As the sampler returned them: by a tensor of indices, times are reckoned in half the digits, and round otherwise.
+    # In the sampler's own type: transformers computes times from a tensor of indices in lower precision.
     clip.metadata.frames_indices = chosen[-1]
     return clip
 
 
 def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
-    """Processes frames that are sampled already. Some prompts tell the time, which comes from the metadata."""
-    # Copies, for some processors fill in what they miss.
+    """Processes sampled frames. Some prompts contain timestamps, which come from the metadata."""
+    # Copies, because some processors fill in missing values.
     metadata = [dataclasses.replace(clip.metadata) for clip in clips]
     outputs, _ = processor._process_videos(
         [clip.frames for clip in clips],
@@ -68,14 +68,14 @@ def blank_clip(size: Size) -> DecodedVideo:
 
 
 def size_metadata(num_frames: int) -> Any:
-    """Returns the metadata of a clip of which only the length is known. The frame rate is transformers' fallback."""
+    """Returns the metadata of a clip with known length only. The frame rate is transformers' fallback."""
     indices = np.arange(num_frames)
     return VideoMetadata(total_num_frames=num_frames, fps=24.0, duration=num_frames / 24, frames_indices=indices)
 
 
 def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Option]:
-    """Returns the options `num_frames` and `fps` of a video. A video of fewer frames than `num_frames` keeps all. With
-    both options, it has as many frames as the one that asks for fewer says."""
+    """Returns the options `num_frames` and `fps` of a video. A video with fewer frames than `num_frames` keeps all.
+    With both options, the one with fewer frames applies."""
 
     def num_frames(processor: HFProcessor, value: object) -> Kwargs:
         least, most = least_frames(processor), most_frames(processor)
@@ -90,7 +90,7 @@ def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Opti
 
 
 def least_frames(processor: HFProcessor) -> int:
-    """Returns the fewest frames of a video: as many as go into one token, if frames share tokens."""
+    """Returns the fewest frames of a video: the frames of one token."""
     return getattr(processor.video_processor, "temporal_patch_size", None) or 1
 
 
@@ -99,28 +99,27 @@ def _frames_outputs(processor: HFProcessor, num_frames: int, height: int, width:
 
 
 def _longest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns the longest video, of any size, because frames are resized to one. With `fps`, as many frames are sampled
-    as the limits let through."""
+    """Returns the longest video, of any frame size, because all frames are resized to one size. With `fps`, the limits
+    bound the number of frames."""
     return [(kwargs["max_frames"], 336, 336)]
 
 
 def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, most: int) -> Any:
-    """Chooses frames as `BaseVideoProcessor.preprocess` does: by the request's settings, or else by the processor's
-    own.
+    """Chooses frames as `BaseVideoProcessor.preprocess` does: by the request's settings, or else by the processor's.
 
-    If neither says anything, frames stand at even distances, and a short video keeps all. Raises InvalidRequestError if
-    the processor finds no frames.
+    Without any setting, frames are evenly spaced, and a short video keeps all. Raises InvalidRequestError if the
+    processor finds no frames.
     """
     part, total = processor.video_processor, metadata.total_num_frames
     if total < least_frames(processor):
-        return np.arange(total)  # samplers refuse these frames, of which the processor repeats the last to fill a token
+        return np.arange(total)  # samplers reject so few frames; `run` repeats the last to fill a token
     rates = {name: kwargs.get(name) for name in _RATES}
     num_frames, fps = rates.values()
     if num_frames is None and fps is None:
         rates = {name: getattr(part, name, None) for name in _RATES}
         if set(rates.values()) == {None}:
             return np.linspace(0, total - 1, min(total, most, kwargs[DEFAULT_FRAMES])).round().astype(int)
-    elif num_frames is not None and fps is not None:  # some samplers refuse both
+    elif num_frames is not None and fps is not None:  # some samplers reject both together
         chosen = _sample_at(part, {**kwargs, "num_frames": None, "fps": fps}, metadata)
         if len(chosen) <= num_frames:
             return chosen
@@ -129,8 +128,8 @@ def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, 
 
 
 def _sample_at(part: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata) -> Any:
-    """Returns the frames that the video processor chooses. A processor may refuse a video of fewer frames than the
-    number: then the video keeps all."""
+    """Returns the frames that the video processor chooses. If the processor rejects a video with too few frames, all
+    frames are kept."""
     names = [name for name in part.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
     settings = {name: kwargs.get(name, getattr(part, name, None)) for name in names}
     total, num_frames = metadata.total_num_frames, settings["num_frames"]
@@ -140,7 +139,7 @@ def _sample_at(part: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata) -> An
         if num_frames is None:
             raise _too_short(metadata, f"at {settings['fps']:g} a second too few are left") from None
         return np.linspace(0, total - 1, min(total, num_frames)).round().astype(int)
-    # torch.arange by steps of total / number, as some processors do it, may run one step too far.
+    # Some processors call torch.arange with the step total / number, which may go one step too far.
     return chosen[chosen < total]
 
 
@@ -162,7 +161,7 @@ FIXED_FRAMES = Modality(
     blank=blank_clip,
     run=run_clips,
     expansion=replace_video_token,
-    # How many frames there may be, the limits say; this is no more than a check.
+    # Only a check: the server's limits decide the number of frames.
     options=clip_options(lambda processor: VideoLimits().max_frames),
 )
-"""Every frame is resized to one size, and the number of tokens follows from the number of frames."""
+"""Every frame is resized to one size, so the number of tokens depends only on the number of frames."""

@@ -1,6 +1,6 @@
 """WeMM: pictures keep their aspect ratio, and take a position for each 4 x 4 patches and one for each splitter.
 
-transformers has neither its image processor nor its processor. Both are written from the published model's description.
+transformers has no image processor and no processor for WeMM. Both are written from the published model's description.
 """
 
 import math
@@ -36,17 +36,17 @@ _CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-"""The form in which the model was trained: each picture on a line of its own, a line break only in front of a further
-turn of the user."""
+"""The form of the model's training: each picture on a line of its own, and a line break only before a later turn of the
+user."""
 
 
 class WemmImageProcessor(Idefics2ImageProcessorPil):
-    """Idefics2's normalising, after a resizing of its own, then padding to whole patches.
+    """Resizes pictures, normalises them as Idefics2 does, and pads them to whole patches.
 
-    The longer side of every picture becomes `longest_edge`: a smaller picture grows. Idefics2 only shrinks pictures.
+    The longer side of every picture becomes `longest_edge`, even of a smaller picture. Idefics2 only shrinks pictures.
 
     Returns `pixel_values` (num_pictures, 3, height, width) and `patch_attention_mask` (num_pictures, rows, columns),
-    bool: which patches have a pixel of the picture. Smaller pictures are padded to the call's largest."""
+    bool, True for patches with a pixel of the picture. Smaller pictures are padded to the call's largest."""
 
     size = {"shortest_edge": 756, "longest_edge": 1960}
     patch_size = 14
@@ -71,7 +71,7 @@ class WemmImageProcessor(Idefics2ImageProcessorPil):
         return BatchFeature({"pixel_values": pixels, "patch_attention_mask": mask}, tensor_type=return_tensors)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the rows and columns of patches of a picture of a size in pixels."""
+        """Returns the rows and columns of patches of a picture of this size in pixels."""
         sides = _resized(height, width, SizeDict(**dict(self.size)))
         rows, columns = (math.ceil(side / self.patch_size) for side in sides)
         return rows, columns
@@ -89,12 +89,12 @@ def _resized(height: int, width: int, size: SizeDict) -> tuple[int, int]:
 
 
 class WemmProcessor(ProcessorMixin):
-    """Puts as many placeholders into a text as each of its pictures has embeddings.
+    """Puts a placeholder into a text for each embedding of its pictures.
 
-    The published tokenizer has no placeholder: it gets one behind its vocabulary."""
+    The published tokenizer has no placeholder; this class adds one at the end of the vocabulary."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, stride: int = 4) -> None:
-        """`stride`: how many patches are joined along each side."""
+        """`stride`: the number of patches joined along each side."""
         self.image_token = "<image>"
         tokenizer.add_tokens([AddedToken(self.image_token, normalized=False, special=True)])
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
@@ -107,7 +107,7 @@ class WemmProcessor(ProcessorMixin):
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
         image_processor = WemmImageProcessor.from_dict(config.image_processor)
         image_processor.patch_size = config.vision_config.patch_size
-        # The template of the text model alone, which the tokenizer may bring, has no place for pictures.
+        # The tokenizer may have the text model's template, which does not support pictures.
         template = tokenizer.chat_template
         if not isinstance(template, str) or "image" not in template:
             template = _CHAT_TEMPLATE
@@ -118,12 +118,12 @@ class WemmProcessor(ProcessorMixin):
         return str(self.image_token * self.num_embeds(*_own_grid(mask)))
 
     def num_embeds(self, rows: int, columns: int) -> int:
-        """Returns how many positions a picture of so many rows and columns of patches takes."""
+        """Returns the number of positions of a picture with so many rows and columns of patches."""
         return math.ceil(rows / self.stride) * math.ceil(columns / self.stride) + _NUM_SPLITTERS
 
 
 def _own_grid(mask: Any) -> tuple[int, int]:
-    """Returns the rows and columns of patches that are not padding, of a mask (rows, columns)."""
+    """Returns the rows and columns of patches without padding in a mask (rows, columns)."""
     return int(mask[:, 0].sum()), int(mask[0].sum())
 
 
