@@ -62,6 +62,7 @@ def test_recorded_answers_equal_generate(
     assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
 def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str, is_ahead: bool) -> None:
     """Some steps decode only, some compute a chunk as well, behind what the cache has of its prompt."""
@@ -119,6 +120,7 @@ def decoding(checkpoint: str) -> Decoding:
     return Decoding(engine, recorder, with_graphs(engine._runner, recorder))
 
 
+@pytest.mark.long
 def test_padding_changes_nothing(decoding: Decoding) -> None:
     """Logits and cache are those of the step itself, after a larger one has left its numbers in the inputs."""
     decoding.fill()

@@ -92,6 +92,7 @@ class Crowd:
         self.num_aborted += 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_requests", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
 def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, num_requests: int, is_ahead: bool) -> None:

@@ -201,6 +201,7 @@ def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
     return pools.usable()
 
 
+@pytest.mark.long
 def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor) -> None:
     budget = max(7, small.longest_span + 6)
     with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):

@@ -314,6 +314,7 @@ async def test_replicas_share_a_budget_whoever_gets_the_requests() -> None:
     assert other.order == ["elsewhere"]
 
 
+@pytest.mark.long
 async def test_what_one_replica_does_not_use_another_gets_for_a_body() -> None:
     idle, busy = two_desks()
     idle.come("short", caller(None))
