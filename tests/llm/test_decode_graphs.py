@@ -48,7 +48,7 @@ def make_engine(checkpoint: str, budget: int = 2048, *, is_ahead: bool = False) 
         ("gemma3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}),
     ],
 )
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("is_ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "ahead"])
 def test_recorded_answers_equal_generate(
     tmp_path: Path, model_type: str, text_config: dict[str, object], is_ahead: bool
 ) -> None:
@@ -63,7 +63,7 @@ def test_recorded_answers_equal_generate(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("is_ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "ahead"])
 def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str, is_ahead: bool) -> None:
     """Some steps decode only, some compute a chunk as well, behind what the cache has of its prompt."""
     model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()

@@ -101,7 +101,7 @@ def test_answers_equal_those_of_merged_weights_alone_and_together(served: Served
     assert answers(engine, served.mixed) == expected(served.mixed)
 
 
-@pytest.mark.usefixtures("with_kernels_and_without")
+@pytest.mark.usefixtures("with_kernels")
 def test_answers_of_prompts_in_chunks_equal_those_of_merged_weights(served: Served) -> None:
     engine = served.engine(max_num_batched_tokens=16, largest_item_tokens=64)
     assert answers(engine, served.mixed) == expected(served.mixed)
