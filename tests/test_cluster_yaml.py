@@ -7,6 +7,8 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ FILES = ("cluster.yaml", "clusters/aws.yaml", "clusters/local.yaml")
 CLOUDS = ("cluster.yaml", "clusters/aws.yaml")
 NODES = {"cpu_node", "encode_node", "generate_node"}
 """The custom resources by which stages find their nodes."""
+LEFT_OVER = "of the last time.sock"
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 
 
@@ -39,6 +42,32 @@ def cluster(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(params=CLOUDS)
 def cloud(request: pytest.FixtureRequest) -> dict[str, Any]:
     return read(request.param)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a node's start commands called `ray start`, after a session that left files behind."""
+
+    cluster: dict[str, Any]
+    is_head: bool
+    home: Path
+    folder: str
+    arguments: list[str]
+    environment: dict[str, str]
+    deploys: list[str]
+
+
+@pytest.fixture(scope="module", params=product(FILES, START_COMMANDS), ids="-".join)
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    file, commands = request.param
+    cluster, home = read(file), tmp_path_factory.mktemp("home")
+    (home / ".raylens" / "uploads-0").mkdir(parents=True)
+    (home / ".raylens" / LEFT_OVER).touch()
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("copied by rsync, with its mode")
+    (home / ".ray" / "auth_token").chmod(0o644)
+    started = run_with_fake_ray(cluster[commands], home)
+    return Start(cluster, commands.startswith("head"), home, **started)
 
 
 def test_every_file_is_tested() -> None:
@@ -113,64 +142,38 @@ def test_machines_that_are_there_are_told_apart_by_their_address(tmp_path: Path)
     assert resources("worker_start_ray_commands", f"{workers[0]}0") == {"cpu_node": 100}
 
 
-def test_the_head_brings_the_application_once_ray_runs(cluster: dict[str, Any], tmp_path: Path) -> None:
-    start = run_with_fake_ray(cluster["head_start_ray_commands"], tmp_path)
-    assert start["deploys"] == ["deploy serve.yaml --host 0.0.0.0"]
-    assert "--head" in start["arguments"], "before that, Ray is started"
-    assert run_with_fake_ray(cluster["worker_start_ray_commands"], tmp_path)["deploys"] == []
+def test_the_head_brings_the_application_once_ray_runs(start: Start) -> None:
+    assert ("--head" in start.arguments) == start.is_head
+    assert start.deploys == (["deploy serve.yaml --host 0.0.0.0"] if start.is_head else [])
 
 
-def test_the_autoscaler_is_the_one_that_updates_workers(cluster: dict[str, Any], tmp_path: Path) -> None:
-    start = run_with_fake_ray(cluster["head_start_ray_commands"], tmp_path)
-    assert start["environment"]["RAY_enable_autoscaler_v2"] == "0"
+def test_the_autoscaler_is_the_one_that_updates_workers(start: Start) -> None:
+    assert not start.is_head or start.environment["RAY_enable_autoscaler_v2"] == "0"
 
 
-@pytest.mark.parametrize("commands", START_COMMANDS)
-def test_ray_starts_with_the_same_environment_as_on_one_machine(
-    cluster: dict[str, Any], commands: str, tmp_path: Path
-) -> None:
-    environment = run_with_fake_ray(cluster[commands], tmp_path)["environment"]
-    assert {name: environment.get(name) for name in RAY_ENVIRONMENT} == RAY_ENVIRONMENT
+def test_ray_starts_with_the_same_environment_as_on_one_machine(start: Start) -> None:
+    assert {name: start.environment.get(name) for name in RAY_ENVIRONMENT} == RAY_ENVIRONMENT
 
 
-@pytest.mark.parametrize("commands", START_COMMANDS)
-def test_haproxy_s_files_are_in_a_folder_of_the_user_alone(
-    cluster: dict[str, Any], commands: str, tmp_path: Path
-) -> None:
-    left_over = tmp_path / ".raylens" / "of the last time.sock"
-    left_over.parent.mkdir()
-    left_over.touch()
-    environment = run_with_fake_ray(cluster[commands], tmp_path)["environment"]
-    folder = tmp_path / ".raylens"
+def test_haproxy_s_files_are_in_a_folder_of_the_user_alone(start: Start) -> None:
+    folder = start.home / ".raylens"
     expected = haproxy_environment(folder)
-    assert {name: environment.get(name) for name in expected} == expected
+    assert {name: start.environment.get(name) for name in expected} == expected
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert not left_over.exists()
+    assert not (folder / LEFT_OVER).exists()
 
 
-@pytest.mark.parametrize("commands", START_COMMANDS)
-def test_ray_asks_for_a_token_and_the_head_keeps_what_it_knows(
-    cluster: dict[str, Any], commands: str, tmp_path: Path
-) -> None:
-    uploads = tmp_path / ".raylens" / "uploads-0"
-    uploads.mkdir(parents=True)
-    environment = run_with_fake_ray(cluster[commands], tmp_path)["environment"]
+def test_ray_asks_for_a_token_and_the_head_keeps_what_it_knows(start: Start) -> None:
+    environment, folder = start.environment, start.home / ".raylens"
     assert environment["RAY_AUTH_MODE"] == "token"
-    assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
-    is_head = commands.startswith("head")
-    assert (environment.get("RAY_gcs_storage") == "rocksdb") == is_head
-    assert (environment.get("RAY_gcs_storage_path") == str(tmp_path / ".raylens" / "gcs")) == is_head
-    assert uploads.is_dir(), "what clients sent stays"
+    assert start.cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+    assert (environment.get("RAY_gcs_storage") == "rocksdb") == start.is_head
+    assert (environment.get("RAY_gcs_storage_path") == str(folder / "gcs")) == start.is_head
+    assert (folder / "uploads-0").is_dir(), "what clients sent stays"
 
 
-@pytest.mark.parametrize("commands", START_COMMANDS)
-def test_no_other_user_of_a_node_reads_the_token(cluster: dict[str, Any], commands: str, tmp_path: Path) -> None:
-    token = tmp_path / ".ray" / "auth_token"
-    token.parent.mkdir()
-    token.write_text("copied by rsync, with its mode")
-    token.chmod(0o644)
-    run_with_fake_ray(cluster[commands], tmp_path)
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+def test_no_other_user_of_a_node_reads_the_token(start: Start) -> None:
+    assert stat.S_IMODE((start.home / ".ray" / "auth_token").stat().st_mode) == 0o600
 
 
 def test_every_shell_of_a_node_sends_the_token(cluster: dict[str, Any], tmp_path: Path) -> None:
@@ -184,21 +187,15 @@ def test_every_shell_of_a_node_sends_the_token(cluster: dict[str, Any], tmp_path
     assert lines == ['export PATH="$HOME/venv/bin:$PATH"', "export RAY_AUTH_MODE=token"]
 
 
-@pytest.mark.parametrize("commands", START_COMMANDS)
-def test_ray_starts_in_the_working_copy_with_its_metrics_on_a_fixed_port(
-    cluster: dict[str, Any], commands: str, tmp_path: Path
-) -> None:
-    working_copy = next(iter(cluster["file_mounts"]))
-    start = run_with_fake_ray(cluster[commands], tmp_path)
-    assert start["folder"] == working_copy.replace("~", str(tmp_path))
-    assert "--metrics-export-port=8080" in start["arguments"]
+def test_ray_starts_in_the_working_copy_with_its_metrics_on_a_fixed_port(start: Start) -> None:
+    working_copy = next(iter(start.cluster["file_mounts"]))
+    assert start.folder == working_copy.replace("~", str(start.home))
+    assert "--metrics-export-port=8080" in start.arguments
 
 
-def test_workers_join_the_port_that_the_head_listens_on(cluster: dict[str, Any], tmp_path: Path) -> None:
-    head, worker = (run_with_fake_ray(cluster[commands], tmp_path)["arguments"] for commands in START_COMMANDS)
-    (port,) = re.findall(r"--port=(\d+)", " ".join(head))
-    assert "--head" in head
-    assert f"--address=head.invalid:{port}" in worker
+def test_workers_join_the_port_that_the_head_listens_on(start: Start) -> None:
+    (port,) = re.findall(r"--head --port=(\d+)", "\n".join(start.cluster["head_start_ray_commands"]))
+    assert (f"--port={port}" if start.is_head else f"--address=head.invalid:{port}") in start.arguments
 
 
 def test_every_node_installs_the_versions_that_the_tests_run_with(cluster: dict[str, Any]) -> None:

@@ -50,9 +50,18 @@ def _short_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "END_SECONDS", 0.5)
 
 
-def test_a_part_that_crashes_or_hangs_takes_no_other_along(tmp_path: Path) -> None:
-    file = tmp_path / "day.json"
-    outcomes, document = run([CRASHING, RAISING, HANGING, STUBBORN, LACKING, GOOD], output=file)
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Outcome], Document, Path]:
+    """Outcomes, document and file of parts of all kinds."""
+    file = tmp_path_factory.mktemp("day") / "day.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts_module, "END_SECONDS", 0.5)
+        outcomes, document = run([CRASHING, RAISING, HANGING, STUBBORN, LACKING, GOOD], output=file)
+    return outcomes, document, file
+
+
+def test_a_part_that_crashes_or_hangs_takes_no_other_along(day: tuple[dict[str, Outcome], Document, Path]) -> None:
+    outcomes, document, file = day
     states = {name: (outcome.state, outcome.reason) for name, outcome in outcomes.items()}
     assert states == {
         "crashing": ("failed", "signal SIGABRT"),
@@ -66,9 +75,10 @@ def test_a_part_that_crashes_or_hangs_takes_no_other_along(tmp_path: Path) -> No
     assert document["parts"]["good"]["document"] == {"measured": {"speed": {"share_of_limit": 0.5}}}
 
 
-def test_the_table_has_errors_and_what_was_measured_before_them() -> None:
-    outcomes, _ = run([CRASHING, RAISING, HANGING, GOOD])
-    lines = [" ".join(line.split()) for line in table(outcomes)]
+def test_the_table_has_errors_and_what_was_measured_before_them(
+    day: tuple[dict[str, Outcome], Document, Path],
+) -> None:
+    lines = [" ".join(line.split()) for line in table(day[0])]
     assert "first ms 1" in lines
     assert "| half way" in lines
     assert "| ValueError: no such kernel" in lines

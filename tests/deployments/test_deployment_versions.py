@@ -126,6 +126,7 @@ def test_a_further_model_restarts_no_other_model_s_stage() -> None:
     assert {name for name in two if two[name] != three[name]} == {"Ingress", "Shared-0"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("change", "names"), CHANGES_OF_TWO, ids=[str(change) for change, _ in CHANGES_OF_TWO])
 def test_a_setting_of_a_further_model_restarts_whom_it_concerns(change: dict[str, Any], names: set[str]) -> None:
     before, after = (

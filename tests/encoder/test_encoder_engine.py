@@ -160,6 +160,7 @@ def test_an_item_in_segments_equals_the_whole_models(engine: EncoderEngine, whol
     assert found.untyped_storage().nbytes() == found.nbytes
 
 
+@pytest.mark.long
 def test_all_items_of_every_family_in_the_smallest_segments_equal_the_whole_models(small: Small) -> None:
     engine = EncoderEngine(EncoderConfig(small.checkpoint, max_batch_patches=1, num_threads=1))
     expected: dict[str, torch.Tensor] = {}

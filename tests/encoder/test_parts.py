@@ -48,6 +48,7 @@ def layers(half: nn.Module, kind: type[nn.Module]) -> set[str]:
     return {name for name, module in half.named_modules() if type(module) is kind} - inner
 
 
+@pytest.mark.long
 def test_embeddings_of_packed_layers_are_close(small: Small) -> None:
     packed = PartConfig(linear="packed")
     half = load(small, packed, packed)
@@ -57,6 +58,7 @@ def test_embeddings_of_packed_layers_are_close(small: Small) -> None:
         assert distance(found, expected) < 2e-5
 
 
+@pytest.mark.long
 def test_embeddings_of_8_bit_layers_are_near(small: Small) -> None:
     int8 = PartConfig(linear="int8")
     for found, expected in encoded(small, load(small, int8, int8)):
@@ -67,6 +69,7 @@ def test_embeddings_of_8_bit_layers_are_near(small: Small) -> None:
             assert 1e-3 < distance(found, expected) < 0.1
 
 
+@pytest.mark.long
 def test_embeddings_of_a_bfloat16_tower_are_near_and_have_the_projectors_dtype(small: Small) -> None:
     half = load(small, tower=PartConfig(dtype=torch.bfloat16))
     for (name, value), whole in zip(half.named_parameters(), load(small).parameters(), strict=True):
@@ -82,6 +85,7 @@ def test_embeddings_of_a_bfloat16_tower_are_near_and_have_the_projectors_dtype(s
             assert 1e-3 < distance(found, expected) < 0.1
 
 
+@pytest.mark.long
 def test_embeddings_of_a_bfloat16_projector_are_near_and_bfloat16(small: Small) -> None:
     half = load(small, projector=PartConfig(dtype=torch.bfloat16))
     for found, expected in encoded(small, half):

@@ -51,6 +51,7 @@ def test_all_that_preprocess_makes_for_the_decoder_is_encoded() -> None:
         assert vision.modalities.keys() == processor.modalities.keys(), model_type
 
 
+@pytest.mark.long
 def test_an_item_alone_equals_the_whole_models(small: Small, half: PreTrainedModel) -> None:
     """Also an item that the whole model had among others: in these dtypes and sizes, neighbours change no bit."""
     for prompt in small.prompts:
@@ -59,6 +60,7 @@ def test_an_item_alone_equals_the_whole_models(small: Small, half: PreTrainedMod
         assert [len(one) for one in found] == [info.num_embeds for info, _ in prompt.items]
 
 
+@pytest.mark.long
 def test_the_items_of_a_prompt_equal_the_whole_models(small: Small, half: PreTrainedModel) -> None:
     for prompt in small.prompts:
         assert_equal(encode(small, half, prompt, prompt.tensors), prompt.expected)
@@ -83,6 +85,7 @@ def batches(small: Small) -> dict[Hashable, Batch]:
     return found
 
 
+@pytest.mark.long
 def test_items_of_all_sizes_together_equal_each_alone(small: Small, half: PreTrainedModel) -> None:
     found = batches(small)
     for batch in found.values():
@@ -120,6 +123,7 @@ def segments_of(small: Small, half: PreTrainedModel, prompt: Prompt, num_units: 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_units", [1, 2])
 @torch.inference_mode()
 def test_an_item_in_segments_equals_the_whole_models(small: Small, half: PreTrainedModel, num_units: int) -> None:
@@ -138,6 +142,7 @@ def test_an_item_in_segments_equals_the_whole_models(small: Small, half: PreTrai
         assert divided == {pair for pair in DIVIDED if pair[0] == small.model_type}
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_segments_of_several_items_together_equal_the_whole_models(small: Small, half: PreTrainedModel) -> None:
     for prompt in small.prompts:
@@ -178,6 +183,7 @@ def patch_layer(small: Small, half: PreTrainedModel) -> nn.Conv2d | nn.Conv3d | 
     return next(module for module in tower.modules() if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear))
 
 
+@pytest.mark.long
 def test_the_number_of_patches_is_what_goes_through_the_tower(small: Small, half: PreTrainedModel) -> None:
     layer, counts = patch_layer(small, half), []
     num_channels = layer.weight.shape[0]
@@ -283,6 +289,7 @@ def test_a_blank_tile_takes_no_rows_from_its_neighbours(tmp_path: Path, model_ty
     assert [len(divide(modality, half.config, item, 1)) for item in items] == [1, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model_type", ["aria", "gemma3"])
 @torch.inference_mode()
 def test_tiles_of_a_picture_are_encoded_independently(tmp_path: Path, model_type: str) -> None:

@@ -104,6 +104,7 @@ def hidden_states(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
     return runner.forward(step, runner._attention.prepare(step))[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [IN_EVERY_RUN, pytest.param("llava", marks=pytest.mark.slow)])
 def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) -> None:
     model_type = VARIANTS[name].model_type
@@ -123,6 +124,7 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) 
     assert counters["stats"]["unique_graphs"] == num_compiled
 
 
+@pytest.mark.long
 def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None:
     config = make_config(make_checkpoint("llava", tmp_path), "bfloat16")
     runner = ModelRunner(config)
@@ -154,6 +156,7 @@ def test_ranks_compile_their_parts(tmp_path: Path) -> None:
         pool.shutdown()
 
 
+@pytest.mark.long
 def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = whole_class("llava").from_pretrained(checkpoint := make_checkpoint("llava", tmp_path)).eval()
     requests = small_requests("llava", model)

@@ -48,7 +48,7 @@ def make_engine(checkpoint: str, budget: int = 2048, *, is_ahead: bool = False) 
         ("gemma3", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}),
     ],
 )
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("is_ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "ahead"])
 def test_recorded_answers_equal_generate(
     tmp_path: Path, model_type: str, text_config: dict[str, object], is_ahead: bool
 ) -> None:
@@ -62,7 +62,8 @@ def test_recorded_answers_equal_generate(
     assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.long
+@pytest.mark.parametrize("is_ahead", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "ahead"])
 def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str, is_ahead: bool) -> None:
     """Some steps decode only, some compute a chunk as well, behind what the cache has of its prompt."""
     model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -119,6 +120,7 @@ def decoding(checkpoint: str) -> Decoding:
     return Decoding(engine, recorder, with_graphs(engine._runner, recorder))
 
 
+@pytest.mark.long
 def test_padding_changes_nothing(decoding: Decoding) -> None:
     """Logits and cache are those of the step itself, after a larger one has left its numbers in the inputs."""
     decoding.fill()

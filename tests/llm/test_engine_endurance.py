@@ -92,7 +92,8 @@ class Crowd:
         self.num_aborted += 1
 
 
-@pytest.mark.parametrize("num_requests", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_requests", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
 def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, num_requests: int, is_ahead: bool) -> None:
     """In a process of its own: what other tests have left there would come and go meanwhile."""

@@ -96,6 +96,7 @@ def objects(properties: dict[str, Any], all_required: bool) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
+@pytest.mark.long
 @given(schema=st.recursive(LEAVES, containers, max_leaves=6), seed=st.integers(0, 2**32))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_random_logits_give_valid_json(tokenizer: Any, compiler: GrammarCompiler, schema: Any, seed: int) -> None:

@@ -67,6 +67,7 @@ def test_hostile_grammars_are_refused_by_name_and_the_next_is_not(
     compiler.compile(StructuredOutput(regex="[ab]+"))
 
 
+@pytest.mark.long
 def test_a_regex_of_100_000_letters_is_followed_within_the_bounds_or_refused(compiler: GrammarCompiler) -> None:
     """It takes about as long as a grammar may: how it ends depends on the machine."""
     letters = "".join(random.Random(0).choices(string.ascii_letters, k=100_000))
@@ -82,6 +83,7 @@ def test_a_refusal_is_remembered(compiler: GrammarCompiler, monkeypatch: pytest.
         monkeypatch.setattr(GrammarCheck, "reason_against", None)  # which calling it a second time would show
 
 
+@pytest.mark.long
 def test_while_one_is_checked_the_known_ones_are_at_hand(compiler: GrammarCompiler) -> None:
     known, slow = StructuredOutput(regex="[cd]+"), StructuredOutput(json_schema=multiples_of(1_000_033))
     compiler.compile(known)

@@ -101,7 +101,7 @@ def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     assert answers(engine, small.requests) == expected(small)
 
 
-@pytest.mark.usefixtures("with_kernels_and_without")
+@pytest.mark.usefixtures("with_kernels")
 @pytest.mark.parametrize("budget", [7, 512])
 def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
     """Cuts go up to spans and around them; the longest take a step each, beside those that decode."""
@@ -109,7 +109,7 @@ def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) 
     assert answers(engine, small.requests) == expected(small)
 
 
-@pytest.mark.usefixtures("with_kernels_and_without")
+@pytest.mark.usefixtures("with_kernels")
 def test_preempted_answers_equal_generate(small: Small) -> None:
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
     # Room for the longest alone: the others are thrown out and computed again.
@@ -201,6 +201,7 @@ def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
     return pools.usable()
 
 
+@pytest.mark.long
 def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor) -> None:
     budget = max(7, small.longest_span + 6)
     with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):

@@ -92,6 +92,7 @@ def expected(requests: Sequence[tuple[LoraRequest | None, Request]]) -> list[lis
     return [one.expected for _, one in requests]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("with_kernels_and_without")
 def test_answers_equal_those_of_merged_weights_alone_and_together(served: Served) -> None:
     engine = served.engine(max_num_batched_tokens=2048, prefix_caching=False)
@@ -100,7 +101,7 @@ def test_answers_equal_those_of_merged_weights_alone_and_together(served: Served
     assert answers(engine, served.mixed) == expected(served.mixed)
 
 
-@pytest.mark.usefixtures("with_kernels_and_without")
+@pytest.mark.usefixtures("with_kernels")
 def test_answers_of_prompts_in_chunks_equal_those_of_merged_weights(served: Served) -> None:
     engine = served.engine(max_num_batched_tokens=16, largest_item_tokens=64)
     assert answers(engine, served.mixed) == expected(served.mixed)
@@ -122,6 +123,7 @@ def test_answers_of_steps_launched_ahead_equal_those_of_merged_weights(served: S
         assert answers(engine, served.mixed) == expected(served.mixed)
 
 
+@pytest.mark.long
 def test_no_adapter_takes_up_the_prefixes_of_another(served: Served) -> None:
     engine = served.engine(block_size=4, max_num_batched_tokens=2048)
     for _ in range(2):

@@ -165,6 +165,7 @@ def made_of(arrival: Arrival, name: str) -> Sequence:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=14),

@@ -75,6 +75,7 @@ def distributions() -> list[tuple[SamplingParams, tuple[int, ...], torch.Tensor]
 NUM_DRAWS = 3000
 
 
+@pytest.mark.long
 def test_drawn_tokens_follow_the_exact_distribution_of_each_row() -> None:
     """All settings in one batch; chi-square at 0.1 % a setting, with fixed seeds."""
     expected = distributions()

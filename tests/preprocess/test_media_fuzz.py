@@ -174,6 +174,7 @@ def attack(kind: str, budget: settings) -> None:
     run()
 
 
+@pytest.mark.long
 @OVERS
 def test_damaged_media_are_decoded_or_refused(kind: str, caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
     with caplog.at_level(logging.WARNING):

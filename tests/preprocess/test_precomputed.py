@@ -86,6 +86,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and bool(torch.isfinite(tensor).all())
 
 
+@pytest.mark.long
 def test_malformed_tensors_are_refused_by_name(families: Pair) -> None:
     """Those of the model's own inputs, in the form in which we keep them and in the processor's, and embeddings."""
     image = picture(1)

@@ -276,6 +276,7 @@ async def test_a_dead_engine_ends_every_request_and_fails_its_health() -> None:
         await count_to(engine, loop, "b", 1)
 
 
+@pytest.mark.long
 async def test_a_hanging_step_fails_the_health_and_idling_does_not() -> None:
     engine, loop = make(step_timeout_s=2)
     await asyncio.sleep(3)

@@ -39,6 +39,7 @@ PIECES = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), max_size=3))
 def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[GeneratedText], bool]]]) -> None:
@@ -58,6 +59,7 @@ def test_messages_arrive_as_they_were_sent(messages: list[list[tuple[int, list[G
     asyncio.run(send_and_read())
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(INTEGERS, st.lists(PIECES, max_size=3), st.booleans()), max_size=3), st.data())
 def test_a_mutated_message_is_a_message_or_one_kind_of_error(

@@ -164,6 +164,7 @@ def flood(address: PortAddress, most: int) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.long
 async def test_connections_without_a_proof_are_bounded_and_others_come_through(
     port: PrivatePort, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,6 +181,7 @@ async def test_connections_without_a_proof_are_bounded_and_others_come_through(
     assert len([one for one in caplog.records if "refused" in one.message]) == 1, "a flood of connections, not of lines"
 
 
+@pytest.mark.long
 async def test_a_connection_is_not_pushed_out_once_it_has_proved_itself(port: PrivatePort) -> None:
     reader, writer = await connect(port.address)
     with flood(port.address, 500) as opened:

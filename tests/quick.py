@@ -1,0 +1,44 @@
+"""A pytest plugin, `-p tests.quick`: the tests of a change that start no process and take less than a second or so."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+_STARTS_PROCESSES = re.compile(
+    r"^import (subprocess|multiprocessing)$|"
+    r"\b(app_url|client: OpenAI|ray_port|ray_session|local_ray|page_fixtures|ended_servers|on_both)\b",
+    re.MULTILINE,
+)
+"""In the source of a module of tests."""
+_LONG = {"cluster", "dashboards", "planning"}
+"""Folders whose tests take seconds each: hosts, Prometheus, simulations."""
+_MATRICES = {"cpu_kernels", "encoder", "llm", "modeling", "preprocess"}
+"""Folders whose tests run for many families, dtypes and kernels. Only the first case of each test runs."""
+
+
+def pytest_sessionstart() -> None:
+    sys.addaudithook(_refuse_ray)
+
+
+def _refuse_ray(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen" and "gcs_server" in str(arguments[1]):
+        raise AssertionError("a test of `make quick` starts Ray: mark it with pytest.mark.long")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if collection_path.is_dir():
+        return True if collection_path.name in _LONG else None
+    return True if _STARTS_PROCESSES.search(collection_path.read_text()) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = {_case(item): item for item in reversed(items)}
+    config.hook.pytest_deselected(items=[item for item in items if chosen[_case(item)] is not item])
+    items[:] = [item for item in items if chosen[_case(item)] is item]
+
+
+def _case(item: pytest.Item) -> str:
+    """Equal for those items of which one is enough."""
+    return item.nodeid if _MATRICES.isdisjoint(item.path.parts) else item.nodeid.partition("[")[0]
